@@ -21,6 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from rekindle.app.pipeline import DEPLOYING, PIPELINE, shipped, sources_line
 from rekindle.catalog.tables import Carried, feature_rows
+from rekindle.families import DIVISIBLE
 from rekindle.ir.compile import compile_pipeline
 from rekindle.outputs import ANSWERS
 from rekindle.records import RECORD_KINDS, HistoryRow, Profile, RunRecord, RunSummary, Turn
@@ -65,6 +66,9 @@ model, and on what else is asked for:
 - × refused: it cannot work. `cp` divides sequences of tokens to predict, which other models do not
   have; there are no adapters for convolutional networks; `zero_bubble` computes the backward pass
   in two halves, activation checkpointing in one, and torch refuses it with compiled blocks.
+
+`tp`, `pp` and adapters (`model.lora`) need to know the modules of an architecture; known are
+FAMILIES. Others train with `dp` and `shard`, all their weights.
 
 Three signs in the row of a pipeline are the schedules `1f1b`, `interleaved` and `zero_bubble`;
 rows that would be refused throughout are left out. All columns behind `fp16` are in bf16; in fp32
@@ -172,7 +176,8 @@ def pipelines() -> dict[str, str]:
 
 def layouts() -> str:
     """`docs/layouts.md`: what trains, as far as tests have shown it, and what is refused."""
-    lines = [LAYOUTS.rstrip("\n")]
+    families = ", ".join(f"`{name}`" for name in DIVISIBLE)
+    lines = [LAYOUTS.replace("FAMILIES", families).rstrip("\n")]
     for kind, title in _KINDS.items():
         lines += ["", f"## {title}", "", f"| | {' | '.join(_COLUMNS)} |"]
         lines.append("|---" * (len(_COLUMNS) + 1) + "|")

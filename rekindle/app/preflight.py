@@ -20,7 +20,7 @@ from pathlib import Path
 from rekindle.app.compile import compiled
 from rekindle.app.pipeline import graph_of
 from rekindle.app.plan import on_any_machine
-from rekindle.data.glance import classes, first_rows, golden_rows
+from rekindle.data.glance import classes, first_rows, golden_rows, one_class
 from rekindle.engines import engine_of
 from rekindle.errors import (
     Problem,
@@ -44,6 +44,7 @@ from rekindle.spec.layout_support import KIND_OF, cell_of, refusal, require
 from rekindle.spec.model import BUILTIN_TASKS, Spec
 from rekindle.spec.platforms import PlatformsSpec
 from rekindle.tasks import load_task
+from rekindle.tasks.base import SAME_NUMBER
 from rekindle.train.look import Question, look
 
 log = logging.getLogger(__name__)
@@ -236,11 +237,20 @@ def first_look(spec: Spec, *, far: bool = False) -> list[Problem]:
 
 
 def _classes(spec: Spec) -> Iterator[Problem]:
-    """Classes that have a weight and do not occur in the data."""
+    """Labels of a small local source that are all the same, and classes that have a weight and do
+    not occur in it."""
     data, weights = spec.data, spec.train.class_weights
-    if data is None or data.labels or not isinstance(weights, dict) or spec.pipeline is not None:
+    if data is None or data.labels or spec.pipeline is not None or spec.task not in BUILTIN_TASKS:
         return
-    if spec.task in BUILTIN_TASKS and (labels := classes(data, load_task(spec.task).modality)):
+    task = load_task(spec.task)
+    if task.objective == "tokens":
+        return
+    labels = classes(data, task.modality)
+    if len(labels) == 1 and task.objective == "numbers":
+        yield Problem(SAME_NUMBER, "data.columns.target", "name another column")
+    elif len(labels) == 1:
+        yield from one_class(labels[0])
+    if labels and isinstance(weights, dict):
         for path, what, fix in unknown_classes(spec.train, labels):
             yield Problem(what, ".".join(map(str, path)), fix)
 

@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data.files import Files, SourceFile
 from rekindle.data.roles import Columns, time_column, wanted_columns
-from rekindle.data.validate import Findings
+from rekindle.data.validate import Findings, shorten
 from rekindle.errors import Problem, RekindleError
 from rekindle.spec.model import DataSpec, MustPass
 
@@ -138,7 +138,8 @@ def _batches(source: Any, columns: Columns, findings: Findings) -> Iterator[Any]
 
 
 def classes(data: DataSpec, modality: str) -> list[str]:
-    """The classes of a local source of at most `_MOST_BYTES`, in order, where they are known."""
+    """The classes of a local source of at most `_MOST_BYTES`, in order, where they are known; of a
+    source of numbers, what they are written as."""
     from rekindle.data.columns import as_python, scalar_text
 
     found, findings = set[str | None](), Findings()
@@ -146,11 +147,19 @@ def classes(data: DataSpec, modality: str) -> list[str]:
         source = _source(data, modality)
         if source is None or source.extent()[1] > _MOST_BYTES:
             return []
-        columns: Columns = {data.columns.label: "list" if modality == "words" else "scalar"}
+        name = data.columns.target or data.columns.label
+        columns: Columns = {name: "list" if modality == "words" else "scalar"}
         for raw in source.read(columns, findings):
-            for value in map(as_python, raw.columns[data.columns.label]):
+            for value in map(as_python, raw.columns[name]):
                 for each in value if isinstance(value, list) else [value]:
                     found.add(each.decode() if isinstance(each, bytes) else scalar_text(each))
         if not findings:  # else not all rows were read
             return sorted(filter(None, found))
     return []
+
+
+def one_class(label: str) -> list[Problem]:
+    """What `ingest` says of a source all of whose rows have this label."""
+    findings = Findings()
+    findings.say("one class", label=shorten(label))
+    return findings.problems()

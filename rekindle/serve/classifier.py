@@ -2,7 +2,6 @@
 classes."""
 
 import contextlib
-import functools
 import logging
 import math
 import stat
@@ -15,6 +14,7 @@ import torch
 
 from rekindle.data.manifest import row_tokens
 from rekindle.errors import RequestError
+from rekindle.serve.int8 import in_int8
 from rekindle.serve.work import Answer, Event, Model, RefusedError, Work, failure_of, not_finite
 from rekindle.tasks.base import SCALE
 from rekindle.tasks.pretrained import read_tokenizer
@@ -48,29 +48,40 @@ class Classifier(Model):
     def turn(self, new: list[Work]) -> list[Event]:
         """The answers to all."""
         task, settings, path = self.opened.task, self.opened.settings, self.opened.path
-        failure: RefusedError | None = None
+        error: Exception | None = None
         try:
             rows = task.encode_raw([work.content for work in new], settings, path)
             lengths_B = row_tokens(rows)
             longer = self._longer(new, lengths_B)
-        except Exception as error:  # noqa: BLE001 - these fail, the server goes on
-            failure = failure_of(error)
+        except Exception as raised:  # noqa: BLE001 - these fail, the server goes on
+            error = raised
         if self.watched is not None and changed_since(path, self.watched):
             # what the task has just read may be another model's: nothing is answered any more
             self.broken = True
             log.error("the files in %s changed while they were served", path)
-            failure = RefusedError(500, "the files of the model changed", "changed")
-        if failure is not None:
-            return [(work, failure) for work in new]
+            changed = RefusedError(500, "the files of the model changed", "changed")
+            return [(work, changed) for work in new]
+        if error is not None:
+            return self._alone(new, error)
         events: list[Event] = []
         for batch in _batches(lengths_B):
+            works = [new[i] for i in batch]
             try:
                 table = rows.take(pa.array(batch)) if len(batch) > 1 else rows.slice(batch[0], 1)
-                found = self._predicted(table, [i in longer for i in batch])
-            except Exception as error:  # noqa: BLE001 - these fail, the server goes on
-                found = [failure_of(error)] * len(batch)
-            events += [(new[i], answer) for i, answer in zip(batch, found, strict=True)]
+                answers = self._predicted(table, [i in longer for i in batch])
+            except Exception as raised:  # noqa: BLE001 - these fail, the server goes on
+                events += self._alone(works, raised)
+            else:
+                events += zip(works, answers, strict=True)
         return events
+
+    def _alone(self, works: list[Work], error: Exception) -> list[Event]:
+        """The answers to works that failed together, each tried alone, so that one client's
+        instance does not fail those of others. `turned` goes on where memory was short."""
+        failure = failure_of(error)
+        if len(works) == 1 or failure.reason == "out_of_memory":
+            return [(work, failure) for work in works]
+        return [event for work in works for event in self.turn([work])]
 
     def _predicted(self, table: pa.Table, cut: list[bool]) -> list[Answer]:
         task, labels = self.opened.task, self.opened.labels
@@ -117,50 +128,6 @@ class Classifier(Model):
         return {**found, "truncated": True} if min(places) < 0 else found
 
 
-FULL, HALF = 127, 63  # the largest weight of 8 bits, and of 7
-
-
-@functools.cache
-def largest_weight() -> int:
-    """The largest weight that is multiplied without an error here. x86 without VNNI adds each two
-    products of inputs and weights in 16 bits and cuts off what is too large: 2 x 255 x 127 is,
-    2 x 255 x 63 is not (oneDNN, "Nuances of int8 computations"). This processor is asked."""
-    width = 64
-    weight = torch.full((1, width), FULL, dtype=torch.int8)
-    packed = torch.ops.onednn.qlinear_prepack(weight, None)
-    inputs = torch.full((1, width), 255, dtype=torch.uint8)
-    scale, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)
-    found = torch.ops.onednn.qlinear_pointwise(
-        inputs, 1.0, 0, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
-    )
-    return FULL if float(found) == 255 * FULL * width else HALF
-
-
-class Int8Linear(torch.nn.Module):
-    """A linear layer in 8 bits, by oneDNN: weights are scaled a row each, and so is what it is
-    given, that no answer depends on what shares its batch. Weights have 7 bits where a processor
-    needs that. Shapes: I inputs, O outputs."""
-
-    def __init__(self, linear: torch.nn.Linear) -> None:
-        super().__init__()
-        weight_OI, self.bias = linear.weight.detach(), linear.bias
-        self.scales_O = weight_OI.abs().amax(1).clamp(min=1e-12) / largest_weight()
-        self.zeros_O = torch.zeros(len(weight_OI), dtype=torch.int32)
-        weight_OI = (weight_OI / self.scales_O[:, None]).round().to(torch.int8)
-        self.packed = torch.ops.onednn.qlinear_prepack(weight_OI, None)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """[..., O] of [..., I]."""
-        scale = inputs.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
-        whole = (inputs / scale).round_().add_(128).to(torch.uint8)
-        found: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            whole, 1.0, 128, self.packed, self.scales_O, self.zeros_O, None, 1.0, 0,
-            torch.float32, "none", [], "",
-        )  # fmt: skip
-        found *= scale
-        return found if self.bias is None else found + self.bias
-
-
 def network_in(
     opened: ModelFolder, device: torch.device, precision: str
 ) -> tuple[torch.nn.Module, torch.device]:
@@ -172,7 +139,7 @@ def network_in(
     network = opened.network()
     _bring_into_memory(network)
     if precision == "int8":
-        return _in_int8(network), torch.device("cpu")
+        return in_int8(network), torch.device("cpu")
     network = network.to(device)
     return network.bfloat16() if precision == "bf16" else network, device
 
@@ -217,14 +184,6 @@ def states_in(folder: Path) -> dict[str, State]:
                 state = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
                 states[str(file)] = state
     return states
-
-
-def _in_int8(network: torch.nn.Module) -> torch.nn.Module:
-    if type(network) is torch.nn.Linear:
-        return Int8Linear(network)
-    for name, part in network.named_children():
-        setattr(network, name, _in_int8(part))
-    return network
 
 
 def _batches(lengths_B: np.ndarray) -> Iterator[list[int]]:

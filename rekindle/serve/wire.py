@@ -208,11 +208,18 @@ def _options(given: Options | None, inputs: Inputs) -> Options:
 def read(kind: type[_Read], body: bytes) -> _Read:
     """The body of a request; RefusedError 400 with its first fault."""
     try:
-        return kind.model_validate_json(body)
+        request = kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the body"
         raise RefusedError(400, f"{place}: {first['msg']}") from None
+    if b"NaN" in body or b"Infinity" in body:  # pydantic takes them as numbers, where texts may
+        json.loads(body, parse_constant=_refuse_constant)  # hold the words
+    return request
+
+
+def _refuse_constant(name: str) -> None:
+    raise RefusedError(400, f"the body: {name} is not a value of JSON")
 
 
 async def read_body(request: Request) -> bytes:

@@ -51,6 +51,7 @@ REFUSED = "refused"
 Settings = Mapping[str, Any]
 SCALE = ("target_mean", "target_std")
 """Of the settings of a regression: what its network's numbers are counted from, and in."""
+SAME_NUMBER = "all training examples have the same number"
 Labels = tuple[str, ...]
 
 

@@ -25,7 +25,7 @@ from rekindle.errors import DataError, RequestError, UnsupportedError
 from rekindle.records import Objective
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import SCALE, Labels, Modality, Settings, flattened
+from rekindle.tasks.base import SAME_NUMBER, SCALE, Labels, Modality, Settings, flattened
 from rekindle.tasks.pretrained import TOKENIZER, read_tokenizer
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class TextRegression(TextClassification):
         values_N = np.concatenate([np.asarray(batch.column("label")) for batch in train()])
         known = dict(zip(SCALE, (float(values_N.mean()), float(values_N.std())), strict=True))
         if not 1e-12 * abs(known["target_mean"]) < known["target_std"] < math.inf:
-            what = "all training examples have the same number, or numbers beyond all bounds"
+            what = f"{SAME_NUMBER}, or numbers beyond all bounds"
             raise DataError(what, where="data.columns.target", fix="name another column")
         return {**settings, **known}
 

@@ -46,6 +46,8 @@ def look(question: Question) -> list[Problem]:
         _look(question)
     except RekindleError as error:
         return list(error.problems)
+    except MemoryError:  # says nothing of the model
+        raise
     except Exception as error:  # noqa: BLE001 - whatever a model's own code raises
         what = f"the network cannot be built: {type(error).__name__}: {first_line(error)}"
         fix = "correct model.source, or the config.json of its folder"

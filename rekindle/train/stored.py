@@ -74,6 +74,10 @@ def headers_of(folder: Path) -> dict[str, StoredTensor]:
         raise DataError(message, where="model.source", fix=fix)
     stored: dict[str, StoredTensor] = {}
     for path in paths:
+        if not path.exists():  # as where a cache of downloads was cleared
+            message = f"{path.name} is a link to {path.readlink()}, which does not exist"
+            fix = "fetch the checkpoint again"
+            raise DataError(message, where=str(folder), fix=fix)
         for name, tensor in _read_header(path).items():
             if name in stored:
                 message = f"`{name}` is in {stored[name].file} and in {path.name}"
@@ -180,6 +184,7 @@ def match(
     read = [source for name, source in renamings.items() if state[name].is_floating_point()]
     read += [source for group in groups for source, _ in group.sources]
     _refuse_quantised(network, {name: stored[name].dtype for name in read}, unused, folder)
+    _refuse_more_layers(network, read, unused, folder)
     shapes = {name: stored[source].shape for name, source in renamings.items()}
     joined: dict[str, Group] = {}
     for group in groups:
@@ -343,6 +348,30 @@ def _refuse_quantised(
         "name the checkpoint that they were made of; model.lora.base: 4bit quantises while training"
     )
     raise DataError(message, where="model.source", fix=fix)
+
+
+def _refuse_more_layers(
+    network: Any, read: Sequence[str], unused: Sequence[str], folder: Path
+) -> None:
+    """Raise DataError where the file holds layers, or experts, beyond those of config.json: names
+    without use that differ from names that are read by their number alone. What transformers leaves
+    out on purpose, such as layers that predict several tokens, may be there."""
+    ignored = network._keys_to_ignore_on_load_unexpected or ()
+    known = {_unnumbered(name) for name in read}
+    further = [
+        name
+        for name in unused
+        if _unnumbered(name) in known and not any(re.search(pattern, name) for pattern in ignored)
+    ]
+    if further:
+        message = f"{folder} holds {counted(further)}, beyond the layers that config.json describes"
+        fix = "correct config.json (num_hidden_layers?): the model would lose what is in them"
+        raise DataError(message, where="model.source", fix=fix)
+
+
+def _unnumbered(name: str) -> str:
+    """The name of a tensor without the numbers of its layer and expert."""
+    return re.sub(r"\.\d+(?=\.)", ".N", name)
 
 
 def _missing(

@@ -163,6 +163,20 @@ def test_a_weight_of_a_class_that_the_data_lack_is_told_with_the_classes(say, tm
     assert "no class" not in say(source, "train.class_weights={a: 2, b: 3}", verb="doctor")[1]
 
 
+@pytest.mark.parametrize("verb", ["run", "doctor"])
+def test_labels_that_are_all_the_same_are_told_before_a_run_begins(say, tmp_path, verb):
+    rows = [{"body": f"text {i}", "team": "a", "product": "x", "price": 5} for i in range(20)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, text = say("t.jsonl", verb=verb)
+    assert code == 2
+    assert "every row has the label `a`" in text
+    prices = ("task=text_regression", "data.columns={text: body, target: price}")
+    code, text = say("t.jsonl", *prices, verb=verb)
+    assert code == 2
+    assert "all training examples have the same number" in text
+    assert say("t.jsonl", "data.labels=[a, b]", verb="doctor")[0] == 0, "the run will tell"
+
+
 def test_classes_of_data_that_is_long_damaged_or_elsewhere_are_left_to_the_run(
     say, tmp_path, monkeypatch
 ):

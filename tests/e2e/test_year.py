@@ -177,7 +177,8 @@ def test_a_year_is_decided_rightly_or_a_person_is_asked(cli, told):
         assert len(said) == told_before, "of a suggestion that stands it is told once"
 
         # the labels are corrected, and the column has another name: no client is refused
-        clients.since()
+        answers = clients.since()
+        assert {status for _, status in answers} == {200}
         desk.week(8)
         desk.rename("message")
         refused = cli("run", "tickets.yaml", code=2, env=desk.hook).stderr

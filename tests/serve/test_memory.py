@@ -248,6 +248,21 @@ def test_of_100_000_requests_to_a_server_whose_folder_goes_none_is_lost_or_answe
     assert asked.seen == {"same": 100_000}, asked.others[:3]
 
 
+LIMITED = models.OWN_TASK.replace(
+    "        if len(numbers) > 4:",
+    "        if (numbers == 9).any():\n            raise IndexError(9)\n        if len(numbers) > 4:",
+)
+
+
+def test_an_instance_that_fails_the_model_fails_no_other(tmp_path):
+    """Neither where it is encoded nor where the network reads it."""
+    model, _, _ = loaded(models.own(tmp_path, LIMITED))
+    for wrong in ("no number", "9"):
+        first, failed, last = model.answers(["1", wrong, "-2"], Options())
+        assert (first["label"], last["label"]) == ("high", "low")
+        assert (failed.status, failed.reason) == (500, "internal")
+
+
 ENDS = models.OWN_TASK.replace(
     "        if len(numbers) > 4:",
     "        if (numbers == 99).any():\n            raise SystemExit(3)\n        if len(numbers) > 4:",

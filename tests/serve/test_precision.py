@@ -14,7 +14,7 @@ import torch
 from rekindle.data.examples import ExamplesWriter, schema_of
 from rekindle.errors import RequestError
 from rekindle.records import Evidence
-from rekindle.serve.classifier import FULL, Int8Linear, largest_weight
+from rekindle.serve.int8 import FULL, Int8Linear, largest_weight
 from rekindle.serve.load import loaded
 from rekindle.serve.precision import lowered
 from rekindle.serve.work import Options

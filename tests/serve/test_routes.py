@@ -65,6 +65,7 @@ def test_columns_that_the_model_does_not_read_are_left_alone(server):
         (b"{}", 400, "instances: Field required"),
         (b'{"instances": []}', 400, "instances: List should have at least 1 item"),
         (b'{"instances": [{"text": "a", "id": 1}]}', 400, "instance 0: there is no column `body`; it has `text`, `id`"),
+        (b'{"instances": [{"body": "a", "age": NaN}]}', 400, "the body: NaN is not a value of JSON"),
         (b'{"instances": [{"body": "a"}, {"body": 3}]}', 400, "instance 1, `body`: a text that is not empty is needed"),
         (b'{"instances": [{"body": " "}]}', 400, "instance 0, `body`: a text that is not empty is needed"),
         (b'{"instances": [{"body": "a"}], "temprature": 1}', 400, "temprature: Extra inputs are not permitted"),
@@ -72,7 +73,7 @@ def test_columns_that_the_model_does_not_read_are_left_alone(server):
         (b'{"instances": [' + b",".join([b'{"body": "a"}'] * 257) + b"]}", 400, "instances: List should have at most 256 items"),
         (b'{"instances": [{"body": "' + b"a" * (10 << 20) + b'"}]}', 413, "the body is larger than 4 MiB"),
     ],
-    ids=["half", "not-utf8", "list", "nothing", "empty", "column", "type", "blank", "unknown", "no-lm", "many", "10MB"],
+    ids=["half", "not-utf8", "list", "nothing", "empty", "column", "nan", "type", "blank", "unknown", "no-lm", "many", "10MB"],
 )  # fmt: skip
 def test_a_bad_request_is_told_what_is_wrong_and_the_server_goes_on(server, body, status, said):
     before = server.figure("rekindle_refused_total")

@@ -84,7 +84,11 @@ WRONG = {
         "the network cannot be built: ",
     ),
     "a list": (lambda folder: (folder / "config.json").write_text("[1]"), "is not a JSON object"),
-    "a link to nothing": (break_link, "model.safetensors"),
+    "a link to nothing": (break_link, "model.safetensors is a link to blobs/none, which does not"),
+    "more layers": (
+        lambda folder: rewrite_config(folder, num_hidden_layers=1),
+        "beyond the layers that config.json describes",
+    ),
     "few positions": (
         lambda folder: rewrite_config(folder, max_position_embeddings=8),
         "the model has 8 positions",
