@@ -32,9 +32,12 @@ def main() -> None:
         place = Rendezvous(ranks_per_node=RANKS)
         try:
             torchrun(
-                script, train, status=Path(folder), rendezvous=place,
+                script,
+                train,
+                status=Path(folder),
+                rendezvous=place,
                 environment={"PYTHONPATH": path.rstrip(os.pathsep)},
-            )  # fmt: skip
+            )
         except RekindleError as error:
             sys.stderr.write(f"{error}\n")
             sys.exit(error.exit_code)

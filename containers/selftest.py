@@ -116,9 +116,10 @@ def check_python() -> Check:
     called = shutil.which("python3")
     if called is None or Path(called).resolve() != Path(sys.executable).resolve():
         return Check(
-            "python", f"{version}, but python3 is {called or 'not on PATH'}",
+            "python",
+            f"{version}, but python3 is {called or 'not on PATH'}",
             f"put {Path(sys.executable).parent} first on PATH: platforms call python3",
-        )  # fmt: skip
+        )
     return Check("python", version)
 
 
@@ -248,9 +249,14 @@ def _failure(command: list[str], environment: Mapping[str, str]) -> str:
     """The last line of a command that failed; "" of one that did not."""
     try:
         done = subprocess.run(
-            command, env={**os.environ, **environment}, timeout=_ANSWER_SECONDS,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-        )  # fmt: skip
+            command,
+            env={**os.environ, **environment},
+            timeout=_ANSWER_SECONDS,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode == 0:

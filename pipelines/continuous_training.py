@@ -19,38 +19,67 @@ def retrained(
 ):
     """The steps up to the gate; returns those that register and judge."""
     keys = fingerprint_step(
-        name=name, task=task, data=data, model=model, train=train, register=register,
+        name=name,
+        task=task,
+        data=data,
+        model=model,
+        train=train,
+        register=register,
         artifact_root=artifact_root,
-    )  # fmt: skip
+    )
     keys.set_caching_options(False)  # the world outside may have changed
     ingested = ingest_step(
-        task=task, data=data, window=keys.outputs["window"], data_key=keys.outputs["data_key"],
+        task=task,
+        data=data,
+        window=keys.outputs["window"],
+        data_key=keys.outputs["data_key"],
         artifact_root=artifact_root,
-    )  # fmt: skip
+    )
     examples = ingested.outputs["examples"]
     sharded = shard_step(
-        task=task, data=data, model=model, tokenizing=keys.outputs["tokenizing"],
-        artifact_root=artifact_root, examples=examples,
-    )  # fmt: skip
+        task=task,
+        data=data,
+        model=model,
+        tokenizing=keys.outputs["tokenizing"],
+        artifact_root=artifact_root,
+        examples=examples,
+    )
     trained = finetune_step(
-        name=name, task=task, model=model, train=train, register=keys.outputs["registry"],
-        run_key=keys.outputs["run_key"], init_from=keys.outputs["init_from"],
-        init_digest=keys.outputs["init_digest"], artifact_root=artifact_root,
+        name=name,
+        task=task,
+        model=model,
+        train=train,
+        register=keys.outputs["registry"],
+        run_key=keys.outputs["run_key"],
+        init_from=keys.outputs["init_from"],
+        init_digest=keys.outputs["init_digest"],
+        artifact_root=artifact_root,
         shards=sharded.outputs["shards"],
-    )  # fmt: skip
+    )
     scored = score_step(
-        name=name, task=task, train=train, register=keys.outputs["registry"],
-        champion=keys.outputs["champion"], champion_digest=keys.outputs["champion_digest"],
-        artifact_root=artifact_root, network=trained.outputs["network"], examples=examples,
+        name=name,
+        task=task,
+        train=train,
+        register=keys.outputs["registry"],
+        champion=keys.outputs["champion"],
+        champion_digest=keys.outputs["champion_digest"],
+        artifact_root=artifact_root,
+        network=trained.outputs["network"],
+        examples=examples,
         must_pass=must_pass,
-    )  # fmt: skip
+    )
     judged = evaluate_step(data=data, evaluate=evaluate, scores=scored.outputs["scores"])
     registered = register_step(
-        name=name, task=task, register=register, code_commit=code_commit,
-        artifact_root=artifact_root, fingerprint=keys.outputs["record"],
-        network=trained.outputs["network"], training=trained.outputs["training"],
+        name=name,
+        task=task,
+        register=register,
+        code_commit=code_commit,
+        artifact_root=artifact_root,
+        fingerprint=keys.outputs["record"],
+        network=trained.outputs["network"],
+        training=trained.outputs["training"],
         evidence=judged.outputs["evidence"],
-    )  # fmt: skip
+    )
     registered.set_caching_options(False)  # idempotent by its own keys; the registry is the truth
     return registered, judged
 
@@ -58,9 +87,13 @@ def retrained(
 def promoted(name, register, artifact_root, publish, registered, judged):
     """The step behind the gate."""
     promoted = promote_step(
-        name=name, register=register, artifact_root=artifact_root, publish=publish,
-        registered=registered.outputs["registration"], evidence=judged.outputs["evidence"],
-    )  # fmt: skip
+        name=name,
+        register=register,
+        artifact_root=artifact_root,
+        publish=publish,
+        registered=registered.outputs["registration"],
+        evidence=judged.outputs["evidence"],
+    )
     promoted.set_caching_options(False)
     return promoted
 

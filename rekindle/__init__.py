@@ -38,13 +38,31 @@ if TYPE_CHECKING:
     from rekindle.tasks.base import Task
 
 _MODULES = {
-    "Forecast": "app.forecast", "RekindleError": "errors", "Spec": "spec.model",
-    "distribute": "ir.distribution", "Task": "tasks.base",
-}  # fmt: skip
+    "Forecast": "app.forecast",
+    "RekindleError": "errors",
+    "Spec": "spec.model",
+    "distribute": "ir.distribution",
+    "Task": "tasks.base",
+}
 __all__ = [
-    "Comparison", "Forecast", "RekindleError", "Run", "Spec", "Task", "__version__", "champion",
-    "compare", "deploy", "distribute", "load", "planned", "rollback", "run", "runs", "submit",
-]  # fmt: skip
+    "Comparison",
+    "Forecast",
+    "RekindleError",
+    "Run",
+    "Spec",
+    "Task",
+    "__version__",
+    "champion",
+    "compare",
+    "deploy",
+    "distribute",
+    "load",
+    "planned",
+    "rollback",
+    "run",
+    "runs",
+    "submit",
+]
 
 
 def __dir__() -> list[str]:

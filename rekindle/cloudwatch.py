@@ -61,5 +61,9 @@ def _figures(data: MetricsData) -> Iterator[dict[str, Any]]:
             if math.isfinite(value):
                 about = (pair for pair in (point.attributes or {}).items())
                 dimensions = [{"Name": k, "Value": str(v)} for k, v in about if k not in _LEFT_OUT]
-                yield {"MetricName": metric.name, "Dimensions": dimensions, "Value": value,
-                       "Timestamp": point.time_unix_nano / 1e9}  # fmt: skip
+                yield {
+                    "MetricName": metric.name,
+                    "Dimensions": dimensions,
+                    "Value": value,
+                    "Timestamp": point.time_unix_nano / 1e9,
+                }

@@ -31,9 +31,13 @@ class HttpError(Exception):
     service's own name of the error, `retry_after_seconds` the pause that it asks for."""
 
     def __init__(
-        self, message: str, status: int = 0, code: str = "", retry_after_seconds: float = 0.0,
+        self,
+        message: str,
+        status: int = 0,
+        code: str = "",
+        retry_after_seconds: float = 0.0,
         headers: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(f"HTTP {status}: {message}".rstrip(": ") if status else message)
         self.status, self.code, self.headers = status, code, dict(headers or {})
         self.retry_after_seconds = retry_after_seconds
@@ -54,11 +58,17 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def request(
-    url: str, headers: Mapping[str, str] | None = None, *, body: Any = None,
-    form: Mapping[str, str] | None = None, method: str | None = None,
-    timeout_seconds: float = TIMEOUT_SECONDS, tls: ssl.SSLContext | None = None,
-    proxy: bool = True, parse: bool = True,
-) -> dict[str, Any]:  # fmt: skip
+    url: str,
+    headers: Mapping[str, str] | None = None,
+    *,
+    body: Any = None,
+    form: Mapping[str, str] | None = None,
+    method: str | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    tls: ssl.SSLContext | None = None,
+    proxy: bool = True,
+    parse: bool = True,
+) -> dict[str, Any]:
     """The JSON object of a response; of a HEAD its headers, in lower case.
 
     `body` is sent as JSON, `form` as a form, through the proxy of the environment if `proxy`.
@@ -128,10 +138,13 @@ def growing(first: float, longest: float, seconds: float) -> Iterator[float]:
 
 
 def retried(
-    call: Callable[[], T], pauses: Iterable[float], *, stop: threading.Event | None = None,
+    call: Callable[[], T],
+    pauses: Iterable[float],
+    *,
+    stop: threading.Event | None = None,
     transient: Callable[[HttpError], bool] = lambda error: error.transient,
     notice: Callable[[HttpError, float], object] = lambda error, pause: None,
-) -> T:  # fmt: skip
+) -> T:
     """What `call` returns, which is repeated after each of `pauses` while its error is `transient`.
 
     `stop` ends a pause and all repetition, by Stopped; `notice` gets each error and the pause after
@@ -155,9 +168,15 @@ def _explained(error: urllib.error.HTTPError) -> HttpError:
     """With the code and the first line of the message that the body has."""
     code, message = "", str(error.reason)
     with contextlib.suppress(
-        OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        RecursionError,
         http.client.HTTPException,
-    ):  # fmt: skip
+    ):
         told = json.loads(error.read(MOST_BYTES))
         found = told["errors"][0] if "errors" in told else told.get("error", told)
         if isinstance(found, str):  # KFP's, and OAuth's

@@ -150,9 +150,13 @@ def labels(data: DataSpec, modality: str, source: str, ids: Collection[str]) -> 
 
 
 def judge(
-    evidence: Evidence, rows: pa.Table, labels: Mapping[str, Label], min_rows: int, level: float,
+    evidence: Evidence,
+    rows: pa.Table,
+    labels: Mapping[str, Label],
+    min_rows: int,
+    level: float,
     earlier: pa.Table | None = None,
-) -> tuple[Signal, ...]:  # fmt: skip
+) -> tuple[Signal, ...]:
     """Each signal of which both sides have `min_rows`; all together raise a false alarm with
     probability `level`. `labels` by the `id` of rows; `earlier` rows of the same log, of the window
     before, are what latency is compared with."""
@@ -218,9 +222,14 @@ def _inputs(evidence: Evidence, rows: pa.Table, least: int, level: float) -> Ite
             effect, p_value = ks_2samp(before_M, now_N, method="asymp")
         deviation = float(before_M.std()) * math.sqrt(1 / len(before_M) + 1 / len(now_N))
         yield Signal(
-            name=name, before=means[0], now=means[1], effect=float(effect), rows=len(now_N),
-            p_value=_finite(p_value), detectable=_z(level) * deviation,
-        )  # fmt: skip
+            name=name,
+            before=means[0],
+            now=means[1],
+            effect=float(effect),
+            rows=len(now_N),
+            p_value=_finite(p_value),
+            detectable=_z(level) * deviation,
+        )
 
 
 def _latency(earlier: pa.Table, rows: pa.Table, least: int) -> Iterator[Signal]:
@@ -233,9 +242,13 @@ def _latency(earlier: pa.Table, rows: pa.Table, least: int) -> Iterator[Signal]:
     if min(len(before_M), len(now_N)) >= least:
         before, now = float(np.median(before_M)), float(np.median(now_N))
         yield Signal(
-            name="latency", before=before, now=now, effect=now - before, rows=len(now_N),
+            name="latency",
+            before=before,
+            now=now,
+            effect=now - before,
+            rows=len(now_N),
             p_value=_finite(_greater(now_N, before_M)),
-        )  # fmt: skip
+        )
 
 
 def _greater(now_N: np.ndarray, before_M: np.ndarray) -> float:
@@ -263,10 +276,13 @@ def _predictions(evidence: Evidence, rows: pa.Table, least: int) -> Iterator[Sig
     joined_2C = _joined(table_2C)
     chance = chi2_contingency(joined_2C)[1] if joined_2C.shape[1] > 1 else 1.0
     yield Signal(
-        name="prediction", before=float(shares_2C[0, top]), now=float(shares_2C[1, top]),
-        effect=float(np.abs(shares_2C[0] - shares_2C[1]).sum() / 2), rows=len(answered),
+        name="prediction",
+        before=float(shares_2C[0, top]),
+        now=float(shares_2C[1, top]),
+        effect=float(np.abs(shares_2C[0] - shares_2C[1]).sum() / 2),
+        rows=len(answered),
         p_value=_finite(chance),
-    )  # fmt: skip
+    )
 
 
 def _joined(table_2C: np.ndarray) -> np.ndarray:
@@ -322,9 +338,14 @@ def _fall(
     deviation = math.sqrt(variance * (1 / count + 1 / rows_now))
     chance = NormalDist().cdf((now - before) / deviation) if deviation else float(now >= before)
     yield Signal(
-        name=name, before=before, now=now, effect=before - now, rows=rows_now,
-        p_value=chance, detectable=_z(level) * deviation,
-    )  # fmt: skip
+        name=name,
+        before=before,
+        now=now,
+        effect=before - now,
+        rows=rows_now,
+        p_value=chance,
+        detectable=_z(level) * deviation,
+    )
 
 
 def _numbers(rows: pa.Table, column: str) -> np.ndarray:

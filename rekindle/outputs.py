@@ -451,11 +451,25 @@ class Predicted(VersionedRecord):
 
 
 ANSWERS: Mapping[str, type[VersionedRecord]] = {
-    "card": Card, "collected": Collected, "compared": Compared, "compiled": Compiled,
-    "alarms": Alarms, "costs": Costs, "difference": Difference, "errors": Errors, "grid": Grid,
+    "card": Card,
+    "collected": Collected,
+    "compared": Compared,
+    "compiled": Compiled,
+    "alarms": Alarms,
+    "costs": Costs,
+    "difference": Difference,
+    "errors": Errors,
+    "grid": Grid,
     "image-built": ImageBuilt,
-    "images-pushed": ImagesPushed, "laid-out": LaidOut, "log": LogText, "calibration": Calibration,
-    "planned": Planned, "predicted": Predicted, "readiness": Readiness,
-    "runs": Runs, "schedule-deleted": ScheduleDeleted, "schedules": Schedules,
+    "images-pushed": ImagesPushed,
+    "laid-out": LaidOut,
+    "log": LogText,
+    "calibration": Calibration,
+    "planned": Planned,
+    "predicted": Predicted,
+    "readiness": Readiness,
+    "runs": Runs,
+    "schedule-deleted": ScheduleDeleted,
+    "schedules": Schedules,
     "submitted": Submitted,
-}  # fmt: skip
+}

@@ -37,9 +37,17 @@ LOWER_IS_BETTER = frozenset(
 )
 Decision = Literal["promoted", "pending", "approval_needed", "refused", "rolled_back"]
 RolloutState = Literal[
-    "shadow", "create", "smoke", "canary", "live", "settled", "roll_back", "rolled_back", "delete",
+    "shadow",
+    "create",
+    "smoke",
+    "canary",
+    "live",
+    "settled",
+    "roll_back",
+    "rolled_back",
+    "delete",
     "deleted",
-]  # fmt: skip
+]
 ChangeKind = Literal["gate", "reason", "rollback"]
 
 

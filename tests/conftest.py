@@ -56,8 +56,15 @@ def _turn(nodeid):
 
 # whatever trains here is forked from one process, in which these were imported; environments may differ in what none of them reads
 TRAINING = (
-    "tests/e2e/", "tests/train/", "tests/docs/", "tests/launch/", "tests/engines/", "tests/evaluate/", "tests/cli/", "tests/platforms/local/",
-)  # fmt: skip
+    "tests/e2e/",
+    "tests/train/",
+    "tests/docs/",
+    "tests/launch/",
+    "tests/engines/",
+    "tests/evaluate/",
+    "tests/cli/",
+    "tests/platforms/local/",
+)
 PRELOADED = (
     "torch.distributed.run",
     "rekindle.train.worker",

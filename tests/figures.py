@@ -49,7 +49,6 @@ def figures(root: Path) -> dict[str, int]:
         "entries of ignore_imports": len(
             re.findall(r'^\s+"[\w.*]+ -> [\w.*]+",?$', settings, re.M)
         ),
-        "`# fmt: skip`": sum(text.count("# fmt: skip") for text in texts.values()),
     }
 
 

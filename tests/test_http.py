@@ -76,8 +76,11 @@ def test_an_object_comes_back_and_json_and_forms_are_sent(service: Service) -> N
     assert request(f"{service.url}/x", method="DELETE", body={}) == {"value": [4]}
     methods = [(method, body) for method, _, _, body in service.asked]
     assert methods == [
-        ("GET", b""), ("POST", b'{"k": null}'), ("POST", b"k=v+w"), ("DELETE", b"{}"),
-    ]  # fmt: skip
+        ("GET", b""),
+        ("POST", b'{"k": null}'),
+        ("POST", b"k=v+w"),
+        ("DELETE", b"{}"),
+    ]
     assert service.asked[0][2]["Authorization"] == "Bearer t"
 
 
@@ -91,15 +94,18 @@ def test_of_a_head_the_headers_come_back(service: Service) -> None:
     [
         (
             {"error": {"code": 429, "status": "RESOURCE_EXHAUSTED", "message": "no\nmore"}},
-            "RESOURCE_EXHAUSTED", "no",
+            "RESOURCE_EXHAUSTED",
+            "no",
         ),
         (
             {"error": {"message": "m", "details": [{"@type": "t"}, {"reason": "API_DISABLED"}]}},
-            "API_DISABLED", "m",
+            "API_DISABLED",
+            "m",
         ),
         (
             {"kind": "Status", "reason": "Forbidden", "message": "m", "details": {"name": "n"}},
-            "Forbidden", "m",
+            "Forbidden",
+            "m",
         ),
         ({"errors": [{"code": "DENIED", "message": "m"}]}, "DENIED", "m"),
         ({"error": "invalid_grant", "message": "m"}, "invalid_grant", "m"),
@@ -108,8 +114,18 @@ def test_of_a_head_the_headers_come_back(service: Service) -> None:
         ([1], "", "Too Many Requests"),
         (b"[" * 200_000, "", "Too Many Requests"),
     ],
-    ids=["google", "google's details", "kubernetes", "registry", "oauth", "kfp", "html", "list", "deep"],
-)  # fmt: skip
+    ids=[
+        "google",
+        "google's details",
+        "kubernetes",
+        "registry",
+        "oauth",
+        "kfp",
+        "html",
+        "list",
+        "deep",
+    ],
+)
 def test_an_error_has_the_code_and_the_first_line_of_its_message(
     body: Any, code: str, message: str, service: Service
 ) -> None:
@@ -150,9 +166,10 @@ def test_a_call_is_repeated_while_it_may_succeed(service: Service) -> None:
     service.says(200, {"done": True})
     notices: list[str] = []
     found = retried(
-        lambda: request(f"{service.url}/x"), (0.0,) * 3,
+        lambda: request(f"{service.url}/x"),
+        (0.0,) * 3,
         notice=lambda error, pause: notices.append(f"{error.status} {pause}"),
-    )  # fmt: skip
+    )
     assert found == {"done": True}
     assert notices == ["503 0.0", "0 0.0", "429 0.0"]
 

@@ -27,11 +27,16 @@ def nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        SECRET, quote(SECRET, safe=""), json.dumps({"a": SECRET}), KEY.splitlines()[1], KEY,
-        base64.b64encode(SECRET.encode()).decode(), f"https://me:{quote(SECRET, safe='')}@host/a",
+        SECRET,
+        quote(SECRET, safe=""),
+        json.dumps({"a": SECRET}),
+        KEY.splitlines()[1],
+        KEY,
+        base64.b64encode(SECRET.encode()).decode(),
+        f"https://me:{quote(SECRET, safe='')}@host/a",
     ],
     ids=["as it is", "in a URL", "in JSON", "a line of a key", "a key", "in base64", "in a login"],
-)  # fmt: skip
+)
 def test_a_secret_of_the_environment_is_masked_in_every_form(text: str) -> None:
     shown = masked(f"<{text}>", HERE)
     assert "***" in shown
@@ -41,12 +46,15 @@ def test_a_secret_of_the_environment_is_masked_in_every_form(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "hf_" + "a" * 34, "ya29.a0AfH6SMBx", "Authorization: Bearer abcdefghijkl",
+        "hf_" + "a" * 34,
+        "ya29.a0AfH6SMBx",
+        "Authorization: Bearer abcdefghijkl",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
-        "https://a.blob.core.windows.net/c?sv=1&sig=abc%2Fdef%3D&se=2", "https://me:secret@host/",
+        "https://a.blob.core.windows.net/c?sv=1&sig=abc%2Fdef%3D&se=2",
+        "https://me:secret@host/",
         "https://s3/b?X-Amz-Signature=0123456789abcdef",
     ],
-)  # fmt: skip
+)
 def test_what_looks_like_a_token_is_masked_wherever_it_comes_from(text: str) -> None:
     assert "***" in masked(text, {})
 
@@ -54,12 +62,17 @@ def test_what_looks_like_a_token_is_masked_wherever_it_comes_from(text: str) -> 
 @pytest.mark.parametrize(
     "text",
     [
-        "there is no bucket of production in /usr/bin", "abfs://lake@acc.dfs.core.windows.net/r",
-        "https://mlflow.example.com:5000/a?page=2", "sha256:" + "0" * 64, "env:HF_TOKEN",
-        "arn:aws:secretsmanager:eu-central-1:123456789012:secret:hub", "steps@p.iam.gserviceaccount.com",
-        "W. Europe Standard Time", "0 3 * * 1",
+        "there is no bucket of production in /usr/bin",
+        "abfs://lake@acc.dfs.core.windows.net/r",
+        "https://mlflow.example.com:5000/a?page=2",
+        "sha256:" + "0" * 64,
+        "env:HF_TOKEN",
+        "arn:aws:secretsmanager:eu-central-1:123456789012:secret:hub",
+        "steps@p.iam.gserviceaccount.com",
+        "W. Europe Standard Time",
+        "0 3 * * 1",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_secret_stays(text: str) -> None:
     assert masked(text, HERE) == text
 
@@ -67,12 +80,21 @@ def test_what_is_no_secret_stays(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "is_secret"),
     [
-        ("HF_TOKEN", True), ("aws_secret_access_key", True), ("MLFLOW_TRACKING_PASSWORD", True),
-        ("AZURE_STORAGE_SAS_TOKEN", True), ("OPENAI_API_KEY", True), ("GITHUB_PAT", True),
-        ("AWS_ACCESS_KEY_ID", False), ("AWS_WEB_IDENTITY_TOKEN_FILE", False), ("SECRET_NAME", False),
-        ("TOKENIZERS_PARALLELISM", False), ("PATTERN", False), ("MONKEY", False), ("SASHA", False),
+        ("HF_TOKEN", True),
+        ("aws_secret_access_key", True),
+        ("MLFLOW_TRACKING_PASSWORD", True),
+        ("AZURE_STORAGE_SAS_TOKEN", True),
+        ("OPENAI_API_KEY", True),
+        ("GITHUB_PAT", True),
+        ("AWS_ACCESS_KEY_ID", False),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", False),
+        ("SECRET_NAME", False),
+        ("TOKENIZERS_PARALLELISM", False),
+        ("PATTERN", False),
+        ("MONKEY", False),
+        ("SASHA", False),
     ],
-)  # fmt: skip
+)
 def test_a_variable_is_known_by_its_name(name: str, is_secret: bool) -> None:
     assert (masked("<a-planted-value>", {name: "a-planted-value"}) == "<***>") == is_secret
 

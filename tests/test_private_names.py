@@ -18,9 +18,13 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 STANDARD = {
-    "_exit", "_make", "_replace", "_run_exitfuncs", "_shutdown",  # of Python: documented, or as old as it
+    "_exit",
+    "_make",
+    "_replace",
+    "_run_exitfuncs",
+    "_shutdown",  # of Python: documented, or as old as it
     "_strip_protocol",  # fsspec documents it for those who write filesystems
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,45 +37,115 @@ class Borrowed:
 
 
 BORROWED = {
-    "TorchDispatchMode": Borrowed("torch", "torch.utils._python_dispatch", "weights filled by name"),
-    "_from_config": Borrowed("transformers", "transformers.modeling_utils:PreTrainedModel", "the architecture that a checkpoint says it is"),
-    "_keys_to_ignore_on_load_missing": Borrowed("transformers", "transformers.modeling_utils:PreTrainedModel", "weights that are computed"),
-    "_split_inputs": Borrowed("torch", "torch.distributed.pipelining.schedules:_PipelineSchedule", "pipelines"),
-    "_functional_collectives": Borrowed("torch", "torch.distributed", "collectives while compiling and tracing"),
-    "_StorageInfo": Borrowed("torch", "torch.distributed.checkpoint.filesystem", "checkpoints read without unpickling"),
-    "_ReaderView": Borrowed("torch", "torch.distributed.checkpoint.utils", "checkpoints read without a copy"),
-    "_MEM_FORMAT_ENCODING": Borrowed("torch", "torch.distributed.checkpoint.metadata", "checkpoints read without unpickling"),
-    "_StridedShard": Borrowed("torch", "torch.distributed.tensor.placement_types", "weights divided by shard and tp together"),
-    "_flatten": Borrowed("torch", "torch.distributed.device_mesh:DeviceMesh", "meshes of shard and cp together"),
-    "_lazy_init": Borrowed("torch", "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState", "FSDP settled before the first step"),
-    "_local_tensor": Borrowed("torch", "torch.distributed.tensor:DTensor", "shards read without a copy"),
+    "TorchDispatchMode": Borrowed(
+        "torch", "torch.utils._python_dispatch", "weights filled by name"
+    ),
+    "_from_config": Borrowed(
+        "transformers",
+        "transformers.modeling_utils:PreTrainedModel",
+        "the architecture that a checkpoint says it is",
+    ),
+    "_keys_to_ignore_on_load_missing": Borrowed(
+        "transformers", "transformers.modeling_utils:PreTrainedModel", "weights that are computed"
+    ),
+    "_split_inputs": Borrowed(
+        "torch", "torch.distributed.pipelining.schedules:_PipelineSchedule", "pipelines"
+    ),
+    "_functional_collectives": Borrowed(
+        "torch", "torch.distributed", "collectives while compiling and tracing"
+    ),
+    "_StorageInfo": Borrowed(
+        "torch", "torch.distributed.checkpoint.filesystem", "checkpoints read without unpickling"
+    ),
+    "_ReaderView": Borrowed(
+        "torch", "torch.distributed.checkpoint.utils", "checkpoints read without a copy"
+    ),
+    "_MEM_FORMAT_ENCODING": Borrowed(
+        "torch", "torch.distributed.checkpoint.metadata", "checkpoints read without unpickling"
+    ),
+    "_StridedShard": Borrowed(
+        "torch",
+        "torch.distributed.tensor.placement_types",
+        "weights divided by shard and tp together",
+    ),
+    "_flatten": Borrowed(
+        "torch", "torch.distributed.device_mesh:DeviceMesh", "meshes of shard and cp together"
+    ),
+    "_lazy_init": Borrowed(
+        "torch",
+        "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState",
+        "FSDP settled before the first step",
+    ),
+    "_local_tensor": Borrowed(
+        "torch", "torch.distributed.tensor:DTensor", "shards read without a copy"
+    ),
     "_parameters": Borrowed("torch", "torch.nn:Module", "weights replaced in place"),
     "_buffers": Borrowed("torch", "torch.nn:Module", "weights replaced in place"),
     "_is_view": Borrowed("torch", "torch:Tensor", "what a pipeline's stage sends"),
     "_foreach_norm": Borrowed("torch", "torch", "the norm of gradients"),
     "_dynamo": Borrowed("torch", "torch", "compilation"),
-    "_set_deterministic_fill_uninitialized_memory": Borrowed("torch", "torch._C", "train.deterministic"),
+    "_set_deterministic_fill_uninitialized_memory": Borrowed(
+        "torch", "torch._C", "train.deterministic"
+    ),
     "_C": Borrowed("torch", "torch", "train.deterministic"),
     "_c10d_functional": Borrowed("torch", "torch.ops", "collectives while compiling and tracing"),
     "_cdata": Borrowed("torch", "torch:UntypedStorage", "which tensors share memory"),
     "_schema": Borrowed("torch", "torch._ops:OpOverload", "weights filled by name"),
-    "_unpickler": Borrowed("torch", "torch.distributed.distributed_c10d", "nothing that a peer sends is unpickled"),
-    "_popen": Borrowed("torch", "torch.distributed.elastic.multiprocessing.subprocess_handler:SubprocessHandler", "ranks are forked, not started"),
-    "_attn_implementation": Borrowed("transformers", "transformers:PretrainedConfig", "attention of our own"),
-    "get_datastore_info": Borrowed("azure-ai-ml", "azure.ai.ml._artifacts._artifact_utilities", "files of a run on Azure ML"),
-    "get_job_output_uris_from_dataplane": Borrowed("azure-ai-ml", "azure.ai.ml.operations._job_ops_helper", "outputs of a run on Azure ML"),
-    "_runs_operations": Borrowed("azure-ai-ml", "azure.ai.ml.operations:JobOperations", "logs of a run on Azure ML"),
-    "_dataset_dataplane_operations": Borrowed("azure-ai-ml", "azure.ai.ml.operations:JobOperations", "outputs of a run on Azure ML"),
-    "_model_dataplane_operations": Borrowed("azure-ai-ml", "azure.ai.ml.operations:JobOperations", "outputs of a run on Azure ML"),
-    "_is_enabled": Borrowed("azure-ai-ml", "azure.ai.ml.entities:Schedule", "schedules on Azure ML"),
+    "_unpickler": Borrowed(
+        "torch", "torch.distributed.distributed_c10d", "nothing that a peer sends is unpickled"
+    ),
+    "_popen": Borrowed(
+        "torch",
+        "torch.distributed.elastic.multiprocessing.subprocess_handler:SubprocessHandler",
+        "ranks are forked, not started",
+    ),
+    "_attn_implementation": Borrowed(
+        "transformers", "transformers:PretrainedConfig", "attention of our own"
+    ),
+    "get_datastore_info": Borrowed(
+        "azure-ai-ml", "azure.ai.ml._artifacts._artifact_utilities", "files of a run on Azure ML"
+    ),
+    "get_job_output_uris_from_dataplane": Borrowed(
+        "azure-ai-ml", "azure.ai.ml.operations._job_ops_helper", "outputs of a run on Azure ML"
+    ),
+    "_runs_operations": Borrowed(
+        "azure-ai-ml", "azure.ai.ml.operations:JobOperations", "logs of a run on Azure ML"
+    ),
+    "_dataset_dataplane_operations": Borrowed(
+        "azure-ai-ml", "azure.ai.ml.operations:JobOperations", "outputs of a run on Azure ML"
+    ),
+    "_model_dataplane_operations": Borrowed(
+        "azure-ai-ml", "azure.ai.ml.operations:JobOperations", "outputs of a run on Azure ML"
+    ),
+    "_is_enabled": Borrowed(
+        "azure-ai-ml", "azure.ai.ml.entities:Schedule", "schedules on Azure ML"
+    ),
     "_run_api": Borrowed("kfp", "kfp:Client", "runs on Kubeflow"),
     "_recurring_run_api": Borrowed("kfp", "kfp:Client", "schedules on Kubeflow"),
-    "_get_fp32_opt_state_partition": Borrowed("deepspeed", "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3", "saves of ZeRO-3"),
-    "_get_param_partition_rank": Borrowed("deepspeed", "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3", "saves of ZeRO-3"),
-    "_reassign_or_swap_out_partitioned_parameters": Borrowed("deepspeed", "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3", "a resumed ZeRO-3"),
-    "_lazy_init_hp_params_optimizer_state": Borrowed("deepspeed", "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer", "saves of ZeRO-1 and 2"),
-    "_hp_mapping": Borrowed("deepspeed", "deepspeed.utils.mixed_precision_linkage", "saves of ZeRO-1 and 2"),
-}  # fmt: skip
+    "_get_fp32_opt_state_partition": Borrowed(
+        "deepspeed",
+        "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3",
+        "saves of ZeRO-3",
+    ),
+    "_get_param_partition_rank": Borrowed(
+        "deepspeed",
+        "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3",
+        "saves of ZeRO-3",
+    ),
+    "_reassign_or_swap_out_partitioned_parameters": Borrowed(
+        "deepspeed",
+        "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3",
+        "a resumed ZeRO-3",
+    ),
+    "_lazy_init_hp_params_optimizer_state": Borrowed(
+        "deepspeed",
+        "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer",
+        "saves of ZeRO-1 and 2",
+    ),
+    "_hp_mapping": Borrowed(
+        "deepspeed", "deepspeed.utils.mixed_precision_linkage", "saves of ZeRO-1 and 2"
+    ),
+}
 
 
 @functools.cache

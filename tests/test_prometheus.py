@@ -17,8 +17,11 @@ from tests.serve.servers import running
 FILES = Path(__file__).parents[1] / "rekindle" / "platforms" / "kubeflow" / "manifests"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not shutil.which("prometheus"), reason="prometheus is not installed: apt-get install prometheus"),
-]  # fmt: skip
+    pytest.mark.skipif(
+        not shutil.which("prometheus"),
+        reason="prometheus is not installed: apt-get install prometheus",
+    ),
+]
 
 ALL = "0 1 2 3 4 5 6 7 8 9 10 11"
 # of each alert: what it looks at, and the minute by which it has to be there, None for never
@@ -29,20 +32,52 @@ CASES = [
     ("RekindleTrainingStalled", {'rekindle_train_step{config="a"}': "0+5x90"}, None),
     ("RekindleTrainingStalled", {'rekindle_train_step{config="a"}': "0+5x20 stale"}, None),
     ("RekindleDrift", {'rekindle_monitor_alarm{config="a"}': "0 1"}, 1),
-    ("RekindleServerErrors", {'rekindle_request_seconds_count{instance="s",status="200"}': "0+60x90",
-                              'rekindle_request_seconds_count{instance="s",status="500"}': "0+1x90"}, 30),
-    ("RekindleServerErrors", {'rekindle_request_seconds_count{instance="s",status="200"}': "0+600x90",
-                              'rekindle_request_seconds_count{instance="s",status="422"}': "0+60x90"}, None),
-    ("RekindleServerSlow", {'rekindle_request_seconds_bucket{instance="s",le="1.0"}': "0+90x90",
-                            'rekindle_request_seconds_bucket{instance="s",le="+Inf"}': "0+100x90"}, None),
-    ("RekindleServerSlow", {'rekindle_request_seconds_bucket{instance="s",le="1.0"}': "0+90x90",
-                            'rekindle_request_seconds_bucket{instance="s",le="5.0"}': "0+100x90",
-                            'rekindle_request_seconds_bucket{instance="s",le="+Inf"}': "0+100x90"}, 30),
-    ("RekindleQueueFull", {'rekindle_refused_total{instance="s",reason="queue_full"}': "0+1x90"}, 30),
-    ("RekindleQueueFull", {'rekindle_refused_total{instance="s",reason="bad_request"}': "0+1x90"}, None),
+    (
+        "RekindleServerErrors",
+        {
+            'rekindle_request_seconds_count{instance="s",status="200"}': "0+60x90",
+            'rekindle_request_seconds_count{instance="s",status="500"}': "0+1x90",
+        },
+        30,
+    ),
+    (
+        "RekindleServerErrors",
+        {
+            'rekindle_request_seconds_count{instance="s",status="200"}': "0+600x90",
+            'rekindle_request_seconds_count{instance="s",status="422"}': "0+60x90",
+        },
+        None,
+    ),
+    (
+        "RekindleServerSlow",
+        {
+            'rekindle_request_seconds_bucket{instance="s",le="1.0"}': "0+90x90",
+            'rekindle_request_seconds_bucket{instance="s",le="+Inf"}': "0+100x90",
+        },
+        None,
+    ),
+    (
+        "RekindleServerSlow",
+        {
+            'rekindle_request_seconds_bucket{instance="s",le="1.0"}': "0+90x90",
+            'rekindle_request_seconds_bucket{instance="s",le="5.0"}': "0+100x90",
+            'rekindle_request_seconds_bucket{instance="s",le="+Inf"}': "0+100x90",
+        },
+        30,
+    ),
+    (
+        "RekindleQueueFull",
+        {'rekindle_refused_total{instance="s",reason="queue_full"}': "0+1x90"},
+        30,
+    ),
+    (
+        "RekindleQueueFull",
+        {'rekindle_refused_total{instance="s",reason="bad_request"}': "0+1x90"},
+        None,
+    ),
     ("RekindlePredictionsUnlogged", {'rekindle_unlogged{instance="s"}': "0+0x20 5+0x20"}, 30),
     ("RekindlePredictionsUnlogged", {'rekindle_unlogged{instance="s"}': "5+0x60"}, None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("alert", "series", "minute"), CASES)
@@ -55,13 +90,20 @@ def test_an_alert_is_raised_when_it_has_to_be(tmp_path, alert, series, minute):
         test = {
             "interval": "1m",
             "input_series": [{"series": name, "values": values} for name, values in series.items()],
-            "promql_expr_test": [{
-                "expr": query, "eval_time": f"{at}m",
-                "exp_samples": [{"labels": "{}", "value": float(minute is not None)}],
-            }],
-        }  # fmt: skip
+            "promql_expr_test": [
+                {
+                    "expr": query,
+                    "eval_time": f"{at}m",
+                    "exp_samples": [{"labels": "{}", "value": float(minute is not None)}],
+                }
+            ],
+        }
         file = tmp_path / "test.yaml"
-        file.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))  # fmt: skip
+        file.write_text(
+            yaml.safe_dump(
+                {"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}
+            )
+        )
         done = subprocess.run(
             ["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False
         )
@@ -73,13 +115,21 @@ def test_what_a_server_says_is_scraped_and_drawn(tmp_path):
     with running(models.made(tmp_path / "m", "text")) as server:
         place = server.url.removeprefix("http://")
         config = {
-            "global": {"scrape_interval": "200ms", "evaluation_interval": "200ms", "scrape_timeout": "200ms"},
+            "global": {
+                "scrape_interval": "200ms",
+                "evaluation_interval": "200ms",
+                "scrape_timeout": "200ms",
+            },
             "rule_files": [str(FILES / "alerts.yaml")],
             "scrape_configs": [{"job_name": "rekindle", "static_configs": [{"targets": [place]}]}],
-        }  # fmt: skip
+        }
         (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config))
-        words = ["prometheus", f"--config.file={tmp_path}/prometheus.yaml", f"--storage.tsdb.path={tmp_path}/data",
-                 f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
+        words = [
+            "prometheus",
+            f"--config.file={tmp_path}/prometheus.yaml",
+            f"--storage.tsdb.path={tmp_path}/data",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ]
         with (tmp_path / "log.txt").open("w") as log:
             process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
         try:

@@ -40,10 +40,14 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
         (float("nan"), "NaN", "NaN"),
         (float("-inf"), "-Inf", "-Inf"),
         ([1e-07, 1e21, 1e-05, None], "[1e-7,1e+21,0.00001,null]", "[1e-7,1e+21,0.00001,null]"),
-        ({"b": 1, "a": "<&>"}, r'{"a":"\u003c\u0026\u003e","b":1}', r'{"a":"\u003c\u0026\u003e","b":1}'),
+        (
+            {"b": 1, "a": "<&>"},
+            r'{"a":"\u003c\u0026\u003e","b":1}',
+            r'{"a":"\u003c\u0026\u003e","b":1}',
+        ),
         ("as it is: é \n", "as it is: é \n", "as it is: é \n"),
     ],
-)  # fmt: skip
+)
 def test_texts_of_values_are_those_of_kfp(value: Any, text: str, argument: str) -> None:
     assert (text_of(value), argument_of(value)) == (text, argument)
 

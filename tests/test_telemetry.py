@@ -128,11 +128,15 @@ def test_a_run_without_its_collector_ends_as_any_other(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ("none", ""), (" none ", ""),
+        ("none", ""),
+        (" none ", ""),
         ("datadog", "no package brings the exporter datadog: pip install 'rekindle[otlp]'"),
-        ("azure_monitor_opentelemetry_exporter", "the exporter azure_monitor_opentelemetry_exporter does not start: "),
+        (
+            "azure_monitor_opentelemetry_exporter",
+            "the exporter azure_monitor_opentelemetry_exporter does not start: ",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_exported_is_said_and_nothing_else(
     asked, said, receiver, monkeypatch, caplog
 ):
@@ -175,9 +179,12 @@ def test_an_interval_that_is_none_is_said_and_nothing_else(receiver, monkeypatch
 def test_cloudwatch_gets_a_metric_a_config_and_none_a_run_key(aws, monkeypatch, caplog):
     boto3 = pytest.importorskip("boto3", reason="boto3 is a developer's dependency")
     for name, value in {
-        "AWS_ENDPOINT_URL": aws, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
-        "AWS_DEFAULT_REGION": "eu-central-1", "OTEL_METRICS_EXPORTER": "cloudwatch",
-    }.items():  # fmt: skip
+        "AWS_ENDPOINT_URL": aws,
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_DEFAULT_REGION": "eu-central-1",
+        "OTEL_METRICS_EXPORTER": "cloudwatch",
+    }.items():
         monkeypatch.setenv(name, value)
     sent = Telemetry(config="reviews", run_key="0123")
     sent.set(
@@ -192,10 +199,14 @@ def test_cloudwatch_gets_a_metric_a_config_and_none_a_run_key(aws, monkeypatch, 
     assert found["rekindle.train.loss"] == [{"Name": "config", "Value": "reviews"}]
     now = datetime.datetime.now(datetime.UTC)
     (point,) = api.get_metric_statistics(
-        Namespace="rekindle", MetricName="rekindle.train.loss", Statistics=["Maximum"], Period=3600,
-        Dimensions=found["rekindle.train.loss"], StartTime=now - datetime.timedelta(hours=2),
+        Namespace="rekindle",
+        MetricName="rekindle.train.loss",
+        Statistics=["Maximum"],
+        Period=3600,
+        Dimensions=found["rekindle.train.loss"],
+        StartTime=now - datetime.timedelta(hours=2),
         EndTime=now + datetime.timedelta(hours=1),
-    )["Datapoints"]  # fmt: skip
+    )["Datapoints"]
     assert point["Maximum"] == 0.5
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     lost = Telemetry(config="reviews")
@@ -222,7 +233,7 @@ def test_azure_monitor_receives_the_metric_that_its_alarm_asks_for(tmp_path):
             "APPLICATIONINSIGHTS_CONNECTION_STRING": f"InstrumentationKey={key};IngestionEndpoint=https://{host}/",
             "APPLICATIONINSIGHTS_STATSBEAT_DISABLED_ALL": "true",
             "OTEL_METRICS_EXPORTER": "azure_monitor_opentelemetry_exporter",
-        }  # fmt: skip
+        }
         # a process of its own: the exporter leaves threads behind
         words = [sys.executable, "-c", SEND]
         subprocess.run(words, env=os.environ | hosts.environment | own, check=True, timeout=60)
@@ -233,8 +244,9 @@ def test_azure_monitor_receives_the_metric_that_its_alarm_asks_for(tmp_path):
     told = [one for one in told if "config" in one["properties"]]  # not what it counts of itself
     found = {metric["name"]: metric for one in told for metric in one["metrics"]}
     assert {name: metric["value"] for name, metric in found.items()} == {
-        "rekindle.monitor.alarm": 1.0, "rekindle.train.loss": 0.5,
-    }  # fmt: skip
+        "rekindle.monitor.alarm": 1.0,
+        "rekindle.train.loss": 0.5,
+    }
     assert all("ns" not in metric for metric in found.values())
     properties = {"config": "reviews", "platform": "local", "run_key": "0123"}
     assert [one["properties"] for one in told] == [properties] * 2

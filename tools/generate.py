@@ -118,13 +118,17 @@ the pipeline.
 
 """
 _KINDS: dict[layout_support.Kind, str] = {
-    "image": "Images", "text": "Texts with a class", "tags": "Words with a tag each",
+    "image": "Images",
+    "text": "Texts with a class",
+    "tags": "Words with a tag each",
     "tokens": "Language models",
-}  # fmt: skip
+}
 _SIGNS = {"proven": "●", "composed": "○", "refused": "–"}
 _HALF = {"precision": "bf16"}
 _COLUMNS: dict[str, Mapping[str, Any]] = {
-    "fp32": {}, "bf16": _HALF, "fp16": {"precision": "fp16"},
+    "fp32": {},
+    "bf16": _HALF,
+    "fp16": {"precision": "fp16"},
     "selective": {**_HALF, "checkpointing": "selective"},
     "full": {**_HALF, "checkpointing": "full"},
     "compiled": {**_HALF, "compile": True},
@@ -133,7 +137,7 @@ _COLUMNS: dict[str, Mapping[str, Any]] = {
     "LoRA": {**_HALF, "lora": True},
     "LoRA, full": {**_HALF, "lora": True, "checkpointing": "full"},
     "LoRA, compiled": {**_HALF, "lora": True, "compile": True},
-}  # fmt: skip
+}
 
 
 def generated(configs: Path) -> dict[str, str]:
@@ -141,8 +145,10 @@ def generated(configs: Path) -> dict[str, str]:
     scenarios."""
     schema = Spec.model_json_schema(by_alias=True)
     schema["properties"]["extends"] = {
-        "type": "string", "description": "Another config to start from.", "title": "Extends",
-    }  # fmt: skip
+        "type": "string",
+        "description": "Another config to start from.",
+        "title": "Extends",
+    }
     schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["extends"]}]
     records: dict[str, type[BaseModel]] = {
         "run": RunRecord,

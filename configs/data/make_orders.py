@@ -74,12 +74,16 @@ def main() -> None:
         words, tags = order(pick)
         rows.setdefault(tuple(words), tags)
     lines = [
-        json.dumps({
-            "id": f"o{number:04}", "tokens": words, "tags": tags,
-            "channel": pick.choice(["mail", "chat", "phone"]),
-        })
+        json.dumps(
+            {
+                "id": f"o{number:04}",
+                "tokens": words,
+                "tags": tags,
+                "channel": pick.choice(["mail", "chat", "phone"]),
+            }
+        )
         for number, (words, tags) in enumerate(rows.items(), 1)
-    ]  # fmt: skip
+    ]
     Path(__file__).with_name("orders.jsonl").write_text("\n".join(lines) + "\n")
 
 

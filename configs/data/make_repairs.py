@@ -12,9 +12,19 @@ from pathlib import Path
 
 SEED, REPAIRS = 11, 900
 PARTS = {
-    "chain": 12, "brakes": 18, "rear wheel": 25, "front wheel": 15, "gears": 22, "saddle": 4,
-    "lamp": 9, "dynamo": 30, "pedals": 5, "tyre": 14, "lock": 7, "fork": 40,
-}  # fmt: skip
+    "chain": 12,
+    "brakes": 18,
+    "rear wheel": 25,
+    "front wheel": 15,
+    "gears": 22,
+    "saddle": 4,
+    "lamp": 9,
+    "dynamo": 30,
+    "pedals": 5,
+    "tyre": 14,
+    "lock": 7,
+    "fork": 40,
+}
 TASKS = {"check": 0.5, "replace": 1.3, "fix": 1.0, "clean": 0.7}
 BIKES = {"bike": 1.0, "cargo bike": 2.0, "e-bike": 1.4, "tandem": 1.6}
 OPENINGS = ("please", "could you", "you promised to", "next week,", "if you can,")
@@ -34,9 +44,11 @@ def main() -> None:
                 continue
             seen.add(text)
             row = {
-                "id": f"w{len(seen):04}", "text": text, "shop": drawn.choice(("north", "south")),
+                "id": f"w{len(seen):04}",
+                "text": text,
+                "shop": drawn.choice(("north", "south")),
                 "minutes": round(max(1.0, minutes + drawn.gauss(0, 3)), 1),
-            }  # fmt: skip
+            }
             file.write(json.dumps(row) + "\n")
 
 

@@ -16,21 +16,30 @@ CHANNELS = ("mail", "chat", "phone")
 # a sentence of any team names a {thing}; every fourth ticket ends with one that tells nothing
 TEAMS = {
     "billing": [
-        "I was charged twice for the {thing}", "please send the invoice of the {thing}",
-        "the refund for the {thing} has not arrived", "my card was declined for the {thing}",
-        "the discount is missing on the bill of the {thing}", "can I pay the {thing} later?",
+        "I was charged twice for the {thing}",
+        "please send the invoice of the {thing}",
+        "the refund for the {thing} has not arrived",
+        "my card was declined for the {thing}",
+        "the discount is missing on the bill of the {thing}",
+        "can I pay the {thing} later?",
     ],
     "delivery": [
-        "where is my {thing}?", "the parcel with the {thing} came open",
-        "please send the {thing} to my new address", "the {thing} was left at the wrong door",
-        "the courier lost the {thing}", "tracking says that the {thing} is still in the depot",
+        "where is my {thing}?",
+        "the parcel with the {thing} came open",
+        "please send the {thing} to my new address",
+        "the {thing} was left at the wrong door",
+        "the courier lost the {thing}",
+        "tracking says that the {thing} is still in the depot",
     ],
     "repair": [
-        "the {thing} broke after a week", "the {thing} makes a strange noise",
-        "how do I mount the {thing}?", "a screw of the {thing} is missing",
-        "the {thing} does not fit", "is there a spare part for the {thing}?",
+        "the {thing} broke after a week",
+        "the {thing} makes a strange noise",
+        "how do I mount the {thing}?",
+        "a screw of the {thing} is missing",
+        "the {thing} does not fit",
+        "is there a spare part for the {thing}?",
     ],
-}  # fmt: skip
+}
 THINGS = ("saddle", "lamp", "helmet", "lock", "pump", "bell", "basket", "child seat", "chain")
 ENDS = ("thank you", "this is the second time I write", "I need it before Friday", "please hurry")
 
@@ -46,10 +55,15 @@ def tickets() -> list[dict[str, str]]:
         if chance.random() < WRONG:
             team = chance.choice(list(TEAMS))
         month, day = 1 + number * 9 // TICKETS, 1 + number % 28
-        rows.append({
-            "id": f"t{number + 1:04}", "day": f"2026-{month:02}-{day:02}", "text": text,
-            "team": team, "channel": chance.choice(CHANNELS),
-        })  # fmt: skip
+        rows.append(
+            {
+                "id": f"t{number + 1:04}",
+                "day": f"2026-{month:02}-{day:02}",
+                "text": text,
+                "team": team,
+                "channel": chance.choice(CHANNELS),
+            }
+        )
     return rows
 
 

@@ -48,14 +48,19 @@ def met():
     dist.destroy_process_group()
     ((port, done),) = told
     os.environ |= {
-        "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size),
-        "HOROVOD_LOCAL_RANK": os.environ["LOCAL_RANK"], "HOROVOD_LOCAL_SIZE": str(local),
-        "HOROVOD_CROSS_RANK": str(rank // local), "HOROVOD_CROSS_SIZE": str(size // local),
-        "HOROVOD_HOSTNAME": f"node-{rank // local}", "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": os.environ["LOCAL_RANK"],
+        "HOROVOD_LOCAL_SIZE": str(local),
+        "HOROVOD_CROSS_RANK": str(rank // local),
+        "HOROVOD_CROSS_SIZE": str(size // local),
+        "HOROVOD_HOSTNAME": f"node-{rank // local}",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": os.environ["MASTER_ADDR"],
         "HOROVOD_GLOO_IFACE": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-    }  # fmt: skip
+    }
     return done
 
 

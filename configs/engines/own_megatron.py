@@ -40,21 +40,37 @@ def on_cpu():
 def megatron(config):
     """The model of a Llama's configuration, this rank's part of it, with all fusions off."""
     settings = TransformerConfig(
-        num_layers=config.num_hidden_layers, hidden_size=config.hidden_size,
-        ffn_hidden_size=config.intermediate_size, num_attention_heads=config.num_attention_heads,
-        num_query_groups=config.num_key_value_heads, layernorm_epsilon=config.rms_norm_eps,
-        normalization="RMSNorm", gated_linear_unit=True, activation_func=F.silu,
-        add_bias_linear=False, hidden_dropout=0.0, attention_dropout=0.0,
-        tensor_model_parallel_size=WORLD, use_cpu_initialization=True, bias_activation_fusion=False,
-        bias_dropout_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False,
-        gradient_accumulation_fusion=False, persist_layer_norm=False,
-    )  # fmt: skip
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        ffn_hidden_size=config.intermediate_size,
+        num_attention_heads=config.num_attention_heads,
+        num_query_groups=config.num_key_value_heads,
+        layernorm_epsilon=config.rms_norm_eps,
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=WORLD,
+        use_cpu_initialization=True,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+    )
     return GPTModel(
-        settings, get_gpt_layer_local_spec(normalization="RMSNorm"), vocab_size=config.vocab_size,
-        max_sequence_length=config.max_position_embeddings, position_embedding_type="rope",
-        rotary_base=config.rope_parameters["rope_theta"], share_embeddings_and_output_weights=False,
+        settings,
+        get_gpt_layer_local_spec(normalization="RMSNorm"),
+        vocab_size=config.vocab_size,
+        max_sequence_length=config.max_position_embeddings,
+        position_embedding_type="rope",
+        rotary_base=config.rope_parameters["rope_theta"],
+        share_embeddings_and_output_weights=False,
         parallel_output=True,
-    )  # fmt: skip
+    )
 
 
 def names(layers):

@@ -44,34 +44,56 @@ def command(job, config, shards, prefix, saved):
     steps = train["steps"] or int(train["epochs"] * rows // batch)
     words = {
         # the network
-        "num-layers": config.num_hidden_layers, "hidden-size": config.hidden_size,
+        "num-layers": config.num_hidden_layers,
+        "hidden-size": config.hidden_size,
         "ffn-hidden-size": config.intermediate_size,
         "num-attention-heads": config.num_attention_heads,
-        "num-query-groups": config.num_key_value_heads, "norm-epsilon": config.rms_norm_eps,
-        "normalization": "RMSNorm", "position-embedding-type": "rope",
-        "rotary-base": int(config.rope_parameters["rope_theta"]), "attention-dropout": 0.0,
-        "hidden-dropout": 0.0, "max-position-embeddings": config.max_position_embeddings,
+        "num-query-groups": config.num_key_value_heads,
+        "norm-epsilon": config.rms_norm_eps,
+        "normalization": "RMSNorm",
+        "position-embedding-type": "rope",
+        "rotary-base": int(config.rope_parameters["rope_theta"]),
+        "attention-dropout": 0.0,
+        "hidden-dropout": 0.0,
+        "max-position-embeddings": config.max_position_embeddings,
         # the data
-        "data-path": prefix, "split": "100,0,0", "tokenizer-type": "HuggingFaceTokenizer",
-        "tokenizer-model": shards.assets, "seq-length": shards.manifest.settings["max_length"],
+        "data-path": prefix,
+        "split": "100,0,0",
+        "tokenizer-type": "HuggingFaceTokenizer",
+        "tokenizer-model": shards.assets,
+        "seq-length": shards.manifest.settings["max_length"],
         "eval-iters": 0,
         # the training
-        "train-iters": steps, "global-batch-size": batch,
-        "micro-batch-size": size if isinstance(size, int) else 1, "lr": train["lr"],
+        "train-iters": steps,
+        "global-batch-size": batch,
+        "micro-batch-size": size if isinstance(size, int) else 1,
+        "lr": train["lr"],
         "min-lr": train["lr"] * train["min_lr_ratio"],
         "lr-decay-style": {"wsd": "WSD"}.get(train["lr_schedule"], train["lr_schedule"]),
-        "lr-warmup-fraction": train["warmup"], "weight-decay": train["weight_decay"],
-        "adam-beta1": train["betas"][0], "adam-beta2": train["betas"][1], "adam-eps": train["eps"],
+        "lr-warmup-fraction": train["warmup"],
+        "weight-decay": train["weight_decay"],
+        "adam-beta1": train["betas"][0],
+        "adam-beta2": train["betas"][1],
+        "adam-eps": train["eps"],
         "clip-grad": train["clip_norm"],
-        "seed": train["seed"], "tensor-model-parallel-size": layout["tp"],
-        "pipeline-model-parallel-size": layout["pp"], "log-interval": 1,
+        "seed": train["seed"],
+        "tensor-model-parallel-size": layout["tp"],
+        "pipeline-model-parallel-size": layout["pp"],
+        "log-interval": 1,
         # its checkpoints
-        "save": saved, "load": saved, "save-interval": EVERY, "ckpt-format": "torch_dist",
-    }  # fmt: skip
+        "save": saved,
+        "load": saved,
+        "save-interval": EVERY,
+        "ckpt-format": "torch_dist",
+    }
     flags = [
-        "swiglu", "disable-bias-linear", "group-query-attention", "use-distributed-optimizer",
-        "exit-signal-handler", "bf16",
-    ]  # fmt: skip
+        "swiglu",
+        "disable-bias-linear",
+        "group-query-attention",
+        "use-distributed-optimizer",
+        "exit-signal-handler",
+        "bf16",
+    ]
     flags += [] if config.tie_word_embeddings else ["untie-embeddings-and-output-weights"]
     flags += ["sequence-parallel"] if layout["tp"] > 1 else []
     named = [word for name, value in words.items() for word in (f"--{name}", str(value))]

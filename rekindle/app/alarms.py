@@ -20,10 +20,15 @@ def monitoring(there: Platform, spec: Spec, definition: Definition, home: Path) 
 def compared(service: Monitoring, spec: Spec, *, every: bool = False) -> list[Watch]:
     """What the config asks for, and what of it is there; changes nothing. `every`: also of what is
     not watched there now, such as an endpoint that is gone."""
-    return list(watches(
-        service, every=every, config=spec.name, max_error_rate=spec.deploy.max_error_rate,
-        max_ms=float(spec.deploy.max_p99_ms or _MS),
-    ))  # fmt: skip
+    return list(
+        watches(
+            service,
+            every=every,
+            config=spec.name,
+            max_error_rate=spec.deploy.max_error_rate,
+            max_ms=float(spec.deploy.max_p99_ms or _MS),
+        )
+    )
 
 
 def write(service: Monitoring, found: list[Watch], *, force: bool) -> tuple[Alarm, ...]:

@@ -168,9 +168,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
 
 
 def run(
-    spec: Spec | str | Path, overrides: Sequence[str] = (), *, home: str | Path | None = None,
-    fresh: bool = False, from_step: str | None = None, quiet: bool = False,
-) -> Run:  # fmt: skip
+    spec: Spec | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    home: str | Path | None = None,
+    fresh: bool = False,
+    from_step: str | None = None,
+    quiet: bool = False,
+) -> Run:
     """Run the spec's pipeline here and now; unchanged steps come from the cache. `spec` is a spec,
     the path of a config, or a pipeline (`path.py:function`), which are loaded with `overrides`.
     Raises RekindleError; the same call goes on where it stopped."""
@@ -187,10 +192,15 @@ def run(
 
 
 def planned(
-    spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str = "",
-    region: str = "", examples: int | None = None,
-    prices: Sequence[str | Path] = (), home: str | Path | None = None,
-) -> Forecast:  # fmt: skip
+    spec: Spec | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    platform: str = "",
+    region: str = "",
+    examples: int | None = None,
+    prices: Sequence[str | Path] = (),
+    home: str | Path | None = None,
+) -> Forecast:
     """What training the spec needs, how long it takes and what it costs, by the options of
     `rekindle plan`. What cannot end in time, or would cost more than it may, is in `refused`.
     Raises RekindleError where it cannot be planned, or nothing fits."""
@@ -206,9 +216,13 @@ def planned(
 
 
 def submit(
-    spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str,
-    home: str | Path | None = None, token: str | None = None,
-) -> Run:  # fmt: skip
+    spec: Spec | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    platform: str,
+    home: str | Path | None = None,
+    token: str | None = None,
+) -> Run:
     """Have a platform run the spec's pipeline, once for a `token`; `run.wait()`, `run.refreshed()`,
     `run.logs(STEP)` and `run.cancel()` follow it. Raises RekindleError; the same call goes on with
     what was cut off. Nothing is asked: call `rekindle submit` for that."""
@@ -220,9 +234,14 @@ def submit(
 
 
 def deploy(
-    spec: Spec | str | Path, overrides: Sequence[str] = (), *, platform: str = "local",
-    port: int | None = None, wait: bool = False, home: str | Path | None = None,
-) -> Deployment:  # fmt: skip
+    spec: Spec | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    platform: str = "local",
+    port: int | None = None,
+    wait: bool = False,
+    home: str | Path | None = None,
+) -> Deployment:
     """Roll the champion out; with `wait` until the canary has had its requests, else call it again.
     Raises RekindleError where it was rolled back. Nothing is asked, as `rekindle deploy` does."""
     from rekindle.app.deploy import Options, deploy

@@ -50,11 +50,20 @@ def calibrate(home: Path, wanted: str) -> Calibration:
     constants = profile_of(cluster.gpu.name, work.compile, work.engine).constants
     predicted = step_time(trained, cluster, constants).seconds
     kept = Calibration(
-        run_id=run.run_id, gpu=cluster.gpu.name, compiled=work.compile, layout=str(work.layout),
-        measured=seconds, predicted=predicted, ratio=seconds / predicted, steps=len(rows),
-        left_out=left_out, job=job_of(work, cluster), constants=stamp(), sequence=trained.sequence,
+        run_id=run.run_id,
+        gpu=cluster.gpu.name,
+        compiled=work.compile,
+        layout=str(work.layout),
+        measured=seconds,
+        predicted=predicted,
+        ratio=seconds / predicted,
+        steps=len(rows),
+        left_out=left_out,
+        job=job_of(work, cluster),
+        constants=stamp(),
+        sequence=trained.sequence,
         engine=work.engine,
-    )  # fmt: skip
+    )
     kept.write(home / SPEEDS / f"{run.run_id}.json")
     return kept
 
@@ -70,7 +79,7 @@ def lines(found: Calibration) -> list[str]:
         f"from now   plans for {found.gpu} are corrected by that: within"
         f" {spread_of('same_job'):.0%} for the same work, {spread_of('calibrated'):.0%} for other"
         " work",
-    ]  # fmt: skip
+    ]
 
 
 def _planned(run: RunRecord, had: PlannedLayout) -> tuple[Work, Cluster]:
@@ -78,9 +87,10 @@ def _planned(run: RunRecord, had: PlannedLayout) -> tuple[Work, Cluster]:
     spec = Spec.model_validate(run.spec)
     layout = Layout(**had.degrees, schedule=had.schedule, micro_batch_size=had.micro_batch_size)  # type: ignore[arg-type]
     machines = spec.resources.model_copy(
-        update={} if run.platform == "local" else
-        {"machine": had.machine, "nodes": had.nodes, "gpus_per_node": had.gpus_per_node}
-    )  # fmt: skip
+        update={}
+        if run.platform == "local"
+        else {"machine": had.machine, "nodes": had.nodes, "gpus_per_node": had.gpus_per_node}
+    )
     fleet = fleets(machines, run.platform, had.region, PriceBook(()), had.gpus_per_node)[0]
     asked = on_gpu(asked_of(spec, ask_hub=False), fleet.gpu)
     return work_of(asked, layout, had.activation_checkpointing), fleet.cluster  # type: ignore[arg-type]

@@ -60,17 +60,21 @@ def _say_what_is_here(platform: str, spec: Spec) -> None:
     model, data = spec.model, spec.data
     named = [
         *(("data.source", part.source) for part in (data.parts if data else ())),
-        ("model.source", model.source), ("model.init_from", model.init_from),
+        ("model.source", model.source),
+        ("model.init_from", model.init_from),
         ("model.tokenizer", model.tokenizer),
         ("model.teacher.source", model.teacher.source if model.teacher else ""),
-    ]  # fmt: skip
+    ]
     for field, path in named:
         # Path.glob refuses absolute patterns
         if isinstance(path, str) and path.startswith("/") and glob.glob(path):  # noqa: PTH207
             log.warning(
                 "%s: %s is on this machine; steps on %s read it only where a volume or their image "
-                "has it. Name a URI, such as s3://", field, path, platform,
-            )  # fmt: skip
+                "has it. Name a URI, such as s3://",
+                field,
+                path,
+                platform,
+            )
 
 
 def spread(spec: Spec, graph: Graph) -> Graph:

@@ -165,10 +165,14 @@ def shown(spec: Spec, home: Path, platform: str) -> Deployment:
     with contextlib.suppress(RequestError):  # the config allows no deployment any more
         usd = rollout.endpoint.usd_per_day()[1]
     return Deployment(
-        name=spec.model_name, platform=platform, address=rollout.endpoint.address,
+        name=spec.model_name,
+        platform=platform,
+        address=rollout.endpoint.address,
         versions={v: _traffic(*now, seen.get(v, Traffic(0, 0, ()))) for v, now in standing.items()},
-        events=tuple(events), version_hours=hours, usd=None if usd is None else usd * hours / 24,
-    )  # fmt: skip
+        events=tuple(events),
+        version_hours=hours,
+        usd=None if usd is None else usd * hours / 24,
+    )
 
 
 def champion_here(spec: Spec, home: Path) -> ChampionRecord:
@@ -196,9 +200,14 @@ def _traffic(state: str, share: int, traffic: Traffic) -> VersionTraffic:
     answered = sum(traffic.latencies)
     p50, p99 = (BOUNDS_MS[quantile(traffic, q)] if answered else None for q in (0.5, 0.99))
     return VersionTraffic(
-        state=state, share=share, requests=traffic.requests, errors=traffic.errors, p50_ms=p50,
-        p99_ms=p99, refused=traffic.refused,
-    )  # fmt: skip
+        state=state,
+        share=share,
+        requests=traffic.requests,
+        errors=traffic.errors,
+        p50_ms=p50,
+        p99_ms=p99,
+        refused=traffic.refused,
+    )
 
 
 def _alone(spec: Spec, home: Path, platform: str) -> contextlib.AbstractContextManager[None]:

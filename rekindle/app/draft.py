@@ -50,9 +50,11 @@ def drafted(path: Path, named: str) -> tuple[str, str]:
         found = {"reading": reading, **_tabular(path, columns)}
     name = re.sub(r"[^a-z0-9_.-]+", "-", path.stem.lower()).strip("-._")[:60] or "model"
     environment = jinja2.Environment(  # noqa: S701 - YAML, in which names are quoted
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), trim_blocks=True,
-        keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
     environment.filters["quoted"] = _quoted
     template = environment.get_template("draft.yaml.j2")
     return template.render(most=f"{_ROWS:,}", name=name, source=named, **found), found["task"]
@@ -107,12 +109,15 @@ def _csv_rows(text: str, usual: str) -> tuple[list[dict[str, Any]], str]:
     """The first rows of a CSV, and the mark that divides most lines as it divides the first."""
     first, *others = text[: 1 << 16].splitlines()[:50] or [""]
     delimiter = max(
-        usual, ";", "\t", "|",
+        usual,
+        ";",
+        "\t",
+        "|",
         key=lambda mark: (
             mark in first and sum(line.count(mark) == first.count(mark) for line in others),
             first.count(mark),
         ),
-    )  # fmt: skip
+    )
     before = csv.field_size_limit(_HEAD_BYTES)  # of the process
     try:
         read = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
@@ -180,18 +185,26 @@ def _data(
     """What the template says of columns, by the names that it has for it."""
     rest = [name for name in columns if name not in {name for name, _ in roles.values()}]
     slices = [
-        name for name in rest
-        if name not in RESERVED and _is_label(columns[name])
+        name
+        for name in rest
+        if name not in RESERVED
+        and _is_label(columns[name])
         and len(set(map(str, columns[name]))) <= 20
-    ]  # fmt: skip
+    ]
     needed = [columns[name] for role, (name, _) in roles.items() if role != "input"]
     empty = [any(value in (None, "") for value in row) for row in zip(*needed, strict=True)]
     bad_rows = max(0.01, math.ceil(150 * sum(empty) / len(empty)) / 100)
     times = columns[roles["time"][0]] if "time" in roles else []
     return {
-        "task": task, "roles": roles, "rest": rest, "slices": slices, "empty": sum(empty),
-        "rows": len(empty), "bad_rows": bad_rows, "by_time": len(set(map(str, times))) >= 10,
-    }  # fmt: skip
+        "task": task,
+        "roles": roles,
+        "rest": rest,
+        "slices": slices,
+        "empty": sum(empty),
+        "rows": len(empty),
+        "bad_rows": bad_rows,
+        "by_time": len(set(map(str, times))) >= 10,
+    }
 
 
 def _quoted(name: str) -> str:

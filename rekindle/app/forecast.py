@@ -70,17 +70,27 @@ class Forecast:
 def _row(layout: PlannedLayout, chosen: bool) -> dict[str, Any]:
     least, expected, most = layout.step_seconds
     return {
-        "layout": layout.layout, "chosen": chosen, "machines": f"{layout.nodes} x {layout.machine}",
-        "gpus": layout.nodes * layout.gpus_per_node, "gpu": layout.gpu, "region": layout.region,
-        "micro_batch_size": layout.micro_batch_size, "accumulation": layout.accumulation,
-        "activation_checkpointing": layout.activation_checkpointing, "step_seconds": expected,
-        "step_seconds_least": least, "step_seconds_most": most,
-        "tokens_per_second": layout.tokens_per_second, "mfu": layout.mfu,
-        "memory_gib": layout.memory_bytes / GIB, "needed_gib": layout.needed_bytes / GIB,
+        "layout": layout.layout,
+        "chosen": chosen,
+        "machines": f"{layout.nodes} x {layout.machine}",
+        "gpus": layout.nodes * layout.gpus_per_node,
+        "gpu": layout.gpu,
+        "region": layout.region,
+        "micro_batch_size": layout.micro_batch_size,
+        "accumulation": layout.accumulation,
+        "activation_checkpointing": layout.activation_checkpointing,
+        "step_seconds": expected,
+        "step_seconds_least": least,
+        "step_seconds_most": most,
+        "tokens_per_second": layout.tokens_per_second,
+        "mfu": layout.mfu,
+        "memory_gib": layout.memory_bytes / GIB,
+        "needed_gib": layout.needed_bytes / GIB,
         "device_gib": layout.device_bytes / GIB,
         "on_demand_usd_per_hour": layout.on_demand_usd_per_hour,
-        "spot_usd_per_hour": layout.spot_usd_per_hour, "dominant": layout.dominant,
-    }  # fmt: skip
+        "spot_usd_per_hour": layout.spot_usd_per_hour,
+        "dominant": layout.dominant,
+    }
 
 
 def lines(plan: Planned) -> Iterator[str]:

@@ -49,9 +49,11 @@ def rest_of(
                 here |= {step: (here[step][0], nodes)} if step in here else {}
             usd = _usd(seconds, here, plan.chosen.fleet.region, prices)
             return PlannedRest(
-                hours=sum(seconds.values()) / 3600, usd=usd, run_id=run.run_id,
+                hours=sum(seconds.values()) / 3600,
+                usd=usd,
+                run_id=run.run_id,
                 divided=nodes if nodes != before else 0,
-            )  # fmt: skip
+            )
     return None
 
 
@@ -75,9 +77,11 @@ def _seconds(run: RunRecord) -> dict[str, float] | None:
 
 
 def _usd(
-    seconds: Mapping[str, float], machines: Mapping[str, tuple[str, int]], region: str,
+    seconds: Mapping[str, float],
+    machines: Mapping[str, tuple[str, int]],
+    region: str,
     prices: PriceBook,
-) -> float | None:  # fmt: skip
+) -> float | None:
     """None where the machine of a step is not known, or its price."""
     total = 0.0
     for name, taken in seconds.items():

@@ -58,13 +58,19 @@ def check(
         evidence, rows, labels, asked.min_rows, asked.false_alarms, earlier.rows
     )
     found = Monitored(
-        name=spec.name, version=model.version, at=now.isoformat(timespec="seconds"),
-        start=start.isoformat(timespec="seconds"), end=now.isoformat(timespec="seconds"),
+        name=spec.name,
+        version=model.version,
+        at=now.isoformat(timespec="seconds"),
+        start=start.isoformat(timespec="seconds"),
+        end=now.isoformat(timespec="seconds"),
         **_said(signals, seen, asked.min_rows, f"{to.root}/{model.name}"),
-        signals=signals, rows=seen.total, different=_different(seen), left_out=seen.left_out,
+        signals=signals,
+        rows=seen.total,
+        different=_different(seen),
+        left_out=seen.left_out,
         expected_accuracy=monitor.expected_accuracy(evidence, rows),
         p99_seconds=float(np.quantile(rows.column("seconds"), 0.99)) if len(rows) else None,
-    )  # fmt: skip
+    )
     make_home(home)
     file = home / "monitored" / f"{slug(spec.name)}.jsonl"
     file.parent.mkdir(exist_ok=True)
@@ -78,11 +84,14 @@ def check(
 def _push(found: Monitored, platform: str) -> None:
     """Give a monitoring system the figures, as telemetry.py is asked to."""
     telemetry = Telemetry(config=found.name, platform=platform)
-    telemetry.set({
-        "monitor.rows": found.rows, "monitor.alarm": found.verdict == "alarm",
-        "monitor.expected_accuracy": found.expected_accuracy,
-        "monitor.p99_seconds": found.p99_seconds,
-    })  # fmt: skip
+    telemetry.set(
+        {
+            "monitor.rows": found.rows,
+            "monitor.alarm": found.verdict == "alarm",
+            "monitor.expected_accuracy": found.expected_accuracy,
+            "monitor.p99_seconds": found.p99_seconds,
+        }
+    )
     for one in found.signals:
         figures = {"now": one.now, "effect": one.effect, "p_value": one.p_value}
         named = {f"monitor.signal.{name}": value for name, value in figures.items()}
@@ -118,8 +127,9 @@ def sentence(one: Signal) -> str:
     rows, shown = ("requests", formats.seconds) if one.name == "latency" else ("rows", shown)
     before, now = map(shown, (one.before, one.now))
     words = {
-        "unknown": "unknown words", "prediction": "the most frequent class",
+        "unknown": "unknown words",
+        "prediction": "the most frequent class",
         "latency": "the median latency",
-    }  # fmt: skip
+    }
     what = words.get(one.name, one.name)
     return f"{what} went from {before} to {now} ({one.rows:,} {rows}, p = {one.p_value:.2g})"

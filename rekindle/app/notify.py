@@ -64,11 +64,16 @@ def push(record: RunRecord, home: Path) -> None:
             usd = Entry.of(record).cost(book(home)).usd
     if found.evidence is not None:
         metrics = {f"metric.{name}": value for name, value in found.evidence.metrics.items()}
-    telemetry.set({
-        "run.seconds": record.seconds, "run.failed": record.status == "failed",
-        "run.promoted": gate.promoted if gate else None, "run.usd": usd,
-        "model.version": float(model.version) if model else None, **metrics,
-    })  # fmt: skip
+    telemetry.set(
+        {
+            "run.seconds": record.seconds,
+            "run.failed": record.status == "failed",
+            "run.promoted": gate.promoted if gate else None,
+            "run.usd": usd,
+            "model.version": float(model.version) if model else None,
+            **metrics,
+        }
+    )
     telemetry.close()
 
 
@@ -77,7 +82,7 @@ def _send(url: str, text: str) -> None:
         retried(
             lambda: request(url, body={"text": text}, timeout_seconds=10, parse=False),
             growing(1, 8, SECONDS),
-        )  # fmt: skip
+        )
     except HttpError as error:  # the address is a secret: the error names its host only
         log.warning("notify.webhook was not told: %s", error)
 

@@ -30,8 +30,13 @@ _problem = problems_in(__file__)
 
 
 def figures(
-    spec: Spec, platform: str, region: str, examples: int | None, home: Path, own: Sequence[Path],
-) -> Planned:  # fmt: skip
+    spec: Spec,
+    platform: str,
+    region: str,
+    examples: int | None,
+    home: Path,
+    own: Sequence[Path],
+) -> Planned:
     """The plan with all that it says; RequestError where it cannot be planned, or nothing fits."""
     sections = [name for name in PLATFORMS if name in spec.platforms.model_fields_set]
     named = platform or (sections[0] if len(sections) == 1 else "")

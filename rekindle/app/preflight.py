@@ -66,13 +66,20 @@ def looks(spec: Spec, home: Path, *, whole: bool = False) -> dict[str, list[Prob
     """What was looked at, and what is wrong with it; writes nothing. `whole`: the network of an
     inline config is built, too, without values, which takes seconds."""
     found = {
-        "packages": _packages(spec), "files": _files(spec), "task": _task(spec),
+        "packages": _packages(spec),
+        "files": _files(spec),
+        "task": _task(spec),
         "first rows of the data": [*first_look(spec, far=True), *_classes(spec)],
-        "architecture": _architecture(spec), "adapters": _adapters(spec),
+        "architecture": _architecture(spec),
+        "adapters": _adapters(spec),
         "network": _network(spec) if whole or _is_folder(spec.model.source) else (),
-        "layout": _layout(spec), "engine": _engine(spec), "secrets": _secrets(spec),
-        "docker": _docker(spec), "registry": _registry(spec), "home": _home(home),
-    }  # fmt: skip
+        "layout": _layout(spec),
+        "engine": _engine(spec),
+        "secrets": _secrets(spec),
+        "docker": _docker(spec),
+        "registry": _registry(spec),
+        "home": _home(home),
+    }
     return {name: list(problems) for name, problems in found.items()}
 
 
@@ -135,9 +142,11 @@ def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
     found = run_checks(there.checks(definition, needs))
     errors = dict.fromkeys((*lacks, *wrong_ones(found)))
     return Readiness(
-        platform=platform, permissions=there.permissions(needs), checks=found,
+        platform=platform,
+        permissions=there.permissions(needs),
+        checks=found,
         errors=rows_of(RequestError(errors)) if errors else (),
-    )  # fmt: skip
+    )
 
 
 def _packages(spec: Spec) -> Iterator[Problem]:

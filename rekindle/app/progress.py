@@ -19,9 +19,13 @@ from rekindle.records import Ignored, RunRecord, StepRecord
 from rekindle.report.readable_log import progress_text
 
 MARKS = {
-    "pending": ("·", "dim"), "running": ("▸", "cyan"), "succeeded": ("✓", "green"),
-    "failed": ("✗", "red"), "skipped": ("-", "dim"), "cancelled": ("■", "yellow"),
-}  # fmt: skip
+    "pending": ("·", "dim"),
+    "running": ("▸", "cyan"),
+    "succeeded": ("✓", "green"),
+    "failed": ("✗", "red"),
+    "skipped": ("-", "dim"),
+    "cancelled": ("■", "yellow"),
+}
 FINAL = ("succeeded", "failed", "skipped", "cancelled")
 
 

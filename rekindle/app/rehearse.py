@@ -105,11 +105,17 @@ class _Stage:
     def _attempt(self, home: Path, environment: Mapping[str, str]) -> RunRecord:
         with Progress() as progress:
             return local.execute(
-                self.graph, arguments_of(self.spec, self.graph, str(home)), home=home,
-                record=new_record(self.spec, ()), env={**environment_of(self.spec), **environment},
-                source_hash=source_hash(), from_step=TRAINING, on_change=progress.changed,
-                on_event=progress.event, grace_seconds=self.spec.train.grace_seconds,
-            )  # fmt: skip
+                self.graph,
+                arguments_of(self.spec, self.graph, str(home)),
+                home=home,
+                record=new_record(self.spec, ()),
+                env={**environment_of(self.spec), **environment},
+                source_hash=source_hash(),
+                from_step=TRAINING,
+                on_change=progress.changed,
+                on_event=progress.event,
+                grace_seconds=self.spec.train.grace_seconds,
+            )
 
     def clear(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -130,17 +136,22 @@ def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
     resumed, done = _resumed_from(checkpoints, faulted.summary.steps)
     steps_lost = max(0, fault.step - 1 - resumed, done - resumed)
     found = Rehearsal(
-        fault=fault.kind, step=fault.step, resumed_from_step=resumed,
+        fault=fault.kind,
+        step=fault.step,
+        resumed_from_step=resumed,
         samples_lost=steps_lost * stage.spec.train.global_batch_size,
         losses_equal=whole.losses == faulted.losses,
         weights_equal=whole.summary.weights_sha256 == faulted.summary.weights_sha256,
-    )  # fmt: skip
+    )
     record = RehearsalRecord(
-        rehearsal_id=stage.name, config=stage.spec.origin[0],
+        rehearsal_id=stage.name,
+        config=stage.spec.origin[0],
         started_at=stage.started.isoformat(timespec="milliseconds"),
-        seconds=round(time.monotonic() - began, 1), ranks=stage.spec.platforms.local.ranks,
-        attempts=faulted.attempts, rehearsal=found,
-    )  # fmt: skip
+        seconds=round(time.monotonic() - began, 1),
+        ranks=stage.spec.platforms.local.ranks,
+        attempts=faulted.attempts,
+        rehearsal=found,
+    )
     record.write(stage.folder.with_suffix(".json"))
     stage.clear()
     return record

@@ -47,9 +47,11 @@ class Options:
 
 
 def execute(
-    spec: Spec, options: Options, on_change: OnChange = lambda record: None,
+    spec: Spec,
+    options: Options,
+    on_change: OnChange = lambda record: None,
     on_event: OnEvent = lambda step, event: None,
-) -> RunRecord:  # fmt: skip
+) -> RunRecord:
     """Run the spec's pipeline on this machine; the record says what happened. RequestError before
     anything is written; StepError, PreemptedError or InterruptedRunError after record and card
     are."""
@@ -77,11 +79,21 @@ def execute(
 
     try:
         return local.execute(
-            graph, arguments, home=home, record=record, env=env, containers=containers,
-            source_hash=source_hash(), own_code=functools.partial(hashes, spec, graph),
-            fresh=options.fresh, from_step=options.from_step, imports=_imports(spec),
-            on_change=changed, on_event=on_event, grace_seconds=spec.train.grace_seconds,
-        )  # fmt: skip
+            graph,
+            arguments,
+            home=home,
+            record=record,
+            env=env,
+            containers=containers,
+            source_hash=source_hash(),
+            own_code=functools.partial(hashes, spec, graph),
+            fresh=options.fresh,
+            from_step=options.from_step,
+            imports=_imports(spec),
+            on_change=changed,
+            on_event=on_event,
+            grace_seconds=spec.train.grace_seconds,
+        )
     finally:
         preloaded.close()
         try:

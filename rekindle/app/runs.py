@@ -124,12 +124,18 @@ def new_record(
     verb = ["run"] if platform == "local" else ["submit", f"--platform={platform}"]
     words = ["rekindle", *verb, config or "CONFIG", *(f"--set={text}" for text in overrides)]
     return RunRecord(
-        run_id=f"{spec.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}", name=spec.name,
-        platform=platform, status="running", started_at=now.isoformat(timespec="milliseconds"),
-        config=config, command=shlex.join(words), spec=spec.model_dump(mode="json"),
-        ignored=ignored, plan=plan.model_dump(mode="json") if plan else {},
+        run_id=f"{spec.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
+        name=spec.name,
+        platform=platform,
+        status="running",
+        started_at=now.isoformat(timespec="milliseconds"),
+        config=config,
+        command=shlex.join(words),
+        spec=spec.model_dump(mode="json"),
+        ignored=ignored,
+        plan=plan.model_dump(mode="json") if plan else {},
         versions={"rekindle": rekindle.__version__},
-    )  # fmt: skip
+    )
 
 
 def write_card(home: Path, run_id: str) -> None:

@@ -78,9 +78,15 @@ def turn(
 
 
 def _decided(
-    spec: Spec, data: DataSpec, home: Path, before: list[Turn], last: Turn | None, begun: Turn,
-    now: dt.datetime, platform: str,
-) -> Turn:  # fmt: skip
+    spec: Spec,
+    data: DataSpec,
+    home: Path,
+    before: list[Turn],
+    last: Turn | None,
+    begun: Turn,
+    now: dt.datetime,
+    platform: str,
+) -> Turn:
     """The turn with its decision, or the `last` of those `before` that ran, to be completed."""
     path, triggers = path_of(home, slug(spec.name)), spec.triggers or TriggersSpec()
     if going := _going_on(_known(spec, home), home):
@@ -231,9 +237,13 @@ def _past(known: list[Entry], before: list[Turn], home: Path) -> tuple[Past, Fin
         fix = "keep the steps fingerprint and evaluate, or start it by `rekindle schedule`"
         raise errors.RequestError(f"{what}: nothing tells what is new", where="pipeline", fix=fix)
     return dataclasses.replace(
-        past, judged=record.run_id, judged_at=times[record.run_id], because=record.because,
-        read=found.fingerprint, refused=judged["gate"]["decision"] == "refused",
-    ), found  # fmt: skip
+        past,
+        judged=record.run_id,
+        judged_at=times[record.run_id],
+        because=record.because,
+        read=found.fingerprint,
+        refused=judged["gate"]["decision"] == "refused",
+    ), found
 
 
 def _is_lost(run: Entry) -> bool:

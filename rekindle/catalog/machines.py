@@ -45,12 +45,17 @@ def machines() -> Mapping[str, Machine]:
     for family in rows(Path(__file__).with_suffix(".yaml")):
         for name, (gpus, vcpus, gib, _, gbit, _) in family["sizes"].items():
             found[name] = Machine(
-                name, family["cloud"], family.get("gpu"), gpus, vcpus,
+                name,
+                family["cloud"],
+                family.get("gpu"),
+                gpus,
+                vcpus,
                 None if gib is None else gib * 2**30,
                 family["inside"][1] * 1e9 if gpus > 1 else None,
                 None if gbit is None else gbit * 1e9 / 8,
-                " ".join(family["source"].split()), family["as_of"],
-            )  # fmt: skip
+                " ".join(family["source"].split()),
+                family["as_of"],
+            )
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     here = dataclasses.replace(found[THIS_CPU], vcpus=os.cpu_count(), memory_bytes=memory_bytes)
     return {**found, THIS_CPU: here}
@@ -91,11 +96,17 @@ def gpus() -> Mapping[str, Gpu]:
     """All GPUs by name, in the order in which names of devices are looked up."""
     return {
         row["name"]: Gpu(
-            row["name"], row["memory_mib"] * 2**20, row["gb_per_second"] * 1e9, row["tflops"],
-            row["source"], row["as_of"], row["match"], row.get("asked_as", row["name"]),
+            row["name"],
+            row["memory_mib"] * 2**20,
+            row["gb_per_second"] * 1e9,
+            row["tflops"],
+            row["source"],
+            row["as_of"],
+            row["match"],
+            row.get("asked_as", row["name"]),
         )
         for row in rows(Path(__file__).with_name("gpus.yaml"))
-    }  # fmt: skip
+    }
 
 
 def gpu(name: str) -> Gpu:

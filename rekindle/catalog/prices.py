@@ -24,8 +24,10 @@ from rekindle.tables import rows
 OLD_DAYS = 30
 FILE = "prices.yaml"  # in a home: the prices that its plans use
 _REGIONS: Mapping[Cloud, str] = {
-    "aws": r"[a-z]{2,3}(-[a-z]+){1,2}-\d+", "gcp": r"[a-z]+-[a-z]+\d+", "azure": r"[a-z]+\d*",
-}  # fmt: skip
+    "aws": r"[a-z]{2,3}(-[a-z]+){1,2}-\d+",
+    "gcp": r"[a-z]+-[a-z]+\d+",
+    "azure": r"[a-z]+\d*",
+}
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Usd = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -207,10 +209,11 @@ def cloud_of(region: str) -> Cloud | None:
 def _book(document: Document, origin: str) -> PriceBook:
     file = checked(_File, document.values, document.lines, origin)
     prices = (
-        Price(r.machine, r.region, r.on_demand, r.spot, r.source, r.as_of, r.spot_source,
-              r.spot_as_of)
+        Price(
+            r.machine, r.region, r.on_demand, r.spot, r.source, r.as_of, r.spot_source, r.spot_as_of
+        )
         for r in file.prices
-    )  # fmt: skip
+    )
     return PriceBook(prices, file.factors)
 
 
@@ -229,6 +232,9 @@ def _reckoned(name: str, found: Price | None, below: Price, factor: Factor) -> P
     if spot is None:
         return found
     return dataclasses.replace(
-        found, spot_usd_per_hour=spot, spot_source=below.spot_source or below.source,
-        spot_as_of=below.spot_as_of or below.as_of, assumed=f"spot: {how}",
-    )  # fmt: skip
+        found,
+        spot_usd_per_hour=spot,
+        spot_source=below.spot_source or below.source,
+        spot_as_of=below.spot_as_of or below.as_of,
+        assumed=f"spot: {how}",
+    )

@@ -33,9 +33,14 @@ def command() -> None:
 @command.command("write")
 @_of_a_config
 def write_(
-    config: Path, overrides: Overrides, platform: str, force: bool, yes: bool, home: Path,
+    config: Path,
+    overrides: Overrides,
+    platform: str,
+    force: bool,
+    yes: bool,
+    home: Path,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Create or change the alarms and the dashboard of CONFIG: runs that failed, drift that
     `rekindle monitor` found, requests that fail (`deploy.max_error_rate`) or take long
     (`deploy.max_p99_ms`, else a second). For Kubeflow, files are written under the home, the same
@@ -56,9 +61,14 @@ def write_(
 @command.command("delete")
 @_of_a_config
 def delete(
-    config: Path, overrides: Overrides, platform: str, force: bool, yes: bool, home: Path,
+    config: Path,
+    overrides: Overrides,
+    platform: str,
+    force: bool,
+    yes: bool,
+    home: Path,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Delete what `rekindle alarms write CONFIG` made.
 
     Exit codes: 0 nothing is left, 3 some were edited there and stay."""

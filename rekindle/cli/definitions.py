@@ -34,16 +34,30 @@ def several(_context: click.Context, _option: click.Parameter, value: str) -> tu
 @click.command("compile")
 @of_config
 @click.option(
-    "--platform", "platforms", callback=several, metavar="P[,P]", required=True,
+    "--platform",
+    "platforms",
+    callback=several,
+    metavar="P[,P]",
+    required=True,
     help=f"Target platform: {', '.join(PLATFORMS)}; several are separated by commas.",
-)  # fmt: skip
-@click.option("-o", "--output", type=FOLDER, default=Path("compiled"), show_default=True,
-              help="Folder for the definition.")  # fmt: skip
+)
+@click.option(
+    "-o",
+    "--output",
+    type=FOLDER,
+    default=Path("compiled"),
+    show_default=True,
+    help="Folder for the definition.",
+)
 @shared
 def compile(
-    config: Path, overrides: Overrides, platforms: tuple[str, ...], output: Path, home: Path,
+    config: Path,
+    overrides: Overrides,
+    platforms: tuple[str, ...],
+    output: Path,
+    home: Path,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Write the definition of CONFIG, or of a pipeline alone (path.py:function, a compiled YAML),
     for each platform. For more than one it also writes PIPELINE.parity.md, a table of how each
     platform carries every step. The same input gives the same bytes."""
@@ -83,13 +97,21 @@ def compile(
 @click.command("diff")
 @of_config
 @platform("The platform to compile for.", required=True)
-@click.option("--against", type=FOLDER, default=None,
-              help="What `rekindle compile` wrote; default: what was submitted last.")  # fmt: skip
+@click.option(
+    "--against",
+    type=FOLDER,
+    default=None,
+    help="What `rekindle compile` wrote; default: what was submitted last.",
+)
 @shared
 def diff(
-    config: Path, overrides: Overrides, platform: str, against: Path | None, home: Path,
+    config: Path,
+    overrides: Overrides,
+    platform: str,
+    against: Path | None,
+    home: Path,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Say which steps of CONFIG the platform will run again, compared with what was submitted
     last, and why. Steps that it takes from its cache are listed as such."""
     spec = on_machines(load_target(config, overrides), platform, home)

@@ -21,8 +21,13 @@ from rekindle.tables import rows
 # of the states of a roll-out
 _WORDS: dict[str, str] = rows(Path(__file__).with_name("words.yaml"))["rollout"]
 _SILENT_SECONDS = 60.0
-_platform = click.option("--platform", type=click.Choice(["local", *ENDPOINTS]), default="local",
-                         show_default=True, help="Where; local is this machine.")  # fmt: skip
+_platform = click.option(
+    "--platform",
+    type=click.Choice(["local", *ENDPOINTS]),
+    default="local",
+    show_default=True,
+    help="Where; local is this machine.",
+)
 _target = click.argument("target", required=False, metavar="[MODEL|RUN|CONFIG]")
 
 
@@ -45,19 +50,37 @@ def command() -> None:
 @command.command("start", short_help="roll out the champion of CONFIG")
 @of_config
 @_platform
-@click.option("--host", help="On this machine: address to listen at; at any other than the "
-              "default, 127.0.0.1, all who reach it may ask.")  # fmt: skip
-@click.option("--port", type=click.IntRange(1, 65_535),
-              help="On this machine. Default: 8080, or that of the deployment.")  # fmt: skip
+@click.option(
+    "--host",
+    help="On this machine: address to listen at; at any other than the "
+    "default, 127.0.0.1, all who reach it may ask.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65_535),
+    help="On this machine. Default: 8080, or that of the deployment.",
+)
 @click.option("--dry-run", is_flag=True, help="Only say what it would run on and cost.")
 @yes
-@click.option("--wait", is_flag=True, help="Watch the canary until it gets all requests, or is "
-              "rolled back. Without it, the next call goes on.")  # fmt: skip
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Watch the canary until it gets all requests, or is "
+    "rolled back. Without it, the next call goes on.",
+)
 @shared
 def start(
-    config: Path, overrides: Overrides, platform: str, host: str | None, port: int | None,
-    dry_run: bool, yes: bool, wait: bool, home: Path, as_json: bool,
-) -> None:  # fmt: skip
+    config: Path,
+    overrides: Overrides,
+    platform: str,
+    host: str | None,
+    port: int | None,
+    dry_run: bool,
+    yes: bool,
+    wait: bool,
+    home: Path,
+    as_json: bool,
+) -> None:
     """Start the champion of CONFIG beside the version that answers now; when it has proven itself,
     give it the shares of requests of `deploy.canary`, one after another, and then all. It is rolled
     back, with the alias, if it fails more requests or is slower. A command that was interrupted
@@ -127,9 +150,11 @@ def say(event: RolloutEvent) -> None:
 def _line(event: RolloutEvent) -> str:
     shares = ", ".join(f"version {v} gets {s} %" for v, s in event.shares.items()) or "none is left"
     words = _WORDS[event.state].format(
-        version=event.version, reason=event.reason, shares=shares,
+        version=event.version,
+        reason=event.reason,
+        shares=shares,
         after=f": {event.reason}" if event.reason else "",
-    )  # fmt: skip
+    )
     return f"{formats.instant(event.at):%Y-%m-%d %H:%M:%S}  {words}"
 
 

@@ -94,31 +94,53 @@ def _since(_context: click.Context, _option: click.Parameter, value: str | None)
 
 @click.command("logs")
 @click.argument("run", default="latest")
-@click.option("--step", help="Name of the step; default: the first that failed, or the one that "
-              "runs or took longest.")  # fmt: skip
-@click.option("--node", type=click.IntRange(min=0), metavar="N",
-              help="The log of one node only; default: those of all, merged by time.")  # fmt: skip
-@click.option("--since", callback=_since, metavar="TIME",
-              help="What was printed in the last 90s, 10m, 2h or 1d.")  # fmt: skip
+@click.option(
+    "--step",
+    help="Name of the step; default: the first that failed, or the one that runs or took longest.",
+)
+@click.option(
+    "--node",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The log of one node only; default: those of all, merged by time.",
+)
+@click.option(
+    "--since",
+    callback=_since,
+    metavar="TIME",
+    help="What was printed in the last 90s, 10m, 2h or 1d.",
+)
 @click.option(
     "--raw", is_flag=True, help="The log as it is, node after node, with all that launchers print."
 )
 @click.option("-f", "--follow", is_flag=True, help="Continue until the step ends.")
 @shared
 def logs(
-    run: str, step: str | None, node: int | None, since: float | None, raw: bool, follow: bool,
-    home: Path, as_json: bool,
-) -> None:  # fmt: skip
+    run: str,
+    step: str | None,
+    node: int | None,
+    since: float | None,
+    raw: bool,
+    follow: bool,
+    home: Path,
+    as_json: bool,
+) -> None:
     """Print the log of one step of RUN (default: the latest)."""
     record = asked(find_run(home, run), home)
     found = chosen(record, step)
     if since is not None and (raw or as_json):
-        raise RequestError("only lines of the readable log have times", where="--since",
-                           fix="leave out --raw and --json")  # fmt: skip
+        raise RequestError(
+            "only lines of the readable log have times",
+            where="--since",
+            fix="leave out --raw and --json",
+        )
     texts = _logs(record, found, home, node, follow)
     if raw and follow and len(texts) > 1:
-        raise RequestError("the raw logs of several nodes cannot be followed at once",
-                           where="--raw", fix="name one: --node 0")  # fmt: skip
+        raise RequestError(
+            "the raw logs of several nodes cannot be followed at once",
+            where="--raw",
+            fix="name one: --node 0",
+        )
     written: Iterator[str] = itertools.chain.from_iterable(texts.values())  # node after node
     if as_json:  # what a program reads is not merged
         answer(LogText(run_id=record.run_id, step=found.name, text="".join(written)))

@@ -25,11 +25,20 @@ def _days(_context: click.Context, _option: click.Parameter, value: str | None) 
 
 
 @click.command("gc")
-@click.option("--keep-runs", type=click.IntRange(min=1), metavar="N",
-              help="How many of the newest runs of each name stay; default: retention.keep_runs of "
-              "their config.")  # fmt: skip
-@click.option("--older-than", "days", metavar="30d", callback=_days,
-              help="Every younger run stays; default: retention.older_than_days.")  # fmt: skip
+@click.option(
+    "--keep-runs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="How many of the newest runs of each name stay; default: retention.keep_runs of "
+    "their config.",
+)
+@click.option(
+    "--older-than",
+    "days",
+    metavar="30d",
+    callback=_days,
+    help="Every younger run stays; default: retention.older_than_days.",
+)
 @yes
 @shared
 def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_json: bool) -> None:
@@ -40,9 +49,12 @@ def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_j
     from the registry."""
     place = home.resolve()
     retention = Retention(
-        place, lambda run: aliases(registry_of(Spec.model_validate(run.spec), place)),
-        keep_runs, days, lambda run: aliased(registry_of(Spec.model_validate(run.spec), place)),
-    )  # fmt: skip
+        place,
+        lambda run: aliases(registry_of(Spec.model_validate(run.spec), place)),
+        keep_runs,
+        days,
+        lambda run: aliased(registry_of(Spec.model_validate(run.spec), place)),
+    )
     shown = list(retention.look())
     going = [item for item in shown if not item.stays]
     _table(shown)

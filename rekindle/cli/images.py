@@ -48,10 +48,14 @@ def build(config: Path, overrides: Overrides, home: Path, as_json: bool) -> None
 @command.command("push")
 @of_config
 @click.option(
-    "--platform", "platforms", callback=several, metavar="P[,P]", default="",
+    "--platform",
+    "platforms",
+    callback=several,
+    metavar="P[,P]",
+    default="",
     help="Platforms to push for, separated by commas; default: each platform with an `image` in "
     "CONFIG.",
-)  # fmt: skip
+)
 @shared
 def push(
     config: Path, overrides: Overrides, platforms: tuple[str, ...], home: Path, as_json: bool

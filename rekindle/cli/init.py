@@ -16,11 +16,18 @@ from rekindle.outputs import LaidOut
 
 @click.command("init")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path())
-@click.option("--full", is_flag=True, help="All example configs with their data, and the pipeline "
-              "and components to change.")  # fmt: skip
-@click.option("--data", type=click.Path(exists=True, path_type=Path), help="A config for this "
-              "CSV, JSON lines or Parquet file, or folder of images by class, with its columns "
-              "guessed.")  # fmt: skip
+@click.option(
+    "--full",
+    is_flag=True,
+    help="All example configs with their data, and the pipeline and components to change.",
+)
+@click.option(
+    "--data",
+    type=click.Path(exists=True, path_type=Path),
+    help="A config for this "
+    "CSV, JSON lines or Parquet file, or folder of images by class, with its columns "
+    "guessed.",
+)
 @shared
 def command(folder: Path, full: bool, data: Path | None, home: Path, as_json: bool) -> None:
     """Copy a config to start from, with sample data and a README, into FOLDER (default: here); or

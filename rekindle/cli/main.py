@@ -44,11 +44,20 @@ VERBS = {
 }
 # verbs that share a file, each a function there of the verb's name
 _SHARED = {
-    "compile": "definitions", "diff": "definitions", "report": "pages", "compare": "pages",
-    "promote": "versions", "champion": "versions", "rollback": "versions",
-    "serve": "serving", "predict": "serving", "monitor": "serving",
-    "status": "following", "logs": "following", "cancel": "following",
-}  # fmt: skip
+    "compile": "definitions",
+    "diff": "definitions",
+    "report": "pages",
+    "compare": "pages",
+    "promote": "versions",
+    "champion": "versions",
+    "rollback": "versions",
+    "serve": "serving",
+    "predict": "serving",
+    "monitor": "serving",
+    "status": "following",
+    "logs": "following",
+    "cancel": "following",
+}
 
 
 class _Verbs(click.Group):

@@ -23,8 +23,13 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 
 config = click.argument("config", type=click.Path(path_type=Path))
 maybe_config = click.argument("config", type=click.Path(path_type=Path), required=False)
-overrides = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
-                         help="Override a field, such as train.lr=1e-4.")  # fmt: skip
+overrides = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a field, such as train.lr=1e-4.",
+)
 yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 wait = click.option("--wait", is_flag=True, help="Wait for the run; exit with its exit code.")
 
@@ -77,19 +82,27 @@ def agree(yes: bool, question: str) -> None:
 
 def shared(function: Decorated) -> Decorated:
     """`--home`, `--json` and `-v`."""
-    as_json = click.option("--json", "as_json", is_flag=True,
-                           help="One JSON object on stdout, all else on stderr.")  # fmt: skip
+    as_json = click.option(
+        "--json", "as_json", is_flag=True, help="One JSON object on stdout, all else on stderr."
+    )
     return at_home(as_json(function))
 
 
 def at_home(function: Decorated) -> Decorated:
     """`--home` and `-v`."""
     words = "Log decisions, and show tracebacks."
-    verbose = click.option("-v", "--verbose", is_flag=True, expose_value=False,
-                           callback=_set_verbose, help=words)  # fmt: skip
-    home = click.option("--home", type=FOLDER, default=DEFAULT_HOME, show_default=True,
-                        envvar=HOME, show_envvar=True,
-                        help="Folder of runs, artifacts and the embedded registry.")  # fmt: skip
+    verbose = click.option(
+        "-v", "--verbose", is_flag=True, expose_value=False, callback=_set_verbose, help=words
+    )
+    home = click.option(
+        "--home",
+        type=FOLDER,
+        default=DEFAULT_HOME,
+        show_default=True,
+        envvar=HOME,
+        show_envvar=True,
+        help="Folder of runs, artifacts and the embedded registry.",
+    )
     return home(verbose(function))
 
 

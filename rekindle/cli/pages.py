@@ -28,8 +28,12 @@ def report(run: str, home: Path, as_json: bool) -> None:
 
 @click.command("compare")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN...")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="Write the comparison as an HTML file, with the curves.")  # fmt: skip
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the comparison as an HTML file, with the curves.",
+)
 @shared
 def compare(runs: tuple[str, ...], html: Path | None, home: Path, as_json: bool) -> None:
     """Compare runs: config, data, metrics, gate and time. The first run is the one that the others

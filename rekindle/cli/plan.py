@@ -18,21 +18,45 @@ from rekindle.spec.load import load_target
 @click.command("plan")
 @maybe_config
 @overrides
-@platform("Platform whose machines are considered; default: the only one with a section under "
-          "`platforms` in CONFIG, else this machine if `resources` names no machines, else all "
-          "clouds.", here=True)  # fmt: skip
+@platform(
+    "Platform whose machines are considered; default: the only one with a section under "
+    "`platforms` in CONFIG, else this machine if `resources` names no machines, else all "
+    "clouds.",
+    here=True,
+)
 @click.option("--region", default="", help="Region; default: the platform's, else the cheapest.")
-@click.option("--examples", type=click.IntRange(min=1), default=None,
-              help="Examples in the training split, where no run has counted them.")  # fmt: skip
-@click.option("--prices", "own", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
-              help="Your own price file; it overrides known prices; repeatable.")  # fmt: skip
-@click.option("--calibrate", "run", metavar="RUN",
-              help="First measure that run; its speed corrects this and later plans.")  # fmt: skip
+@click.option(
+    "--examples",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Examples in the training split, where no run has counted them.",
+)
+@click.option(
+    "--prices",
+    "own",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Your own price file; it overrides known prices; repeatable.",
+)
+@click.option(
+    "--calibrate",
+    "run",
+    metavar="RUN",
+    help="First measure that run; its speed corrects this and later plans.",
+)
 @shared
 def command(
-    config: Path | None, overrides: Overrides, platform: str | None, region: str,
-    examples: int | None, own: tuple[Path, ...], run: str | None, home: Path, as_json: bool,
-) -> int:  # fmt: skip
+    config: Path | None,
+    overrides: Overrides,
+    platform: str | None,
+    region: str,
+    examples: int | None,
+    own: tuple[Path, ...],
+    run: str | None,
+    home: Path,
+    as_json: bool,
+) -> int:
     """Estimate what the training of CONFIG needs, how long it takes and what it costs.
 
     With --calibrate, the measured speed of a run, here or on a platform, corrects the speeds that

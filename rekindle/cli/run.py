@@ -34,18 +34,30 @@ WORDS: dict[str, str] = rows(Path(__file__).with_name("words.yaml"))["gate"]
 @click.command("run")
 @of_config
 @click.option("--fresh", is_flag=True, help="Rerun every step; ignore the cache.")
-@click.option("--from", "from_step", metavar="STEP",
-              help="Rerun this step and all steps that depend on it.")  # fmt: skip
-@click.option("--require-promotion", is_flag=True,
-              help="Exit with 1 if the candidate was not promoted.")  # fmt: skip
-@click.option("--rehearse-preemption", "fault", metavar="FAULT@step=N",
-              help="Only train, twice, the second time with a real fault at step N (kill, term "
-              "or hang), and compare.")  # fmt: skip
+@click.option(
+    "--from", "from_step", metavar="STEP", help="Rerun this step and all steps that depend on it."
+)
+@click.option(
+    "--require-promotion", is_flag=True, help="Exit with 1 if the candidate was not promoted."
+)
+@click.option(
+    "--rehearse-preemption",
+    "fault",
+    metavar="FAULT@step=N",
+    help="Only train, twice, the second time with a real fault at step N (kill, term "
+    "or hang), and compare.",
+)
 @shared
 def command(
-    config: Path, overrides: Overrides, fresh: bool, from_step: str | None,
-    require_promotion: bool, fault: str | None, home: Path, as_json: bool,
-) -> int:  # fmt: skip
+    config: Path,
+    overrides: Overrides,
+    fresh: bool,
+    from_step: str | None,
+    require_promotion: bool,
+    fault: str | None,
+    home: Path,
+    as_json: bool,
+) -> int:
     """Retrain, judge and register the model of CONFIG on this machine.
 
     Steps whose code and inputs have not changed come from the cache. An interrupted run continues
@@ -135,8 +147,11 @@ def gridded(grid: Sequence[Point], options: Options, as_json: bool) -> RunSummar
     """Train at every point, show what came of each, and run the best one's pipeline to its end."""
     console, trained = RunConsole(stderr=as_json), list[Trained]()
     for number, point in enumerate(grid, 1):
-        console.print(f"training {number} of {len(grid)}: {' '.join(point.settings)}",
-                      highlight=False, markup=False)  # fmt: skip
+        console.print(
+            f"training {number} of {len(grid)}: {' '.join(point.settings)}",
+            highlight=False,
+            markup=False,
+        )
         progress = Progress()
         try:
             with progress:
@@ -178,10 +193,13 @@ def _table(trained: Sequence[Trained], best: Trained) -> Table:
 def _row(each: Trained) -> GridRow:
     found = each.summary.validation if each.summary else {}
     return GridRow(
-        settings=each.point.settings, run_id=each.record.run_id, status=each.record.status,
-        seconds=each.record.seconds or 0.0, validation_loss=found.get("loss"),
+        settings=each.point.settings,
+        run_id=each.record.run_id,
+        status=each.record.status,
+        seconds=each.record.seconds or 0.0,
+        validation_loss=found.get("loss"),
         validation_accuracy=found.get("accuracy"),
-    )  # fmt: skip
+    )
 
 
 def rehearsed(spec: Spec, text: str, home: Path, as_json: bool) -> int:
@@ -192,8 +210,10 @@ def rehearsed(spec: Spec, text: str, home: Path, as_json: bool) -> int:
         due = f"the first is due after step {every}" if every else "train.checkpoint.every is null"
         log.warning(
             "step %d comes before any checkpoint (%s): training will begin from its start. To "
-            "rehearse a resume, name a later step, or set train.checkpoint.every", fault.step, due,
-        )  # fmt: skip
+            "rehearse a resume, name a later step, or set train.checkpoint.every",
+            fault.step,
+            due,
+        )
     record = rehearse(spec, fault, home)
     tell(record, rehearsal_text(record), as_json)
     found = record.rehearsal

@@ -32,24 +32,41 @@ def _badness(entry: Entry) -> float:
 
 # Python sorts stably: what is alike stays in its order, the newest first
 KEYS: Mapping[str, Callable[[Entry], float]] = {
-    "started": lambda entry: 0.0, "seconds": lambda entry: -entry.seconds, "metric": _badness,
-}  # fmt: skip
+    "started": lambda entry: 0.0,
+    "seconds": lambda entry: -entry.seconds,
+    "metric": _badness,
+}
 
 
 @click.command("runs")
 @click.option("--name", help="Only runs with this `name`.")
-@click.option("--status", type=click.Choice(STATUSES), multiple=True,
-              help="Only runs with this status; repeatable.")  # fmt: skip
-@click.option("--sort", type=click.Choice(list(KEYS)), default="started", show_default=True,
-              help="What comes first: the newest, the longest, or the best metric.")  # fmt: skip
-@click.option("--costs", "by_cost", is_flag=True,
-              help="What runs on platforms cost, by run and month.")  # fmt: skip
+@click.option(
+    "--status",
+    type=click.Choice(STATUSES),
+    multiple=True,
+    help="Only runs with this status; repeatable.",
+)
+@click.option(
+    "--sort",
+    type=click.Choice(list(KEYS)),
+    default="started",
+    show_default=True,
+    help="What comes first: the newest, the longest, or the best metric.",
+)
+@click.option(
+    "--costs", "by_cost", is_flag=True, help="What runs on platforms cost, by run and month."
+)
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N only.")
 @shared
 def command(
-    name: str | None, status: tuple[str, ...], sort: str, by_cost: bool, limit: int | None,
-    home: Path, as_json: bool,
-) -> None:  # fmt: skip
+    name: str | None,
+    status: tuple[str, ...],
+    sort: str,
+    by_cost: bool,
+    limit: int | None,
+    home: Path,
+    as_json: bool,
+) -> None:
     """List runs, newest first: start, window of the data, what a training of a grid has for itself,
     status, time, metric, gate, model version and which is champion."""
     folder = f"{os.path.realpath(home)}/runs"
@@ -69,9 +86,11 @@ def command(
         row = entry.summary | {
             # a record that was never closed, and no process works on it
             "status": "killed" if here and not is_alive(home, entry.run_id) else entry.status,
-            "card": f"{folder}/{entry.run_id}/card.html", "name": entry.name,
-            "started_at": entry.started_at, "champion": champions.get(entry.name) is entry,
-        }  # fmt: skip
+            "card": f"{folder}/{entry.run_id}/card.html",
+            "name": entry.name,
+            "started_at": entry.started_at,
+            "champion": champions.get(entry.name) is entry,
+        }
         shown += [(entry, row)] if not status or row["status"] in status else []
     shown = sorted(shown, key=lambda pair: KEYS[sort](pair[0]))[:limit]
     if as_json:

@@ -37,13 +37,19 @@ def command() -> None:
 @of_config
 @_platform
 @yes
-@click.option("--print", "printed", is_flag=True,
-              help="Only print what would be written on this machine.")  # fmt: skip
+@click.option(
+    "--print", "printed", is_flag=True, help="Only print what would be written on this machine."
+)
 @shared
 def set_(
-    config: Path, overrides: Overrides, platform: str, yes: bool, printed: bool, home: Path,
+    config: Path,
+    overrides: Overrides,
+    platform: str,
+    yes: bool,
+    printed: bool,
+    home: Path,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Create or update the schedule of CONFIG from its section `schedule`; a paused schedule
     resumes.
 
@@ -60,8 +66,11 @@ def set_(
         _set_here(spec, spec.schedule, words, home.absolute(), yes, printed, as_json)
         return
     if printed:
-        raise RequestError("--print shows what is written on this machine", where="--print",
-                           fix="use it with --platform local")  # fmt: skip
+        raise RequestError(
+            "--print shows what is written on this machine",
+            where="--print",
+            fix="use it with --platform local",
+        )
     spec = on_machines(spec, platform, home)
     assert spec.schedule is not None
     there = Platform.of(platform, spec.platforms)
@@ -109,9 +118,14 @@ def _place(platform: str, spec: Spec) -> Platform | Here:
 
 
 def _set_here(
-    spec: Spec, schedule: ScheduleSpec, words: Sequence[str], home: Path, yes: bool, printed: bool,
+    spec: Spec,
+    schedule: ScheduleSpec,
+    words: Sequence[str],
+    home: Path,
+    yes: bool,
+    printed: bool,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     here = Here(printed)
     lowered = here.lowered(schedule)
     command = (sys.executable, "-m", "rekindle.cli.main", *words, f"--home={home}")

@@ -21,26 +21,46 @@ from rekindle.serve.messages import ServeJob
 from rekindle.spec.load import load_target
 
 _PACKAGES = {
-    "uvloop": "serve", "uvicorn": "serve", "prometheus_client": "serve", "aiohttp": "serve",
-    "mlflow": "registry", "scipy": "registry", "torch": "train", "transformers": "train",
-}  # fmt: skip
+    "uvloop": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+    "aiohttp": "serve",
+    "mlflow": "registry",
+    "scipy": "registry",
+    "torch": "train",
+    "transformers": "train",
+}
 SERVING = ("uvloop", "uvicorn", "prometheus_client", "aiohttp", "mlflow", "torch")
 ALARM = 3
 
 
 @click.command("serve")
 @click.argument("target", required=False, metavar="[MODEL|RUN|CONFIG]")
-@click.option("--host", default="127.0.0.1", show_default=True,
-              help="Address to listen at; at any other, all who reach it may ask.")  # fmt: skip
-@click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True,
-              envvar="AIP_HTTP_PORT", show_envvar=True, help="0: any free port.")  # fmt: skip
-@click.option("--precision", type=click.Choice(["bf16", "int8"]), help="Only if its "
-              "test split allows it; default: `deploy.precision`, or as trained.")  # fmt: skip
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen at; at any other, all who reach it may ask.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=8080,
+    show_default=True,
+    envvar="AIP_HTTP_PORT",
+    show_envvar=True,
+    help="0: any free port.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["bf16", "int8"]),
+    help="Only if its test split allows it; default: `deploy.precision`, or as trained.",
+)
 @click.option("--no-smoke", is_flag=True, help="Do not prove the model by rows of its test split.")
 @at_home
 def serve(
     target: str | None, host: str, port: int, precision: str | None, no_smoke: bool, home: Path
-) -> None:  # fmt: skip
+) -> None:
     """Answer requests over HTTP with a champion: of the model MODEL, of the CONFIG, or (default) of
     the latest run. Of a RUN the version that it registered.
 
@@ -54,10 +74,13 @@ def serve(
         changed = {"deploy": spec.deploy.model_copy(update={"precision": precision})}
         spec = spec.model_copy(update=changed)
     job = ServeJob(
-        model=served(spec, home, version), host=host, port=port, smoke=not no_smoke,
+        model=served(spec, home, version),
+        host=host,
+        port=port,
+        smoke=not no_smoke,
         health_route=os.environ.get("AIP_HEALTH_ROUTE", ServeJob.health_route),
         predict_route=os.environ.get("AIP_PREDICT_ROUTE", ServeJob.predict_route),
-    )  # fmt: skip
+    )
     words = [sys.executable, "-P", "-m", "rekindle.serve"]
     words.append(TypeAdapter(ServeJob).dump_json(job).decode())
     os.execve(words[0], words, {**os.environ, **compute_threads()})  # noqa: S606 - no shell
@@ -65,10 +88,19 @@ def serve(
 
 @click.command("predict")
 @config
-@click.option("--input", "source", required=True, metavar="URI",
-              help="What `data.source` may be: the same columns, without labels.")  # fmt: skip
-@click.option("--output", required=True, metavar="URI",
-              help="Folder of parts, called NAME.parquet or NAME.jsonl.")  # fmt: skip
+@click.option(
+    "--input",
+    "source",
+    required=True,
+    metavar="URI",
+    help="What `data.source` may be: the same columns, without labels.",
+)
+@click.option(
+    "--output",
+    required=True,
+    metavar="URI",
+    help="Folder of parts, called NAME.parquet or NAME.jsonl.",
+)
 @shared
 def predict(config: Path, source: str, output: str, home: Path, as_json: bool) -> None:
     """Write what the champion of CONFIG predicts for the rows of --input, each with its id (the
@@ -94,8 +126,13 @@ def predict(config: Path, source: str, output: str, home: Path, as_json: bool) -
 
 @click.command("monitor")
 @of_config
-@click.option("--platform", type=click.Choice(["local", *PLATFORMS]), default="local",
-              show_default=True, help="Where the model is deployed.")  # fmt: skip
+@click.option(
+    "--platform",
+    type=click.Choice(["local", *PLATFORMS]),
+    default="local",
+    show_default=True,
+    help="Where the model is deployed.",
+)
 @click.option("--now", metavar="TIME", help="Look as if it were TIME (UTC): for replays.")
 @shared
 def monitor(

@@ -25,14 +25,24 @@ from rekindle.spec.load import load_target
 @platform("Target platform.", required=True)
 @yes
 @wait
-@click.option("--token", default=None, metavar="TEXT",
-              help="Idempotency key: the same config and token are submitted once. Default: "
-              "continue an interrupted submission, else a new key.")  # fmt: skip
+@click.option(
+    "--token",
+    default=None,
+    metavar="TEXT",
+    help="Idempotency key: the same config and token are submitted once. Default: "
+    "continue an interrupted submission, else a new key.",
+)
 @shared
 def command(
-    config: Path, overrides: Overrides, platform: str, yes: bool, wait: bool,
-    token: str | None, home: Path, as_json: bool,
-) -> int:  # fmt: skip
+    config: Path,
+    overrides: Overrides,
+    platform: str,
+    yes: bool,
+    wait: bool,
+    token: str | None,
+    home: Path,
+    as_json: bool,
+) -> int:
     """Compile CONFIG, show the steps and their machines, ask, and submit it to the platform."""
     spec = load_target(config, overrides)
     record, placed, outline = submitted(spec, platform, home, token, functools.partial(agreed, yes))
@@ -48,20 +58,29 @@ def agreed(yes: bool, outline: SubmissionPreview, plan: Planned | None) -> None:
 
 
 def told(
-    record: RunRecord, placed: SubmittedRun, home: Path, wait: bool, as_json: bool,
+    record: RunRecord,
+    placed: SubmittedRun,
+    home: Path,
+    wait: bool,
+    as_json: bool,
     outline: SubmissionPreview | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Say where the run is and what to do next, or stay until it is over: the exit code."""
     submission = record.submission
     assert submission is not None
     if wait:
         return _waited(record, home, as_json)
     if as_json:
-        answer(Submitted(
-            run_id=record.run_id, platform=record.platform, token=submission.token,
-            **dataclasses.asdict(placed), where=outline.where if outline else "",
-            steps=outline.steps if outline else (),
-        ))  # fmt: skip
+        answer(
+            Submitted(
+                run_id=record.run_id,
+                platform=record.platform,
+                token=submission.token,
+                **dataclasses.asdict(placed),
+                where=outline.where if outline else "",
+                steps=outline.steps if outline else (),
+            )
+        )
         return 0
     verb = "submitted" if placed.anew else "submitted before"
     click.echo(f"{'goes on' if submission.resumed else verb}: {placed.id}\n{placed.url}")

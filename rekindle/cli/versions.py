@@ -53,9 +53,13 @@ def _words(change: ChampionChange) -> str:
 
 @click.command("promote")
 @click.argument("run")
-@click.option("--reason", default="", metavar="TEXT",
-              help="Promote also what was compared with another champion, or cannot be (other "
-              "classes), or was rolled back; kept in the history of champions.")  # fmt: skip
+@click.option(
+    "--reason",
+    default="",
+    metavar="TEXT",
+    help="Promote also what was compared with another champion, or cannot be (other "
+    "classes), or was rolled back; kept in the history of champions.",
+)
 @shared
 def promote(run: str, reason: str, home: Path, as_json: bool) -> None:
     """Make the candidate of RUN the champion, after its evidence has been checked again. A
@@ -67,14 +71,18 @@ def promote(run: str, reason: str, home: Path, as_json: bool) -> None:
 
 @click.command("rollback")
 @click.argument("target", required=False, metavar="[MODEL|RUN|CONFIG]")
-@click.option("--to", default="", metavar="VERSION",
-              help="A version that was champion. Default: the one before.")  # fmt: skip
+@click.option(
+    "--to",
+    default="",
+    metavar="VERSION",
+    help="A version that was champion. Default: the one before.",
+)
 @click.option("--reason", required=True, metavar="TEXT", help="Why; kept on record.")
 @yes
 @shared
 def rollback(
     target: str | None, to: str, reason: str, yes: bool, home: Path, as_json: bool
-) -> None:  # fmt: skip
+) -> None:
     """Make version --to, or the champion before, the champion again. The version that was champion
     is not promoted again by itself: that needs `rekindle promote RUN --reason`. A deployment of the
     model follows at once."""

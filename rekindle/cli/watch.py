@@ -27,16 +27,28 @@ SUGGESTED = 3
 @click.command("watch")
 @of_config
 @click.option("--once", is_flag=True, help="Look once, then exit: for cron and other schedulers.")
-@click.option("--interval", default="1 hour", show_default=True, metavar="DURATION",
-              help="Pause between looks, such as `6 hours`.")  # fmt: skip
+@click.option(
+    "--interval",
+    default="1 hour",
+    show_default=True,
+    metavar="DURATION",
+    help="Pause between looks, such as `6 hours`.",
+)
 @platform("Submit what is due there; default: run it here.")
 @click.option("--now", metavar="TIME", help="Decide as if it were TIME (UTC): for replays.")
 @yes
 @shared
 def command(
-    config: Path, overrides: Overrides, once: bool, interval: str, platform: str | None,
-    now: str | None, yes: bool, home: Path, as_json: bool,
-) -> int:  # fmt: skip
+    config: Path,
+    overrides: Overrides,
+    once: bool,
+    interval: str,
+    platform: str | None,
+    now: str | None,
+    yes: bool,
+    home: Path,
+    as_json: bool,
+) -> int:
     """Look whether CONFIG's section `triggers` makes retraining due, and retrain if so.
 
     Each look ends with one line, `ran because ...` or `skipped because ...`, which is kept under

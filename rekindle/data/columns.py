@@ -161,9 +161,12 @@ def number_of(value: Any) -> float:
 
 
 _TEXT_TYPES = (
-    pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
     pa.types.is_large_binary,
-)  # fmt: skip
+)
 _SCALAR_TYPES = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp, pa.types.is_date)
 
 

@@ -64,10 +64,14 @@ def drop_copies(
     groups, _ = _compared(store, files, which, executor)
     order = {"store": store.root, "groups": groups}
     items = [
-        {"key": digest([number, file.path, groups]), "file": number, "from": file.path,
-         "split": file.split}
+        {
+            "key": digest([number, file.path, groups]),
+            "file": number,
+            "from": file.path,
+            "split": file.split,
+        }
         for number, file in enumerate(files)
-    ]  # fmt: skip
+    ]
     found, dropped = list[ExamplesPart](), {split: Counter[str]() for split in SPLITS}
     entries = executor.map(f"{__name__}:thin", order, items, digest(items))
     for file, item, entry in zip(files, items, entries, strict=True):
@@ -88,10 +92,16 @@ def _compared(
     rows = bands * sum(sum(file.batches) for file in files)
     count = min(_MOST_GROUPS, rows // GROUP_ROWS + 1)
     runs = [
-        {"key": digest([file.path, file.split, *run, which, count]), "from": file.path,
-         "split": file.split, "batches": run, "file": number}
-        for number, file in enumerate(files) for run in _runs(file, GROUP_ROWS // bands)
-    ]  # fmt: skip
+        {
+            "key": digest([file.path, file.split, *run, which, count]),
+            "from": file.path,
+            "split": file.split,
+            "batches": run,
+            "file": number,
+        }
+        for number, file in enumerate(files)
+        for run in _runs(file, GROUP_ROWS // bands)
+    ]
     order = {"store": store.root, "which": which, "groups": count}
     executor.map(f"{__name__}:hash_run", order, runs, digest([order, runs]))
     order["runs"] = [[run["key"], run["file"]] for run in runs]

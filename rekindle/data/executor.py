@@ -105,9 +105,13 @@ class Local:
         return _values([answers[number] for number in sorted(answers)])
 
     def each(
-        self, function: str, order: Order, items: Sequence[Any], numbers: Sequence[int],
+        self,
+        function: str,
+        order: Order,
+        items: Sequence[Any],
+        numbers: Sequence[int],
         then: Callable[[int, Answer], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Work on the items with these `numbers`; each answer is given to `then` once it is there.
         After many failures no further items begin."""
         size = min(self.workers, len(numbers))
@@ -181,9 +185,12 @@ class _Worker:
         path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
         alone = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env={**os.environ, **alone}, text=True,
-        )  # fmt: skip
+            [sys.executable, "-P", "-m", _MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **alone},
+            text=True,
+        )
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.write(self._order + "\n")

@@ -334,11 +334,16 @@ def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> li
     named, places = hashlib.sha256(), [(_below(info["name"], root), info) for info in found]
     return [
         SourceFile(
-            filesystem, root, info["name"], name, int(info.get("size") or 0), named=named,
+            filesystem,
+            root,
+            info["name"],
+            name,
+            int(info.get("size") or 0),
+            named=named,
             version=_version(info),
         )
         for name, info in sorted(places, key=lambda place: place[0])
-    ]  # fmt: skip
+    ]
 
 
 def _parent(path: str) -> str:

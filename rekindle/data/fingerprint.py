@@ -36,10 +36,21 @@ from rekindle.tasks import TASKS, load_task
 _DATA_ASIDE = {"source", "window", "slices", "max_bad_rows", *DataSpec.EXECUTION}
 # how the work is done and kept, not what it is: another layout resumes the same checkpoints
 _TRAIN_ASIDE = {
-    "activation_checkpointing", "budget_hours", "checkpoint", "compile", "entrypoint",
-    "grace_seconds", "hang_seconds", "layout", "ledger", "max_hours", "max_restarts", "profile",
-    "start_seconds", "untested",
-}  # fmt: skip
+    "activation_checkpointing",
+    "budget_hours",
+    "checkpoint",
+    "compile",
+    "entrypoint",
+    "grace_seconds",
+    "hang_seconds",
+    "layout",
+    "ledger",
+    "max_hours",
+    "max_restarts",
+    "profile",
+    "start_seconds",
+    "untested",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +118,18 @@ def fingerprint(
         if champion.run_key == run_key and not ended:
             version, champion_digest = champion.beaten, champion.beaten_digest
     return Fingerprint(
-        data=content, tokenizing=digest(tokenizing) if any(tokenizing) else "",
-        window=str(window or ""), files=files, bytes=size, run_key=run_key, work_key=work_key,
-        init_from=init_from, init_digest=init_digest, champion=version,
+        data=content,
+        tokenizing=digest(tokenizing) if any(tokenizing) else "",
+        window=str(window or ""),
+        files=files,
+        bytes=size,
+        run_key=run_key,
+        work_key=work_key,
+        init_from=init_from,
+        init_digest=init_digest,
+        champion=version,
         champion_digest=champion_digest,
-    )  # fmt: skip
+    )
 
 
 def _identifying(train: TrainSpec) -> dict[str, Any]:

@@ -58,9 +58,12 @@ def _source(data: DataSpec, modality: str, *, far: bool = False) -> Any:
 
 
 def first_rows(
-    data: DataSpec, modality: str, *, far: bool = False,
+    data: DataSpec,
+    modality: str,
+    *,
+    far: bool = False,
     refusal: Callable[[str], str] | None = None,
-) -> list[Problem]:  # fmt: skip
+) -> list[Problem]:
     """What `ingest` would refuse in the first rows of files that are here, or `far` away; with a
     window, only what does not depend on it. The counts are of the rows that were looked at.
     `refusal`: why the task's `encode` refuses the content of an example, "" where it does not."""

@@ -13,9 +13,12 @@ from rekindle.spec.model import DataSpec, MustPass
 
 
 def examples_of(
-    asked: MustPass, modality: str, findings: Findings, shape: Shape | None = None,
+    asked: MustPass,
+    modality: str,
+    findings: Findings,
+    shape: Shape | None = None,
     labels: tuple[str, ...] = (),
-) -> pa.Table:  # fmt: skip
+) -> pa.Table:
     """The examples, with `id`, `hash`, the content and `label`; `findings` receives what is wrong
     with them. `shape` is that of the model's images, `labels` the classes, where they are known."""
     part = asked.data.parts[0]

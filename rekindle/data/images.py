@@ -18,13 +18,23 @@ from rekindle.data.validate import Findings
 
 Pixels = npt.NDArray[np.uint8]
 _UNREADABLE = (
-    OSError, ValueError, SyntaxError, Image.DecompressionBombError, EOFError, struct.error
-)  # fmt: skip
+    OSError,
+    ValueError,
+    SyntaxError,
+    Image.DecompressionBombError,
+    EOFError,
+    struct.error,
+)
 _WAYS = Image.Transpose
 _TURNS = {  # by the orientation that EXIF 2.3 tells
-    2: _WAYS.FLIP_LEFT_RIGHT, 3: _WAYS.ROTATE_180, 4: _WAYS.FLIP_TOP_BOTTOM, 5: _WAYS.TRANSPOSE,
-    6: _WAYS.ROTATE_270, 7: _WAYS.TRANSVERSE, 8: _WAYS.ROTATE_90,
-}  # fmt: skip
+    2: _WAYS.FLIP_LEFT_RIGHT,
+    3: _WAYS.ROTATE_180,
+    4: _WAYS.FLIP_TOP_BOTTOM,
+    5: _WAYS.TRANSPOSE,
+    6: _WAYS.ROTATE_270,
+    7: _WAYS.TRANSVERSE,
+    8: _WAYS.ROTATE_90,
+}
 
 
 class PixelError(ValueError):

@@ -147,9 +147,12 @@ class _Ingestion:
         order: dict[str, Any] = {}
         for part in self.parts:
             order = {
-                "data": part.data.model_dump(mode="json"), "modality": self.modality,
-                "window": str(part.window or ""), "store": self.store.root, "shape": self.shape,
-            }  # fmt: skip
+                "data": part.data.model_dump(mode="json"),
+                "modality": self.modality,
+                "window": str(part.window or ""),
+                "store": self.store.root,
+                "shape": self.shape,
+            }
             if self.in_pieces:
                 part.cut(order, self.store, self.source)
                 if len(self.parts) == 1 and not (part.by_column or part.opened.names_files):
@@ -253,12 +256,20 @@ class _Ingestion:
         findings.raise_if_any()
         counted = SPLITS if labelled else ()
         return ExamplesSummary(
-            modality=self.modality, window=str(self.window or ""), labels=labels, rows=rows,
-            source=self.source or digest([file.sha256 for file in files]), slices=data.slices,
-            image_shape=self.shape, files=tuple(files), bad_rows=self.bad_rows, pieces=self.pieces,
-            faulty=findings.rows if self.bad_rows else 0, left_out=left_out,
+            modality=self.modality,
+            window=str(self.window or ""),
+            labels=labels,
+            rows=rows,
+            source=self.source or digest([file.sha256 for file in files]),
+            slices=data.slices,
+            image_shape=self.shape,
+            files=tuple(files),
+            bad_rows=self.bad_rows,
+            pieces=self.pieces,
+            faulty=findings.rows if self.bad_rows else 0,
+            left_out=left_out,
             class_rows={s: {label: class_rows[s][label] for label in labels} for s in counted},
-        )  # fmt: skip
+        )
 
     def _kept(self) -> Iterator[ExamplesPart]:
         """The files of all pieces, as they are in the store; the first one's also where empty."""
@@ -267,9 +278,12 @@ class _Ingestion:
                 batches, name = entry["batches"].get(split, []), f"{split}.arrow"
                 if name in entry["files"] and (batches or not number):
                     yield ExamplesPart(
-                        path=item["key"], split=split, batches=tuple(batches),
-                        sha256=entry["files"][name], source=item["source"],
-                    )  # fmt: skip
+                        path=item["key"],
+                        split=split,
+                        batches=tuple(batches),
+                        sha256=entry["files"][name],
+                        source=item["source"],
+                    )
 
     def _taken(self, out: Path) -> Iterator[ExamplesPart]:
         """The files, taken from the store."""
@@ -362,10 +376,13 @@ class _Piece:
     def known(self) -> dict[str, Any]:
         """All of it but the files, as JSON."""
         return {
-            "findings": self.findings.to_json(), "span": dataclasses.astuple(self.span),
-            "shape": self.normaliser.image_shape, "seen": self.seen, "batches": self.batches,
+            "findings": self.findings.to_json(),
+            "span": dataclasses.astuple(self.span),
+            "shape": self.normaliser.image_shape,
+            "seen": self.seen,
+            "batches": self.batches,
             "class_rows": self.class_rows,
-        }  # fmt: skip
+        }
 
     def examples(self, source: Any) -> Iterator[tuple[pa.Table, Times, str]]:
         """Tables of examples in the window, their times (or zeros), and the source's own split."""

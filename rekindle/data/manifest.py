@@ -65,9 +65,13 @@ class Shards:
     needed first. `expect` learns which shards of a split are read from now on, and which next."""
 
     def __init__(
-        self, folder: Path, manifest: ShardManifest, read: Callable[[ShardFile], pa.Table],
-        expect: Expect = lambda now, soon: None, hashes: Hashes | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        manifest: ShardManifest,
+        read: Callable[[ShardFile], pa.Table],
+        expect: Expect = lambda now, soon: None,
+        hashes: Hashes | None = None,
+    ) -> None:
         self.folder, self.manifest, self._expect = folder, manifest, expect
         self._hashes = hashes or (lambda files: (read(file).column("hash") for file in files))
         self._files: dict[str, list[ShardFile]] = {split: [] for split in manifest.rows}
@@ -88,8 +92,9 @@ class Shards:
         """Shards in memory, one for each split that has rows."""
         files = tuple(
             ShardFile(path="", split=split, rows=len(table), tokens=0, bytes=0, sha256="")
-            for split, table in tables.items() if len(table)
-        )  # fmt: skip
+            for split, table in tables.items()
+            if len(table)
+        )
         update = {"shards": files, "rows": {split: len(table) for split, table in tables.items()}}
         return cls(folder, manifest.model_copy(update=update), lambda file: tables[file.split])
 
@@ -142,9 +147,15 @@ class Shards:
         return max(each, default=1)
 
     def order(
-        self, split: str, *, global_batch_size: int, seed: int, by_length: bool = False,
-        pack_length: int | None = None, balanced: bool = False,
-    ) -> SampleOrder:  # fmt: skip
+        self,
+        split: str,
+        *,
+        global_batch_size: int,
+        seed: int,
+        by_length: bool = False,
+        pack_length: int | None = None,
+        balanced: bool = False,
+    ) -> SampleOrder:
         """The order in which a training goes through a split; see `SampleOrder`."""
         files, window = self._files[split], self.manifest.shuffle_bytes
 
@@ -152,22 +163,26 @@ class Shards:
             return np.concatenate([getattr(self._opened(split, int(i)), name) for i in shards])
 
         return SampleOrder(
-            rows=[file.rows for file in files], global_batch_size=global_batch_size, seed=seed,
+            rows=[file.rows for file in files],
+            global_batch_size=global_batch_size,
+            seed=seed,
             lengths=functools.partial(of_each, "lengths") if by_length or pack_length else None,
             pack_length=pack_length,
             sequences=[
                 file.sequences or best_fit(self._opened(split, i).lengths, pack_length)[1]
-                for i, file in enumerate(files) if pack_length
+                for i, file in enumerate(files)
+                if pack_length
             ],
             classes=functools.partial(of_each, "labels") if balanced else None,
             sources=[file.source for file in files],
             shares=[one.share for one in self.manifest.sources]
-            if self.manifest.drawn and split == "train" else (),
+            if self.manifest.drawn and split == "train"
+            else (),
             windows=-(-sum(file.bytes for file in files) // window) if window else 1,
             expect=lambda now, soon: self._expect(
                 [files[i] for i in now], [files[i] for i in soon]
             ),
-        )  # fmt: skip
+        )
 
     def _by_shard(
         self, split: str, indices: npt.ArrayLike

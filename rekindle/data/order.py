@@ -72,12 +72,20 @@ class SampleOrder:
     """The order of one training: `batch(step)` for any step, in any sequence; keeps one window."""
 
     def __init__(
-        self, *, rows: Sequence[int], global_batch_size: int, seed: int,
-        lengths: Lookup | None = None, pack_length: int | None = None,
-        sequences: Sequence[int] = (), classes: Lookup | None = None, windows: int = 1,
-        sources: Sequence[int] = (), shares: Sequence[float] = (),
+        self,
+        *,
+        rows: Sequence[int],
+        global_batch_size: int,
+        seed: int,
+        lengths: Lookup | None = None,
+        pack_length: int | None = None,
+        sequences: Sequence[int] = (),
+        classes: Lookup | None = None,
+        windows: int = 1,
+        sources: Sequence[int] = (),
+        shares: Sequence[float] = (),
         expect: Callable[[Indices, Indices], None] = lambda now, soon: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`rows` and, where packed, `sequences` of each shard, and `sources`, the number of its
         source, whose `shares` of an epoch's sequences sum to 1; `lengths` are tokens; `windows` is
         the least number of windows. `expect` learns which shards are read from now on, and which

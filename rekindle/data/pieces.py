@@ -77,12 +77,20 @@ def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: s
     filesystem, named = fsspec.url_to_fs(data.source)[0], hashlib.sha256()
     found = tuple(
         SourceFile(
-            filesystem, order["root"], path, name, size,
-            dt.datetime.fromisoformat(partition) if partition else None, split, data.delimiter,
-            data.encoding, named, *part,
+            filesystem,
+            order["root"],
+            path,
+            name,
+            size,
+            dt.datetime.fromisoformat(partition) if partition else None,
+            split,
+            data.delimiter,
+            data.encoding,
+            named,
+            *part,
         )
         for path, name, size, partition, split, *part in item["files"]
-    )  # fmt: skip
+    )
     return FileSource(data, modality, files=Files(found, order["format"]))
 
 

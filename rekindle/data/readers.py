@@ -39,8 +39,11 @@ _PROBED_LINES = 100
 _DELIMITERS = ",;\t|"
 
 _LONG_TYPES = (
-    pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
-)  # fmt: skip
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+)
 
 Reader = Callable[[SourceFile, Columns, Findings], Iterator[RawBatch]]
 

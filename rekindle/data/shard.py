@@ -68,15 +68,23 @@ def shard(
         own = task_name if task_name in TASKS else own_files(Path(task_name.rpartition(":")[0]))
         tokenizer = folder_fingerprint(assets)
         made_of = [
-            code(), own, {name: value for name, value in settings.items() if name not in SCALE},
-            summary.labels, tokenizer,
-        ]  # fmt: skip
+            code(),
+            own,
+            {name: value for name, value in settings.items() if name not in SCALE},
+            summary.labels,
+            tokenizer,
+        ]
         items = [*_items(summary, data.shard_rows, digest(made_of))]
         order = {
-            "task": task_name, "labels": list(summary.labels), "settings": settings,
-            "examples": str(examples), "assets": str(assets), "store": kept.root, "shared": False,
+            "task": task_name,
+            "labels": list(summary.labels),
+            "settings": settings,
+            "examples": str(examples),
+            "assets": str(assets),
+            "store": kept.root,
+            "shared": False,
             "most": data.max_length,
-        }  # fmt: skip
+        }
         batches = sum(len(file.batches) for file in summary.files)
         executor = executor_of(data, kept, batches // _BATCHES_A_WORKER)
         if executor.apart:
@@ -93,17 +101,26 @@ def shard(
             for one in shards:
                 kept.take(one.key, SHARD, one.sha256, out / one.path)
     manifest = ShardManifest(
-        task=task_name, source=summary.source, window=summary.window, tokenizer=tokenizer,
-        examples=digest([file.examples for file in shards]), labels=summary.labels,
-        slices=summary.slices, rows=rows,
+        task=task_name,
+        source=summary.source,
+        window=summary.window,
+        tokenizer=tokenizer,
+        examples=digest([file.examples for file in shards]),
+        labels=summary.labels,
+        slices=summary.slices,
+        rows=rows,
         dropped=_dropped(summary, encoded, _counts(items, entries, "refused"), rows, data),
-        class_rows=summary.class_rows, bad_rows=bad_rows, left_out=summary.left_out,
+        class_rows=summary.class_rows,
+        bad_rows=bad_rows,
+        left_out=summary.left_out,
         notices=tuple(task.notices(settings)),
-        settings=settings, shards=tuple(shards), shuffle_bytes=round(data.shuffle_gb * 1e9),
+        settings=settings,
+        shards=tuple(shards),
+        shuffle_bytes=round(data.shuffle_gb * 1e9),
         disk_bytes=round(data.disk_gb * 1e9) if data.disk_gb and away else 0,
         sources=_mixed(data, shards),
         drawn=data.temperature is not None or any(part.weight for part in data.sources),
-    )  # fmt: skip
+    )
     manifest.write(out / MANIFEST)
     _tell(manifest, sum(entry.get("full", 0) for entry in entries), data)
     total, new = sum(file.bytes for file in shards), sum(entry["new"] for entry in entries)
@@ -145,10 +162,15 @@ def _items(summary: ExamplesSummary, shard_rows: int, made_of: str) -> Iterator[
             rows = min(shard_rows, left)
             key = digest([made_of, file.sha256, batch, skip, rows])
             yield {
-                "key": key, "name": f"{file.split}-{number:05}.arrow", "split": file.split,
-                "path": file.path, "batch": batch, "skip": skip, "rows": rows,
+                "key": key,
+                "name": f"{file.split}-{number:05}.arrow",
+                "split": file.split,
+                "path": file.path,
+                "batch": batch,
+                "skip": skip,
+                "rows": rows,
                 "source": file.source,
-            }  # fmt: skip
+            }
             number, left, skip = number + 1, left - rows, skip + rows
             while batch < len(file.batches) and skip >= file.batches[batch]:
                 batch, skip = batch + 1, skip - file.batches[batch]
@@ -189,9 +211,13 @@ def _counts(items: Sequence[Any], entries: Sequence[Any], name: str) -> dict[str
 
 
 def _leave_out_refused(
-    items: Sequence[Any], entries: Sequence[Any], data: DataSpec, summary: ExamplesSummary,
-    rows: Mapping[str, int], out: Path,
-) -> dict[str, int]:  # fmt: skip
+    items: Sequence[Any],
+    entries: Sequence[Any],
+    data: DataSpec,
+    summary: ExamplesSummary,
+    rows: Mapping[str, int],
+    out: Path,
+) -> dict[str, int]:
     """The rows that were left out, by kind of fault, those among them that the task cannot encode.
     DataError where these may not be left out, or are too many with those of before."""
     findings = Findings()
@@ -213,9 +239,12 @@ def _leave_out_refused(
 
 
 def _dropped(
-    summary: ExamplesSummary, encoded: Mapping[str, int], refused: Mapping[str, int],
-    rows: Mapping[str, int], data: DataSpec,
-) -> dict[str, int]:  # fmt: skip
+    summary: ExamplesSummary,
+    encoded: Mapping[str, int],
+    refused: Mapping[str, int],
+    rows: Mapping[str, int],
+    data: DataSpec,
+) -> dict[str, int]:
     """Examples of each split without a target; DataError if others are lost, or none is left."""
     if encoded != dict(summary.rows):
         what = f"the examples promised {dict(summary.rows)} rows and hold {encoded}"
@@ -299,12 +328,13 @@ def _facts(path: Path, settings: Mapping[str, Any], most: int) -> dict[str, Any]
         are_tokens = "input_ids" in table.schema.names
         hashes = b"".join(map(stored_hashes, table.column("hash").chunks))
         return {
-            "bytes": path.stat().st_size, "longest": int(lengths.max()),
+            "bytes": path.stat().st_size,
+            "longest": int(lengths.max()),
             "full": int((lengths == most).sum()) if are_tokens else 0,
             "tokens": int(lengths.sum()) if are_tokens else 0,
             "sequences": best_fit(lengths, settings["max_length"])[1] if packed else 0,
             "examples": hashlib.sha256(hashes).hexdigest()[:32],
-        }  # fmt: skip
+        }
 
 
 def _read(examples: ExamplesFile, batch: int, skip: int, rows: int) -> Iterator[pa.RecordBatch]:

@@ -33,13 +33,22 @@ _BRIGHTEST = 255.0
 Shape = tuple[int, ...] | None
 LOGGED = pa.schema(
     {
-        "id": pa.string(), "time": pa.timestamp("us", "UTC"), "version": pa.string(),
-        "model": pa.string(), "seconds": pa.float64(), "label": pa.string(),
-        "probability": pa.float64(), "value": pa.float64(), "length": pa.float64(),
-        "unknown": pa.float64(), "brightness": pa.float64(), "contrast": pa.float64(),
-        "hash": pa.string(), "text": pa.string(),
+        "id": pa.string(),
+        "time": pa.timestamp("us", "UTC"),
+        "version": pa.string(),
+        "model": pa.string(),
+        "seconds": pa.float64(),
+        "label": pa.string(),
+        "probability": pa.float64(),
+        "value": pa.float64(),
+        "length": pa.float64(),
+        "unknown": pa.float64(),
+        "brightness": pa.float64(),
+        "contrast": pa.float64(),
+        "hash": pa.string(),
+        "text": pa.string(),
     }.items()
-)  # fmt: skip
+)
 """Columns of a log of predictions."""
 
 

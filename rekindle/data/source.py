@@ -38,9 +38,12 @@ class FileSource(Source):
     """Files of one format behind a URI; the same bytes have one fingerprint wherever they lie."""
 
     def __init__(
-        self, data: DataSpec, modality: str, window: Window | None = None,
+        self,
+        data: DataSpec,
+        modality: str,
+        window: Window | None = None,
         files: Files | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`files`: those to read, as they are; else those of the source in the window."""
         self._data = data
         self.files = files or locate(data)

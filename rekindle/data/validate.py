@@ -173,10 +173,14 @@ def shorten(value: object) -> str:
 
 
 def check_splits(
-    rows: Mapping[str, int], class_rows: Mapping[str, Mapping[str, int]], labels: Sequence[str],
-    required: Sequence[str], complete: Sequence[str], findings: Findings,
+    rows: Mapping[str, int],
+    class_rows: Mapping[str, Mapping[str, int]],
+    labels: Sequence[str],
+    required: Sequence[str],
+    complete: Sequence[str],
+    findings: Findings,
     left_out: Mapping[str, int],
-) -> None:  # fmt: skip
+) -> None:
     """Note `required` splits that are empty, and classes that a split of `complete` lacks; `rows`
     counts per split, `class_rows` per split and label, `left_out` those of no split."""
     if len(labels) == 1:

@@ -17,8 +17,12 @@ from rekindle.spec.model import WindowSpec
 _UNITS = ("hour", "day", "week", "month", "year")
 _SECONDS = {"hour": 3_600, "day": 86_400, "week": 604_800}
 _PARTITION_FORMAT = {
-    "hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "week": "%Y-%m-%d", "month": "%Y-%m", "year": "%Y",
-}  # fmt: skip
+    "hour": "%Y-%m-%dT%H",
+    "day": "%Y-%m-%d",
+    "week": "%Y-%m-%d",
+    "month": "%Y-%m",
+    "year": "%Y",
+}
 _PLACEHOLDER = re.compile(r"\{window(?::([^{}]+))?\}")
 _DIRECTIVES = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}"}
 _DIRECTIVE = re.compile(f"({'|'.join(_DIRECTIVES)})")

@@ -93,17 +93,23 @@ class DeepSpeed(Engine):
             # DeepSpeed's own is compiled on each machine
             params |= {"torch_adam": True, "fused": True}
         return {
-            **merged, "zero_optimization": zero,
+            **merged,
+            "zero_optimization": zero,
             "optimizer": {"type": "AdamW", "params": params},
-            "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1,
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
             "gradient_clipping": train.clip_norm or 0.0,
             "bf16": {**(merged.get("bf16") or {}), "enabled": train.precision == "bf16"},
-        }  # fmt: skip
+        }
 
     def start(
-        self, part: nn.Module, train: TrainSpec, rate: float, device: torch.device,
+        self,
+        part: nn.Module,
+        train: TrainSpec,
+        rate: float,
+        device: torch.device,
         divided: Mapping[str, Sequence[str]],
-    ) -> Zero:  # fmt: skip
+    ) -> Zero:
         """Take over the filled part. StepError where what is in effect was not asked for. Tp ranks
         divide the modules of these names by "column" or "row", and add up slopes of "skip"."""
         import torch.distributed as dist
@@ -121,14 +127,16 @@ class DeepSpeed(Engine):
             specs = [
                 {
                     "patterns": [rf".*\.{re.escape(name)}\.weight$" for name in names],
-                    "partition_type": how, "grad_allreduce": how == "skip",
+                    "partition_type": how,
+                    "grad_allreduce": how == "skip",
                 }
                 for how, names in divided.items()
-            ]  # fmt: skip
+            ]
             config["tensor_parallel"] = {
-                "autotp_size": getattr(train.layout, "tp", 1), "vocab_parallel_lm_head": False,
+                "autotp_size": getattr(train.layout, "tp", 1),
+                "vocab_parallel_lm_head": False,
                 "partition_config": {"use_default_specs": False, "layer_specs": specs},
-            }  # fmt: skip
+            }
             layers: Any = importlib.import_module("deepspeed.module_inject.layers")
             add_up = layers.RowParallel.forward  # in place, where `selective` keeps the share
             layers.RowParallel.forward = staticmethod(
@@ -148,9 +156,11 @@ class DeepSpeed(Engine):
             dist_backend=dist.get_backend(), auto_mpi_discovery=False, dist_init_required=False
         )
         engine, *_ = deepspeed.initialize(
-            model=part, model_parameters=[g for g in base.by_decay(trained) if g["params"]],
-            config=config, dist_init_required=False,
-        )  # fmt: skip
+            model=part,
+            model_parameters=[g for g in base.by_decay(trained) if g["params"]],
+            config=config,
+            dist_init_required=False,
+        )
         if divided:  # it compares what tp ranks get by pickles
             engine.first_dataloader_check.remove()
         for name, buffer in part.named_buffers():
@@ -322,12 +332,15 @@ class Zero:
         offload = [part for part, place in places.items() if place and place.device == "cpu"]
         divided = any(self._part(parameter) for parameter in self.named.values())
         return {
-            "deepspeed": deepspeed.__version__, "ZeRO stage": str(self.stage),
-            "optimizer": type(self.inner).__name__, "backend": dist.get_backend(),
-            "ranks": str(self.ranks * self.tp), "offload": ", ".join(offload) or "none",
+            "deepspeed": deepspeed.__version__,
+            "ZeRO stage": str(self.stage),
+            "optimizer": type(self.inner).__name__,
+            "backend": dist.get_backend(),
+            "ranks": str(self.ranks * self.tp),
+            "offload": ", ".join(offload) or "none",
             "precision": "bf16" if self.module.bfloat16_enabled() else "fp32",
             **({"tp": str(self.tp if divided else 1)} if self.tp > 1 else {}),
-        }  # fmt: skip
+        }
 
     def require(self, config: Mapping[str, Any]) -> None:
         """StepError where what is in effect is not what the config asks for, or where weights in
@@ -342,11 +355,12 @@ class Zero:
         zero = config["zero_optimization"]
         moved = [part for part in _MOVED if at(zero, f"offload_{part}", "device") == "cpu"]
         wanted = {
-            "ZeRO stage": str(zero["stage"]), "ranks": str(self.world),
+            "ZeRO stage": str(zero["stage"]),
+            "ranks": str(self.world),
             "offload": ", ".join(moved) or "none",
             "precision": "bf16" if config["bf16"]["enabled"] else "fp32",
             **({"tp": str(config["tensor_parallel"]["autotp_size"])} if self.tp > 1 else {}),
-        }  # fmt: skip
+        }
         facts = self.facts()
         for name, value in wanted.items():
             if facts[name] != value:

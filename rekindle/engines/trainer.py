@@ -56,22 +56,32 @@ class Trainer(Engine):
         micro = next(size for size in range(min(most, each), 0, -1) if each % size == 0)
         decided = {key: value for key, (_, value) in _owned(train).items() if value is not None}
         return {
-            **given, **decided, "lr_scheduler_type": _SCHEDULES[train.lr_schedule],
-            "per_device_train_batch_size": micro, "gradient_accumulation_steps": each // micro,
-        }  # fmt: skip
+            **given,
+            **decided,
+            "lr_scheduler_type": _SCHEDULES[train.lr_schedule],
+            "per_device_train_batch_size": micro,
+            "gradient_accumulation_steps": each // micro,
+        }
 
 
 def _owned(train: TrainSpec) -> dict[str, tuple[str, Any]]:
     """What its arguments may say only as rekindle does."""
     return {
-        "per_device_train_batch_size": ("", None), "gradient_accumulation_steps": ("", None),
-        "lr_scheduler_type": ("lr_schedule", None), "learning_rate": ("lr", train.lr),
-        "weight_decay": ("weight_decay", train.weight_decay), "seed": ("seed", train.seed),
-        "adam_beta1": ("betas", train.betas[0]), "adam_beta2": ("betas", train.betas[1]),
-        "adam_epsilon": ("eps", train.eps), "max_grad_norm": ("clip_norm", train.clip_norm or 0.0),
+        "per_device_train_batch_size": ("", None),
+        "gradient_accumulation_steps": ("", None),
+        "lr_scheduler_type": ("lr_schedule", None),
+        "learning_rate": ("lr", train.lr),
+        "weight_decay": ("weight_decay", train.weight_decay),
+        "seed": ("seed", train.seed),
+        "adam_beta1": ("betas", train.betas[0]),
+        "adam_beta2": ("betas", train.betas[1]),
+        "adam_epsilon": ("eps", train.eps),
+        "max_grad_norm": ("clip_norm", train.clip_norm or 0.0),
         "label_smoothing_factor": ("label_smoothing", train.label_smoothing),
-        "bf16": ("precision", train.precision == "bf16"), "fp16": ("precision", False),
+        "bf16": ("precision", train.precision == "bf16"),
+        "fp16": ("precision", False),
         "gradient_checkpointing": (
-            "activation_checkpointing", train.activation_checkpointing == "full"
+            "activation_checkpointing",
+            train.activation_checkpointing == "full",
         ),
-    }  # fmt: skip
+    }

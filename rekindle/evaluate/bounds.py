@@ -205,9 +205,13 @@ def gain_of(metric: str, candidate: Scores, champion: Scores) -> float:
 
 
 def bounds_of(
-    spec: GateSpec, metric: str, candidate: Scores, champion: Scores,
-    clusters_N: Ints | None = None, tail: float = 0.5,
-) -> Bounds:  # fmt: skip
+    spec: GateSpec,
+    metric: str,
+    candidate: Scores,
+    champion: Scores,
+    clusters_N: Ints | None = None,
+    tail: float = 0.5,
+) -> Bounds:
     """What the examples that both answered say of the gain; examples of one cluster are drawn
     together. At least `spec.resamples`, and as many as an end at `tail` needs."""
     if clusters_N is None:

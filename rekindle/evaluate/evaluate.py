@@ -99,19 +99,34 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
         verdict = judge(spec, metric, ours, theirs, *seen)
     if drop is not None and drop.is_sure and drop.sentence not in verdict.reason:
         verdict = dataclasses.replace(verdict, reason=f"{verdict.reason}; {drop.sentence}")
-    told = ("champion_version", "champion_digest", "samples", "smoke", "excluded", "examples",
-            "bad_rows")  # fmt: skip
+    told = (
+        "champion_version",
+        "champion_digest",
+        "samples",
+        "smoke",
+        "excluded",
+        "examples",
+        "bad_rows",
+    )
     return Evidence(
-        run_key=record.candidate.run_key, model_digest=record.candidate.digest,
-        metrics=dict(ours.metrics), champion_metrics=dict(theirs.metrics) if theirs else {},
-        labels=record.candidate.labels, confusion=ours.confusion(), classes=_classes(ours, theirs),
-        calibration=ours.calibration(), slices=tuple(slices), churn=churn,
+        run_key=record.candidate.run_key,
+        model_digest=record.candidate.digest,
+        metrics=dict(ours.metrics),
+        champion_metrics=dict(theirs.metrics) if theirs else {},
+        labels=record.candidate.labels,
+        confusion=ours.confusion(),
+        classes=_classes(ours, theirs),
+        calibration=ours.calibration(),
+        slices=tuple(slices),
+        churn=churn,
         reference=_with_answers(record.reference, ours, rows),
-        epoch=epoch if verdict.comparison else "", **vars(verdict),
-        audit=_audit(spec.gate, metric, record, audited), rows=record.rows - audited.num_rows,
+        epoch=epoch if verdict.comparison else "",
+        **vars(verdict),
+        audit=_audit(spec.gate, metric, record, audited),
+        rows=record.rows - audited.num_rows,
         champion_drop=drop,
         **{name: getattr(record, name) for name in told},
-    )  # fmt: skip
+    )
 
 
 def _with_answers(reference: Reference | None, ours: Scores, rows: pa.Table) -> Reference | None:
@@ -158,9 +173,11 @@ def _audit(spec: GateSpec, metric: str, record: records.Scores, rows: pa.Table) 
         comparison = compare(spec, metric, ours, theirs, clusters_N)
     metrics = dict(theirs.metrics) if theirs else {}
     return Audit(
-        rows=rows.num_rows, metrics=dict(ours.metrics), champion_metrics=metrics,
+        rows=rows.num_rows,
+        metrics=dict(ours.metrics),
+        champion_metrics=metrics,
         comparison=comparison,
-    )  # fmt: skip
+    )
 
 
 def candidate_scores(scores: Path, audit: float, salt: str) -> tuple[Scores, Any]:
@@ -181,9 +198,14 @@ def _classes(ours: Scores, theirs: Scores | None) -> tuple[ClassResult, ...]:
 
 
 def _slices(
-    spec: GateSpec, metric: str, rows: pa.Table, columns: Sequence[str], ours: Scores,
-    theirs: Scores | None, clusters_N: Ints | None,
-) -> list[Slice]:  # fmt: skip
+    spec: GateSpec,
+    metric: str,
+    rows: pa.Table,
+    columns: Sequence[str],
+    ours: Scores,
+    theirs: Scores | None,
+    clusters_N: Ints | None,
+) -> list[Slice]:
     """Metrics for each value of each slice column, in order of column and value."""
     result = []
     for column in columns:
@@ -227,10 +249,16 @@ class Verdict:
 
 
 def judge(
-    spec: EvaluateSpec, metric: str, candidate: Scores, champion: Scores | None,
-    slices: Sequence[Slice], slice_metric: str, further: Sequence[Check] = (),
-    clusters_N: Ints | None = None, confidence: float | None = None,
-) -> Verdict:  # fmt: skip
+    spec: EvaluateSpec,
+    metric: str,
+    candidate: Scores,
+    champion: Scores | None,
+    slices: Sequence[Slice],
+    slice_metric: str,
+    further: Sequence[Check] = (),
+    clusters_N: Ints | None = None,
+    confidence: float | None = None,
+) -> Verdict:
     """The verdict in `metric`, on slices `slice_metric`, with `further` checks, if any;
     `confidence` of the comparison with the champion is the gate's, or what looks leave of it."""
     confidence = confidence or spec.gate.confidence
@@ -277,9 +305,12 @@ def _gain_check(
     if not passed:
         detail += _too_few_to_tell(spec, comparison.metric, champion, clusters_N)
     return Check(
-        name="not_worse_than_champion" if may_be_worse else "better_than_champion", passed=passed,
-        value=comparison.lower, threshold=least, detail=detail,
-    )  # fmt: skip
+        name="not_worse_than_champion" if may_be_worse else "better_than_champion",
+        passed=passed,
+        value=comparison.lower,
+        threshold=least,
+        detail=detail,
+    )
 
 
 def _too_few_to_tell(spec: GateSpec, metric: str, champion: Scores, clusters_N: Ints | None) -> str:
@@ -332,9 +363,12 @@ def _churn_check(spec: GateSpec, churn: Churn | None, champion: Scores | None) -
 
 
 def _champion_drop(
-    spec: GateSpec, metric: str, record: records.Scores, theirs: Scores | None,
+    spec: GateSpec,
+    metric: str,
+    record: records.Scores,
+    theirs: Scores | None,
     clusters_N: Ints | None,
-) -> ChampionDrop | None:  # fmt: skip
+) -> ChampionDrop | None:
     """How much worse the champion does on these rows than on those that it was judged on, which are
     others: of these only the metric is known, so their deviation is taken from these."""
     judged, judged_rows = record.champion_judged.get(metric), record.champion_judged_rows
@@ -348,9 +382,14 @@ def _champion_drop(
     deviation *= math.sqrt(1 + len(theirs) / judged_rows)
     chance = 1 - NormalDist().cdf(drop / deviation) if deviation else float(drop <= 0)
     return ChampionDrop(
-        metric=metric, judged=judged, judged_rows=judged_rows, now=now, rows=len(theirs), drop=drop,
+        metric=metric,
+        judged=judged,
+        judged_rows=judged_rows,
+        now=now,
+        rows=len(theirs),
+        drop=drop,
         p_value=chance,
-    )  # fmt: skip
+    )
 
 
 def _drop_check(spec: GateSpec, drop: ChampionDrop | None) -> list[Check]:
@@ -448,18 +487,26 @@ def _left(spec: GateSpec, earlier: int) -> float:
 
 
 def compare(
-    spec: GateSpec, metric: str, candidate: Scores, champion: Scores,
+    spec: GateSpec,
+    metric: str,
+    candidate: Scores,
+    champion: Scores,
     clusters_N: Ints | None = None,
-) -> Comparison:  # fmt: skip
+) -> Comparison:
     """Candidate minus champion in `metric`, more is better, with its interval."""
     tail = (1 - spec.confidence) / 2
     bounds = bounds_of(spec, metric, candidate, champion, clusters_N, tail)
     # + 0.0: none of them is a negative zero
     return Comparison(
-        metric=metric, estimate=bounds.estimate + 0.0, lower=bounds.lower(tail) + 0.0,
-        upper=bounds.upper(tail) + 0.0, confidence=spec.confidence, resamples=bounds.resamples,
-        seed=spec.seed, detectable=bounds.detectable(tail),
-    )  # fmt: skip
+        metric=metric,
+        estimate=bounds.estimate + 0.0,
+        lower=bounds.lower(tail) + 0.0,
+        upper=bounds.upper(tail) + 0.0,
+        confidence=spec.confidence,
+        resamples=bounds.resamples,
+        seed=spec.seed,
+        detectable=bounds.detectable(tail),
+    )
 
 
 def _floor(

@@ -79,9 +79,15 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
     try:
         return subprocess.run(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, errors="replace", timeout=_TIMEOUT_SECONDS,
-        )  # fmt: skip
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_SECONDS,
+        )
     except subprocess.TimeoutExpired as error:
         slow = _problem("slow", where=command[-3], seconds=_TIMEOUT_SECONDS)
         raise RequestError([slow]) from error

@@ -41,12 +41,19 @@ _TOKEN = re.compile(
 )
 _MOST_TOKENS, _MOST_LEVELS, _MOST_DIGITS = 800, 50, 400  # far beyond what is written by hand
 _KINDS: Mapping[str, Kind] = {
-    "STRING": "text", "NUMBER_INTEGER": "number", "NUMBER_DOUBLE": "number", "BOOLEAN": "boolean",
-}  # fmt: skip
+    "STRING": "text",
+    "NUMBER_INTEGER": "number",
+    "NUMBER_DOUBLE": "number",
+    "BOOLEAN": "boolean",
+}
 _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
     ">=": operator.ge,
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,9 +54,16 @@ class Distribution:
 
 
 def distribute(
-    task: PipelineTask, *, nodes: int, gpus_per_node: int = 0, accelerator: str = "",
-    machine: str = "", spot: bool = False, checkpoint: str = "", max_run_hours: float | None = None,
-) -> PipelineTask:  # fmt: skip
+    task: PipelineTask,
+    *,
+    nodes: int,
+    gpus_per_node: int = 0,
+    accelerator: str = "",
+    machine: str = "",
+    spot: bool = False,
+    checkpoint: str = "",
+    max_run_hours: float | None = None,
+) -> PipelineTask:
     """Run `task` on `nodes` machines at once; see `Distribution` for the other arguments.
 
     Returns the task, so that calls chain as KFP's do. Raises RequestError for a task that has no

@@ -98,10 +98,11 @@ def _settled(step: ir.Step, known: Mapping[str, Any]) -> ir.Step:
         step,
         settings=tuple(setting for setting in step.settings if is_wanted(setting.value)),
         secrets=tuple(
-            s for s in step.secrets
+            s
+            for s in step.secrets
             if not isinstance(s.name, ir.FromInput) or known.get(s.name.name, "") is not None
         ),
-    )  # fmt: skip
+    )
 
 
 def _of_any(node: ir.Node) -> Iterator[tuple[str, str]]:
@@ -171,12 +172,16 @@ def _of_step(step: ir.Step) -> Iterator[tuple[str, str]]:
     else:
         yield "python_components" if container.source else "container_components", step.where
     asked = {
-        "retries": step.retry.count, "retries_of_distributed": step.retry.count and spread,
-        "caching": step.cache, "cache_keys": step.cache_key,
-        "timeouts": step.timeout_seconds is not None, "distribution": spread,
-        "accelerators": spread and spread.gpus_per_node, "machines": spread and spread.machine,
+        "retries": step.retry.count,
+        "retries_of_distributed": step.retry.count and spread,
+        "caching": step.cache,
+        "cache_keys": step.cache_key,
+        "timeouts": step.timeout_seconds is not None,
+        "distribution": spread,
+        "accelerators": spread and spread.gpus_per_node,
+        "machines": spread and spread.machine,
         "spot": spread and spread.spot,
-    }  # fmt: skip
+    }
     features = [feature for feature, there in asked.items() if there]
     yield from ((feature, step.where) for feature in (*features, *_of_container(container)))
     if step.secrets:

@@ -174,9 +174,13 @@ class _Flattening:
         return _Scope(**results)
 
     def node(
-        self, node: ir.AnyNode, path: str, given: _Scope, guards: tuple[Guard, ...],
+        self,
+        node: ir.AnyNode,
+        path: str,
+        given: _Scope,
+        guards: tuple[Guard, ...],
         after: tuple[str, ...],
-    ) -> _Scope:  # fmt: skip
+    ) -> _Scope:
         if not isinstance(node, ir.SubDag):
             self.found.append(Flat(node, path, given.parameters, given.artifacts, guards, after))
             for name, parameter in node.outputs.parameters.items():
@@ -237,9 +241,14 @@ class _Flattening:
             self.wait(first, [p for i in before if (p := self.found[i].path) not in passed])
 
     def inputs(
-        self, node: ir.AnyNode, path: str, scope: _Scope, ended: Mapping[str, _Scope], *,
+        self,
+        node: ir.AnyNode,
+        path: str,
+        scope: _Scope,
+        ended: Mapping[str, _Scope],
+        *,
         guarded: bool,
-    ) -> _Scope:  # fmt: skip
+    ) -> _Scope:
         """What the node's inputs stand for; one without a value or default is left out."""
         defaults = {n: ir.Constant(p.default) for n, p in node.inputs.parameters.items()}
         parameters: dict[str, Source] = {n: c for n, c in defaults.items() if c.value is not None}

@@ -19,9 +19,15 @@ from rekindle.ir.distribution import Distribution
 from rekindle.ir.placeholders import Argument, Template
 
 ParameterType = Literal[
-    "STRING", "NUMBER_INTEGER", "NUMBER_DOUBLE", "BOOLEAN", "LIST", "STRUCT",
-    "TASK_FINAL_STATUS", "TASK_CONFIG",
-]  # fmt: skip
+    "STRING",
+    "NUMBER_INTEGER",
+    "NUMBER_DOUBLE",
+    "BOOLEAN",
+    "LIST",
+    "STRUCT",
+    "TASK_FINAL_STATUS",
+    "TASK_CONFIG",
+]
 
 
 @dataclasses.dataclass(frozen=True)

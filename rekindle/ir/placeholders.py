@@ -22,17 +22,25 @@ _PORT = re.compile(
 )
 # Facts of a run that every platform can give, and those that only some have
 RUN_FACTS = (
-    "pipeline_job_name", "pipeline_job_uuid", "pipeline_job_resource_name",
-    "pipeline_job_create_time_utc", "pipeline_job_schedule_time_utc", "pipeline_task_name",
-    "pipeline_task_uuid", "pipeline_root",
-)  # fmt: skip
+    "pipeline_job_name",
+    "pipeline_job_uuid",
+    "pipeline_job_resource_name",
+    "pipeline_job_create_time_utc",
+    "pipeline_job_schedule_time_utc",
+    "pipeline_task_name",
+    "pipeline_task_uuid",
+    "pipeline_root",
+)
 PLATFORM_FACTS = (
-    "pipeline_google_cloud_project_id", "pipeline_google_cloud_location",
-    "pipeline_persistent_resource_id", "pipeline_service_account", "pipeline_network",
+    "pipeline_google_cloud_project_id",
+    "pipeline_google_cloud_location",
+    "pipeline_persistent_resource_id",
+    "pipeline_service_account",
+    "pipeline_network",
     "pipeline_encryption_key_name",
     "json_escape[1]",  # ExecutorInput inside a text that is JSON itself
     "workspace_path",
-)  # fmt: skip
+)
 _FIELDS = {
     ("inputs", "parameters"): (None,),
     ("inputs", "artifacts"): (None, "path", "uri", "metadata"),

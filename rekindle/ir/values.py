@@ -20,11 +20,15 @@ if TYPE_CHECKING:  # bundles carry this module without the Graph
     from rekindle.ir.graph import Graph, ParameterType
 
 _WORDS: Mapping[str, str] = {
-    "STRING": "text", "NUMBER_INTEGER": "a whole number", "NUMBER_DOUBLE": "a number",
-    "BOOLEAN": "true or false", "LIST": "a list", "STRUCT": "a mapping",
+    "STRING": "text",
+    "NUMBER_INTEGER": "a whole number",
+    "NUMBER_DOUBLE": "a number",
+    "BOOLEAN": "true or false",
+    "LIST": "a list",
+    "STRUCT": "a mapping",
     "TASK_FINAL_STATUS": "the final status of a step",
     "TASK_CONFIG": "the configuration of a step",
-}  # fmt: skip
+}
 # what to do about a value that an input cannot receive
 FIT = (
     "give it a value of its type, or change the type of the input; the items of a plain `list` are "

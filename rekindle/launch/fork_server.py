@@ -45,9 +45,11 @@ class ForkServer:
     pid: int
 
     def adopt(
-        self, request: Mapping[str, Any], prints_to: tuple[int, int] | None = None,
+        self,
+        request: Mapping[str, Any],
+        prints_to: tuple[int, int] | None = None,
         others: Sequence[int] = (),
-    ) -> "Forked | None":  # fmt: skip
+    ) -> "Forked | None":
         """A fork at work on `request`, printing to these descriptors; None without a server. It
         has the `others` under the numbers that the request's `places` name."""
         reading, writing = (-1, -1) if prints_to else os.pipe()
@@ -210,9 +212,11 @@ def _fork(
 
 
 def _let_go(
-    sockets: Sequence[socket.socket], handles: Mapping[int, Any], places: Mapping[int, int],
+    sockets: Sequence[socket.socket],
+    handles: Mapping[int, Any],
+    places: Mapping[int, int],
     connection: socket.socket,
-) -> None:  # fmt: skip
+) -> None:
     """Become a process of its own: of what the parent had open, keep what has a place."""
     os.setsid()
     for one in sockets:
@@ -241,9 +245,12 @@ def fork_server_for(env: Mapping[str, str], modules: Sequence[str]) -> Iterator[
         process = subprocess.Popen(
             [sys.executable, *words, *modules],
             env={**env, "PYTHONUNBUFFERED": "1", "_KFP_RUNTIME": "true", **THREADLESS},
-            pass_fds=[theirs.fileno()], start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
     try:
         with ours:
             yield ForkServer(ours, process.pid)

@@ -136,8 +136,14 @@ def stacks_path(status: Path, rank: int) -> Path:
 Kind = Literal["raised", "killed", "hung", "node", "ended", "waits", "followed"]
 
 _ORDER: Mapping[Kind, int] = {
-    "raised": 0, "killed": 0, "hung": 0, "node": 0, "ended": 1, "waits": 1, "followed": 2,
-}  # fmt: skip
+    "raised": 0,
+    "killed": 0,
+    "hung": 0,
+    "node": 0,
+    "ended": 1,
+    "waits": 1,
+    "followed": 2,
+}
 _FRAME = re.compile(r'\s+File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 _COLLECTIVE, _OPERATOR, _BACKWARD = "torch/distributed/", "torch/_ops.py", "torch/autograd/graph.py"
 _MEMORY = "use less memory: a smaller train.micro_batch_size, activation checkpointing, more shards"
@@ -173,9 +179,11 @@ def first_cause(causes: Iterable[Cause]) -> Cause | None:
 
 
 def causes_of(
-    heartbeats: Sequence[Heartbeat], exits: Sequence[Mapping[str, Any]], ours: Collection[int],
+    heartbeats: Sequence[Heartbeat],
+    exits: Sequence[Mapping[str, Any]],
+    ours: Collection[int],
     oom_kills: int,
-) -> list[Cause]:  # fmt: skip
+) -> list[Cause]:
     """Causes from the ranks' last words and from how torchrun saw them end (`exits`). We had to
     kill the ranks `ours`, the kernel as many processes as `oom_kills` for their memory."""
     by_rank = {heartbeat.rank: heartbeat for heartbeat in heartbeats}

@@ -32,14 +32,20 @@ FILE, HOST = "REKINDLE_STORE", "127.0.0.1"
 """The environment variable that names the file; where the store of one node listens."""
 
 _THEIRS = (
-    "torch.distributed.checkpoint.", "torch.distributed.pipelining.", "rekindle.train.",
+    "torch.distributed.checkpoint.",
+    "torch.distributed.pipelining.",
+    "rekindle.train.",
     "rekindle.errors",
-)  # fmt: skip
+)
 _ALSO = {
-    ("torch", "Size"), ("torch", "device"), ("torch.serialization", "_get_layout"),
-    ("torch._utils", "_rebuild_meta_tensor_no_storage"), ("collections", "OrderedDict"),
-    ("traceback", "StackSummary"), ("traceback", "FrameSummary"),
-}  # fmt: skip
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("torch.serialization", "_get_layout"),
+    ("torch._utils", "_rebuild_meta_tensor_no_storage"),
+    ("collections", "OrderedDict"),
+    ("traceback", "StackSummary"),
+    ("traceback", "FrameSummary"),
+}
 
 
 def offer() -> None:
@@ -83,9 +89,13 @@ def store(port: int, descriptor: int | None) -> tuple[Any, int]:
             port, descriptor = server.getsockname()[1], server.detach()
     listens = descriptor is not None
     held = TCPStore(
-        HOST, port, is_master=listens, wait_for_workers=False, multi_tenant=listens,
+        HOST,
+        port,
+        is_master=listens,
+        wait_for_workers=False,
+        multi_tenant=listens,
         master_listen_fd=descriptor,
-    )  # fmt: skip
+    )
     return held, port
 
 

@@ -39,9 +39,18 @@ def main() -> int:
     threading.Thread(target=hold_on, args=(int(lifeline),), daemon=True).start()
     store, port = meeting.store(node["port"], node["listening"])  # held until the end
     words = [
-        "mpirun", "-np", ranks, "--oversubscribe", "--bind-to", "none",
-        "--host", f"localhost:{ranks}", "--mca", "plm", "isolated",
-    ]  # fmt: skip
+        "mpirun",
+        "-np",
+        ranks,
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "--host",
+        f"localhost:{ranks}",
+        "--mca",
+        "plm",
+        "isolated",
+    ]
     words += ["--allow-run-as-root"] if os.getuid() == 0 else []
     words += [sys.executable, "-P", "-m", "rekindle.launch.mpi", "--rank", report, *script]
     place = {"MASTER_ADDR": meeting.HOST, "MASTER_PORT": str(port)}
@@ -62,9 +71,11 @@ def _rank(report: Path, script: list[str]) -> int:
     local, ranks = int(os.environ[_RANK]), int(os.environ[_WORLD])
     node, nodes = int(os.environ[_NODE]), int(os.environ[_NODES])
     place = {
-        "RANK": str(node * ranks + local), "WORLD_SIZE": str(nodes * ranks),
-        "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(ranks),
-    }  # fmt: skip
+        "RANK": str(node * ranks + local),
+        "WORLD_SIZE": str(nodes * ranks),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(ranks),
+    }
     child = subprocess.Popen([sys.executable, *script], env={**os.environ, **place})
     ended = []  # by mpirun, because another rank failed
 

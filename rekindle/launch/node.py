@@ -26,17 +26,26 @@ def installed(pip: Mapping[str, list[str]]) -> int:
 
 
 def prepared(
-    task: Mapping[str, Any], executor_input: Mapping[str, Any], facts: Mapping[str, str],
-    scratch: Path, *, leads: bool, cwd: Path,
-) -> list[str]:  # fmt: skip
+    task: Mapping[str, Any],
+    executor_input: Mapping[str, Any],
+    facts: Mapping[str, str],
+    scratch: Path,
+    *,
+    leads: bool,
+    cwd: Path,
+) -> list[str]:
     """The arguments of `shim.main` for a step, whose task is written into `scratch`; `facts` stand
     for placeholders of the run. Only the node that `leads` has outputs."""
     shim_task = {
         **{key: task[key] for key in _EXECUTED},
         "outputs": task["outputs"] if leads else {"parameters": {}, "artifacts": {}},
-        "executor_input": executor_input, "run": facts, "work": str(scratch / "work"),
-        "cwd": str(cwd), "result": str(scratch / "result.json"), "parent": None,
-    }  # fmt: skip
+        "executor_input": executor_input,
+        "run": facts,
+        "work": str(scratch / "work"),
+        "cwd": str(cwd),
+        "result": str(scratch / "result.json"),
+        "parent": None,
+    }
     (scratch / "work").mkdir(parents=True, exist_ok=True)
     (scratch / "task.json").write_text(json.dumps(shim_task), encoding="utf-8")
     return ["", str(scratch / "task.json")]

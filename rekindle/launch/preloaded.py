@@ -57,10 +57,13 @@ class Preloaded:
             words = ["-P", "-m", "rekindle.launch.preloaded", str(os.getpid())]
             self.process = subprocess.Popen(
                 [sys.executable, *words, str(server.fileno()), self.may_differ, *self.modules],
-                env=env, pass_fds=[server.fileno()],
-                start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                env=env,
+                pass_fds=[server.fileno()],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            )
 
     def close(self) -> None:
         if self.process is not None:
@@ -77,9 +80,12 @@ def fork_agent(
     if not env.get(SOCKET):
         return None
     request = {
-        "python": sys.executable, "words": words, "env": dict(env), "cwd": str(Path.cwd()),
+        "python": sys.executable,
+        "words": words,
+        "env": dict(env),
+        "cwd": str(Path.cwd()),
         "places": descriptors,
-    }  # fmt: skip
+    }
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
         try:
             link.connect(env[SOCKET])

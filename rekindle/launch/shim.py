@@ -455,9 +455,12 @@ def _typed(name: str, value: Any, kind: str) -> Any:
 
 
 def _artifact(
-    name: str, schema: dict[str, str], given: dict[str, Any], reported: Any,
+    name: str,
+    schema: dict[str, str],
+    given: dict[str, Any],
+    reported: Any,
     within: list[str] | None,
-) -> Any:  # fmt: skip
+) -> Any:
     """One artifact as the executor reports it; content that it put elsewhere (`custom_path`) is
     copied to its URI. Every place is checked before anything is written."""
     planned = given["artifacts"][0]

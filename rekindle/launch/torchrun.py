@@ -41,9 +41,14 @@ _problem = problems_in(__file__)
 
 
 def torchrun(
-    script: Sequence[str], train: TrainSpec, *, status: Path, rendezvous: Rendezvous | None = None,
-    environment: Mapping[str, str] | None = None, on_poll: Callable[[], None] = lambda: None,
-) -> None:  # fmt: skip
+    script: Sequence[str],
+    train: TrainSpec,
+    *,
+    status: Path,
+    rendezvous: Rendezvous | None = None,
+    environment: Mapping[str, str] | None = None,
+    on_poll: Callable[[], None] = lambda: None,
+) -> None:
     """Run `script` on the ranks of this node until it is done, on all nodes. `train` says how
     patient to be; with an `entrypoint` the script knows nothing of `status` and is done when
     torchrun exits with 0. `status` is a folder of this attempt and node, in which ranks leave

@@ -89,9 +89,13 @@ class WorkerGroup:
     """The ranks of this node. `run` is one life; `stop` may be called from a signal handler."""
 
     def __init__(
-        self, script: Sequence[str], train: TrainSpec, status: Path, rendezvous: Rendezvous,
+        self,
+        script: Sequence[str],
+        train: TrainSpec,
+        status: Path,
+        rendezvous: Rendezvous,
         environment: Mapping[str, str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.script, self.train, self.status, self.place = list(script), train, status, rendezvous
         self.environment = {"OMP_NUM_THREADS": "1", **os.environ, **rendezvous.network()}
         self.environment |= {**environment, LAUNCHER: str(os.getpid())}
@@ -142,9 +146,12 @@ class _Attempt:
         place, module = group.place, ""  # whose `main` ranks are, as forks
         if group.train.launcher == "mpirun":
             node = {
-                "ranks": place.ranks_per_node, "node": place.node_rank, "nodes": place.nodes,
-                "port": start.port, "listening": handles[1] if start.store else None,
-            }  # fmt: skip
+                "ranks": place.ranks_per_node,
+                "node": place.node_rank,
+                "nodes": place.nodes,
+                "port": start.port,
+                "listening": handles[1] if start.store else None,
+            }
             words = ["rekindle.launch.mpi", str(handles[0]), str(self.exits)]
             words += [json.dumps(node), *group.script]
         else:
@@ -172,8 +179,10 @@ class _Attempt:
             # in a session of its own: a signal to our process group leaves it to tidy up
             self.agent = group.agent = agent or subprocess.Popen(
                 [sys.executable, "-P", "-m", *words],
-                env=env, start_new_session=True, pass_fds=handles,
-            )  # fmt: skip
+                env=env,
+                start_new_session=True,
+                pass_fds=handles,
+            )
         finally:
             for handle in handles:
                 os.close(handle)
@@ -302,9 +311,12 @@ class _Attempt:
 
 
 def argv(
-    script: Sequence[str], place: Rendezvous, start: Start, store: Sequence[int] = (),
+    script: Sequence[str],
+    place: Rendezvous,
+    start: Start,
+    store: Sequence[int] = (),
     bound: bool = False,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """torchrun's arguments for `script` (a path or `-m module`, and its arguments), and for the
     descriptor at which torch's `store` is to listen. Each rank is `bound` to the processors and the
     memory beside its GPU."""

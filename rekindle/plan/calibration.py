@@ -59,9 +59,12 @@ class Speeds:
             if job:
                 basis = f"measured in {job.run_id}, the same work on such machines"
                 known = dataclasses.replace(
-                    profile, spread=spread_of("same_job"), basis=basis,
-                    factor=job.measured / option.step.seconds, guessed=True,
-                )  # fmt: skip
+                    profile,
+                    spread=spread_of("same_job"),
+                    basis=basis,
+                    factor=job.measured / option.step.seconds,
+                    guessed=True,
+                )
             step = StepTime({name: known.factor * s for name, s in option.step.terms.items()})
             found.append(dataclasses.replace(option, step=step, profile=known, met=met))
         return found

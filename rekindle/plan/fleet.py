@@ -93,13 +93,20 @@ def fleets(
     if not names:
         raise RequestError([problem("no machine")])
     known = [
-        Fleet(name, has, gpu(has.gpu), nodes, resources.gpus_per_node or has.gpus, place,
-              book.find(name, place))
+        Fleet(
+            name,
+            has,
+            gpu(has.gpu),
+            nodes,
+            resources.gpus_per_node or has.gpus,
+            place,
+            book.find(name, place),
+        )
         for name in names
         for has, place in [(machine(name), region or _cheapest_region(name, book))]
         if has.gpu is not None
         for nodes in _counts(resources, has)
-    ]  # fmt: skip
+    ]
     return tuple(sorted(known, key=lambda fleet: fleet.nodes * fleet.gpus_per_node))
 
 
@@ -182,6 +189,12 @@ def _cpu(ranks: int) -> Gpu:
     flops, moved = (sum(each) / ranks for each in zip(*said, strict=True))
     memory_bytes = machines()[THIS_CPU].memory_bytes or 0
     return Gpu(
-        CPU, memory_bytes // ranks, moved, {"fp32": flops / 1e12}, "measured here",
-        datetime.datetime.now(datetime.UTC).date(), CPU, CPU,
-    )  # fmt: skip
+        CPU,
+        memory_bytes // ranks,
+        moved,
+        {"fp32": flops / 1e12},
+        "measured here",
+        datetime.datetime.now(datetime.UTC).date(),
+        CPU,
+        CPU,
+    )

@@ -58,9 +58,15 @@ class Plan:
 
 
 def make(
-    spec: Spec, book: PriceBook, platform: str = "", region: str = "", examples: int | None = None,
-    asked: Asked | None = None, today: datetime.date | None = None, known: Known = NOTHING,
-) -> Plan:  # fmt: skip
+    spec: Spec,
+    book: PriceBook,
+    platform: str = "",
+    region: str = "",
+    examples: int | None = None,
+    asked: Asked | None = None,
+    today: datetime.date | None = None,
+    known: Known = NOTHING,
+) -> Plan:
     """RequestError where it cannot be planned, or where nothing fits: with the nearest miss.
     `asked` is what the config asks for, if the caller knows it already; prices that were old
     `today` are marked; `known` is what earlier runs told, of which `examples` counts more."""
@@ -77,12 +83,23 @@ def make(
     chosen = choices[0]
     spot = spot_of(spec, chosen, steps)
     return Plan(
-        name=spec.name, asked=asked, chosen=chosen, others=tuple(choices[1 : SHOWN + 1]),
-        rejected=found.rejected, weighed=found.weighed, steps=steps, hours=chosen.hours(steps),
-        usd=chosen.usd(steps), spot=spot, if_else=tuple(_if_else(chosen.option)),
-        notes=(*counted, *_notes(chosen, steps, known.speeds),
-               *_of_prices(chosen.fleet, spot, today)),
-    )  # fmt: skip
+        name=spec.name,
+        asked=asked,
+        chosen=chosen,
+        others=tuple(choices[1 : SHOWN + 1]),
+        rejected=found.rejected,
+        weighed=found.weighed,
+        steps=steps,
+        hours=chosen.hours(steps),
+        usd=chosen.usd(steps),
+        spot=spot,
+        if_else=tuple(_if_else(chosen.option)),
+        notes=(
+            *counted,
+            *_notes(chosen, steps, known.speeds),
+            *_of_prices(chosen.fleet, spot, today),
+        ),
+    )
 
 
 def steps_of(spec: Spec, examples: int | None) -> int | None:
@@ -98,8 +115,10 @@ def steps_of(spec: Spec, examples: int | None) -> int | None:
 def refusals(plan: Plan, spec: Spec) -> Iterator[Problem]:
     """Why it should not be submitted: it would not end in time, or cost more than it may."""
     limits = spec.resources
-    for name, limit in (("max_run_hours", limits.max_run_hours),
-                        ("deadline_hours", limits.deadline_hours)):  # fmt: skip
+    for name, limit in (
+        ("max_run_hours", limits.max_run_hours),
+        ("deadline_hours", limits.deadline_hours),
+    ):
         if plan.hours is not None and limit is not None and plan.hours[0] > limit:
             yield problem("late", hours=plan.hours, name=name, limit=limit)
     if plan.usd is not None and limits.budget_usd is not None and plan.usd > limits.budget_usd:
@@ -131,12 +150,13 @@ def training(choice: Choice, steps: int) -> risk.Work:
     ranks = option.cluster.gpus
     stored = known["store_bytes_per_second"]["value"] * choice.fleet.nodes
     return risk.Work(
-        steps=steps, step_seconds=option.step.seconds,
+        steps=steps,
+        step_seconds=option.step.seconds,
         save_seconds=saved / ranks / known["save_bytes_per_second"]["value"],
         commit_seconds=saved / stored,
         restart_seconds=known["start_seconds"]["value"] + saved / stored,
         wait_seconds=known["wait_seconds"]["value"],
-    )  # fmt: skip
+    )
 
 
 def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
@@ -206,9 +226,11 @@ def _of_prices(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -> 
         yield f"no spot price of {fleet.name}{where}, or none below on demand"
     if price is not None and price.assumed:
         yield f"price: {price.assumed}"
-    if price is not None and today is not None and (
-        price.is_old(today) or (spot is not None and price.is_old(today, spot=True))
-    ):  # fmt: skip
+    if (
+        price is not None
+        and today is not None
+        and (price.is_old(today) or (spot is not None and price.is_old(today, spot=True)))
+    ):
         read = min(price.as_of, price.spot_as_of or price.as_of)
         yield f"the price is old, read on {read} or later: rekindle plan --prices FILE"
     if spot is not None:
@@ -227,20 +249,27 @@ def told(
     notes = plan.notes if rest else (*plan.notes, NOT_COUNTED)
     usd, hours = plan.chosen.fleet.usd_per_hour(), plan.hours
     return outputs.Planned(
-        name=plan.name, parameters=plan.asked.shape.parameters,
+        name=plan.name,
+        parameters=plan.asked.shape.parameters,
         tokens_per_step=plan.asked.train.global_batch_size * plan.chosen.option.sequence,
-        steps=plan.steps, chosen=_layout(plan.chosen),
-        memory=_terms(option.memory.terms.items()), time=_terms(option.step.terms.items()),
+        steps=plan.steps,
+        chosen=_layout(plan.chosen),
+        memory=_terms(option.memory.terms.items()),
+        time=_terms(option.step.terms.items()),
         hours=hours,
         on_demand_usd=None
         if usd is None or hours is None
         else (usd * hours[0], usd * hours[1], usd * hours[2]),
-        spot=_spot(plan.spot) if plan.spot else None, rest=rest,
+        spot=_spot(plan.spot) if plan.spot else None,
+        rest=rest,
         others=tuple(_layout(other) for other in plan.others),
         rejected=tuple(outputs.Rejection(layout=r.layout, reason=r.reason) for r in plan.rejected),
-        weighed=plan.weighed, advice=tuple(advice(plan)), if_else=plan.if_else, notes=notes,
+        weighed=plan.weighed,
+        advice=tuple(advice(plan)),
+        if_else=plan.if_else,
+        notes=notes,
         errors=outputs.rows_of(RequestError(problems)) if problems else (),
-    )  # fmt: skip
+    )
 
 
 def _terms(terms: Iterable[tuple[str, float]]) -> tuple[outputs.PlannedTerm, ...]:
@@ -256,19 +285,29 @@ def _layout(choice: Choice) -> outputs.PlannedLayout:
     tflops = option.cluster.gpu.product_tflops(work.precision, work.tf32) or 0.0
     peak = tflops * 1e12 * option.cluster.gpus
     return outputs.PlannedLayout(
-        machine=fleet.name, nodes=fleet.nodes, gpus_per_node=fleet.gpus_per_node,
-        gpu=option.cluster.gpu.name, region=fleet.region, layout=str(layout),
-        degrees={axis: getattr(layout, axis) for axis in AXES}, schedule=layout.schedule,
-        micro_batch_size=layout.micro_batch_size, accumulation=work.accumulation,
-        activation_checkpointing=work.checkpointing, precision=work.precision,
+        machine=fleet.name,
+        nodes=fleet.nodes,
+        gpus_per_node=fleet.gpus_per_node,
+        gpu=option.cluster.gpu.name,
+        region=fleet.region,
+        layout=str(layout),
+        degrees={axis: getattr(layout, axis) for axis in AXES},
+        schedule=layout.schedule,
+        micro_batch_size=layout.micro_batch_size,
+        accumulation=work.accumulation,
+        activation_checkpointing=work.checkpointing,
+        precision=work.precision,
         step_seconds=(low, option.step.seconds, high),
-        tokens_per_second=option.tokens_per_second, mfu=flops / peak if peak else 0.0,
-        dominant=option.step.dominant, memory_bytes=option.memory.peak_bytes,
+        tokens_per_second=option.tokens_per_second,
+        mfu=flops / peak if peak else 0.0,
+        dominant=option.step.dominant,
+        memory_bytes=option.memory.peak_bytes,
         needed_bytes=needed(option.memory.peak_bytes),
         device_bytes=option.cluster.gpu.memory_bytes,
         on_demand_usd_per_hour=fleet.usd_per_hour(),
-        spot_usd_per_hour=fleet.usd_per_hour(spot=True), zero=str(work.zero or ""),
-    )  # fmt: skip
+        spot_usd_per_hour=fleet.usd_per_hour(spot=True),
+        zero=str(work.zero or ""),
+    )
 
 
 def _spot(spot: Spot) -> outputs.PlannedSpot:
@@ -282,8 +321,10 @@ def _spot(spot: Spot) -> outputs.PlannedSpot:
         rescue = {"slack_hours": safe[0][0].slack_hours, "fallback": chances}
         rescue["fallback_usd"] = dollars
     return outputs.PlannedSpot(
-        viable=spot.viable, hazard_per_node_hour=spot.hazard.per_node_hour,
-        hazard=spot.hazard.chosen, every=spot.every,
+        viable=spot.viable,
+        hazard_per_node_hour=spot.hazard.per_node_hour,
+        hazard=spot.hazard.chosen,
+        every=spot.every,
         hours=(ends[0].expected.wall_hours, ends[1].expected.wall_hours),
         usd=(ends[0].expected_usd, ends[1].expected_usd),
         interruptions=(ends[0].expected.interruptions, ends[1].expected.interruptions),
@@ -291,4 +332,4 @@ def _spot(spot: Spot) -> outputs.PlannedSpot:
         in_budget=(ends[0].in_budget, ends[1].in_budget),
         **rescue,
         reasons=tuple(dict.fromkeys(reason for end in ends for reason in end.reasons)),
-    )  # fmt: skip
+    )

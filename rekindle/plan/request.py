@@ -71,9 +71,15 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     if (teacher := spec.model.teacher) is not None:
         taught = shape_of(_config(teacher.source, None, ask_hub, "model.teacher.source"), classes)
     return Asked(
-        kind, shape, spec.data.max_length, spec.train, left_open(spec), spec.model.lora,
-        taught, Zero.of(spec.train.engine_config) if spec.train.engine == "deepspeed" else None,
-    )  # fmt: skip
+        kind,
+        shape,
+        spec.data.max_length,
+        spec.train,
+        left_open(spec),
+        spec.model.lora,
+        taught,
+        Zero.of(spec.train.engine_config) if spec.train.engine == "deepspeed" else None,
+    )
 
 
 def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:

@@ -142,9 +142,11 @@ def expected(work: Work, every: int, per_hour: float) -> Expectation:
     waiting = (1 + interruptions) * work.wait_seconds
     lost = max(0.0, running - useful - saving - restarting)
     return Expectation(
-        wall_hours=(running + waiting) / 3600, running_hours=running / 3600,
-        lost_hours=lost / 3600, interruptions=interruptions,
-    )  # fmt: skip
+        wall_hours=(running + waiting) / 3600,
+        running_hours=running / 3600,
+        lost_hours=lost / 3600,
+        interruptions=interruptions,
+    )
 
 
 def _interruptions(work: Work, every: int, rate: float) -> float:

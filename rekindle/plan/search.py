@@ -229,11 +229,19 @@ def work_of(asked: Asked, layout: Layout, checkpointing: Checkpointing) -> Work:
     assert train.precision != "auto"
     micro_batches = math.ceil(train.global_batch_size / layout.micro_batch_size)
     return Work(
-        shape=asked.shape, layout=layout, accumulation=math.ceil(micro_batches / layout.data),
-        sequence=asked.sequence, precision=train.precision, checkpointing=checkpointing,
-        compile=train.compile, weights_bytes=2 if train.weights == "bf16" else 4,
+        shape=asked.shape,
+        layout=layout,
+        accumulation=math.ceil(micro_batches / layout.data),
+        sequence=asked.sequence,
+        precision=train.precision,
+        checkpointing=checkpointing,
+        compile=train.compile,
+        weights_bytes=2 if train.weights == "bf16" else 4,
         lora_rank=lora.rank if lora else 0,
         lora_targets=lora_targets(asked.shape, lora.targets) if lora else (),
-        teacher=asked.teacher, tf32=not train.deterministic, zero=asked.zero,
-        optimizer=train.optimizer, quantised=lora is not None and lora.base == "4bit",
-    )  # fmt: skip
+        teacher=asked.teacher,
+        tf32=not train.deterministic,
+        zero=asked.zero,
+        optimizer=train.optimizer,
+        quantised=lora is not None and lora.base == "4bit",
+    )

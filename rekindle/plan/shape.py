@@ -110,19 +110,31 @@ def shape_of(config: Mapping[str, Any], classes: int | None = None) -> ModelShap
     head, extra = _head(family, get, d_model, classes)
     pooler = d_model * (d_model + 1) if family.pooler else 0
     return ModelShape(
-        model_type=kind, layers=int(get("num_hidden_layers")), d_model=d_model,
-        heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, gated=family.gated,
-        vocab=vocab, causal=family.causal, norm=family.norm,
+        model_type=kind,
+        layers=int(get("num_hidden_layers")),
+        d_model=d_model,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=ffn,
+        gated=family.gated,
+        vocab=vocab,
+        causal=family.causal,
+        norm=family.norm,
         matrices=_matrices(family, get, d_model, heads * head_dim, kv_heads * head_dim, ffn),
         block_norms=family.norms * norm + (2 * head_dim if family.head_norms else 0),
-        table=table, before=_before(family, get, d_model, norm),
-        after=(norm if family.last_norm else 0) + pooler + extra, head=head,
+        table=table,
+        before=_before(family, get, d_model, norm),
+        after=(norm if family.last_norm else 0) + pooler + extra,
+        head=head,
         dropout=float(get("hidden_dropout_prob", 0.0)),
         attention_dropout=float(
             get("attention_probs_dropout_prob", 0.0) or get("attention_dropout", 0.0)
         ),
-        head_norms=family.head_norms, dropouts=family.dropouts, gelu=family.gelu,
-    )  # fmt: skip
+        head_norms=family.head_norms,
+        dropouts=family.dropouts,
+        gelu=family.gelu,
+    )
 
 
 def _matrices(

@@ -118,13 +118,15 @@ def outlook(work: Work, every: int, per_hour: float, offer: Offer, needs: Needs)
         mixed_usd = mixed.cost_usd(price, offer.on_demand_usd_per_hour)
     limits = needs.max_run_hours, paid_hours
     return Outlook(
-        mtbf_hours=1 / per_hour if per_hour else math.inf, expected=mean,
+        mtbf_hours=1 / per_hour if per_hour else math.inf,
+        expected=mean,
         expected_usd=mean.cost_usd(price),
         in_time=None if needs.max_run_hours is None else runs.at_most(needs.max_run_hours),
         in_budget=None if paid_hours is None else runs.at_most(None, paid_hours),
-        in_both=None if None in limits else runs.at_most(*limits), fallback=mixed,
+        in_both=None if None in limits else runs.at_most(*limits),
+        fallback=mixed,
         fallback_usd=mixed_usd,
-    )  # fmt: skip
+    )
 
 
 def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> Iterator[str]:

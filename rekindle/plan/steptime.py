@@ -164,10 +164,16 @@ class _Model:
     def _optimizer(self) -> dict[str, float]:
         """Of the optimizer, whose products are in bf16 where the GPU has it."""
         peak = self.cluster.gpu.tflops.get("bf16", self.peak / 1e12) * 1e12
-        return {"optimizer": updates.seconds(
-            self.work, self._trained(), self.work.blocks, peak * self.c.matrix_efficiency,
-            self.bandwidth, self.c.optimizer_bytes,
-        )}  # fmt: skip
+        return {
+            "optimizer": updates.seconds(
+                self.work,
+                self._trained(),
+                self.work.blocks,
+                peak * self.c.matrix_efficiency,
+                self.bandwidth,
+                self.c.optimizer_bytes,
+            )
+        }
 
     def _launched(self) -> float:
         """Seconds of the host for a micro-batch: its kernels, of which those that compute again
@@ -205,8 +211,10 @@ class _Model:
             attention=(core + core_back) * blocks,
             stream=(forward + backward + self._casts()) * blocks,
             recomputed=self._again(products, core, forward) * blocks,
-            head=self._head(), tensor=tensor * blocks, context=context * blocks,
-        )  # fmt: skip
+            head=self._head(),
+            tensor=tensor * blocks,
+            context=context * blocks,
+        )
 
     def _teacher(self) -> float:
         """Its forward pass: a third of what its training would compute."""
@@ -234,9 +242,12 @@ class _Model:
         scores = width / shape.head_dim * work.tokens * work.sequence
         if moved := self._moved_by_attention():
             return written_seconds(
-                scores, shape.head_dim, self.half_peak * c.matrix_efficiency,
-                self.bandwidth * c.memory_efficiency, moved,
-            )  # fmt: skip
+                scores,
+                shape.head_dim,
+                self.half_peak * c.matrix_efficiency,
+                self.bandwidth * c.memory_efficiency,
+                moved,
+            )
         flops = 4.0 * scores * shape.head_dim * (0.5 if causal else 1.0)
         kernel = self._kernel(work.attention)
         return kernel.seconds(flops, work.sequence, self.half_peak, shape.head_dim, causal)

@@ -53,7 +53,7 @@ def rows_of_piece(columns: int) -> int:
 
 def seconds(
     work: Work, trained: float, blocks: float, peak: float, bandwidth: float, moved: float
-) -> float:  # fmt: skip
+) -> float:
     """Of an update of so many trained elements, in so many blocks, on one rank: at a `peak` of
     operations a second that products reach, and a `bandwidth` in bytes a second, of which an
     element that AdamW updates takes `moved` bytes. Every replica does all of it."""

@@ -23,9 +23,10 @@ def lora_targets(shape: ModelShape, targets: Iterable[str]) -> tuple[str, ...]:
     wanted, modules = tuple(targets), DIVISIBLE.get(shape.model_type)
     known = modules.matrices if modules else {}
     return tuple(
-        name for name, module in known.items()
+        name
+        for name, module in known.items()
         if any(f".{module}".endswith(f".{target}") for target in wanted)
-    )  # fmt: skip
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +55,15 @@ class Zero:
         overlaps = bool(given.get("overlap_comm", stage == 3))
         collected = stage > 0 and bool(given.get("contiguous_gradients", True))
         return cls(
-            stage=stage, optimizer_offloaded=_on_host(given.get("offload_optimizer")),
+            stage=stage,
+            optimizer_offloaded=_on_host(given.get("offload_optimizer")),
             parameters_offloaded=_on_host(given.get("offload_param")),
             bucket=int(given.get("reduce_bucket_size", cls.bucket)) if collected else 0,
-            buckets=1 + (overlaps and stage in (1, 2)), overlaps=overlaps,
+            buckets=1 + (overlaps and stage in (1, 2)),
+            overlaps=overlaps,
             gathered=max(int(given.get(name, cls.gathered)) for name in _KEPT),
             updated=int(given.get("sub_group_size", cls.updated)),
-        )  # fmt: skip
+        )
 
     def __str__(self) -> str:
         moved = {"optimizer": self.optimizer_offloaded, "weights": self.parameters_offloaded}
@@ -122,10 +125,12 @@ class Work:
         """Inputs and outputs, on one tp rank, of what a block multiplies tokens with."""
         tp = self.layout.tp
         return tuple(
-            (m.inputs / (tp if m.divided == "row" else 1),
-             m.outputs / (tp if m.divided == "column" else 1))
+            (
+                m.inputs / (tp if m.divided == "row" else 1),
+                m.outputs / (tp if m.divided == "column" else 1),
+            )
             for m in self.shape.matrices
-        )  # fmt: skip
+        )
 
     @property
     def kernels(self) -> Kernels:

@@ -24,9 +24,13 @@ Flats = Mapping[str, Flat]
 _PACKAGE = Path(rekindle.__file__).parent
 _ERRORS = ("errors.py", "masking.py")
 _MODULES = (
-    *_ERRORS, "ir/values.py", "launch/node.py", "launch/shim.py", "platforms/mounted.py",
+    *_ERRORS,
+    "ir/values.py",
+    "launch/node.py",
+    "launch/shim.py",
+    "platforms/mounted.py",
     "protojson.py",
-)  # fmt: skip
+)
 _CONDITIONS = ("ir/condition.py",)
 RENDEZVOUS = ("launch/rendezvous.py",)  # what nodes need to find each other
 
@@ -73,15 +77,18 @@ def lowered_container(step: Step) -> dict[str, Any]:
     container = step.container
     kinds = {name: parameter.type for name, parameter in step.outputs.parameters.items()}
     pip = {
-        "needed": list(container.requirements), "options": list(container.pip_options),
+        "needed": list(container.requirements),
+        "options": list(container.pip_options),
         "runtime": list(container.runtime_requirements),
-    }  # fmt: skip
+    }
     return {
-        "source": container.source, "pip": pip,
-        "command": list(map(lower, container.command)), "args": list(map(lower, container.args)),
+        "source": container.source,
+        "pip": pip,
+        "command": list(map(lower, container.command)),
+        "args": list(map(lower, container.args)),
         "env": {name: lower(value) for name, value in container.env.items()},
         "outputs": {"parameters": kinds, "artifacts": types_of(step.outputs)},
-    }  # fmt: skip
+    }
 
 
 def types_of(ports: Ports) -> dict[str, dict[str, str]]:
@@ -104,9 +111,13 @@ def image_of(step: Step, ours: str | None) -> str:
 
 
 def task_of(
-    flat: Flat, step: Step, flats: Flats, given: Mapping[str, tuple[str, str]],
-    known: Mapping[str, Any], guards: tuple[Guard, ...],
-) -> dict[str, Any]:  # fmt: skip
+    flat: Flat,
+    step: Step,
+    flats: Flats,
+    given: Mapping[str, tuple[str, str]],
+    known: Mapping[str, Any],
+    guards: tuple[Guard, ...],
+) -> dict[str, Any]:
     """task.json. `given` are the pipeline's parameters that the job is given, as name there and
     type, `known` those whose value is fixed; others have none. `guards` are conditions that the
     step itself has to look at."""
@@ -120,13 +131,16 @@ def task_of(
         if not isinstance(flat.parameters.get(name), Constant | None)  # which is as received
     }
     return {
-        **lowered_container(step), "name": step.name, "retry": dataclasses.asdict(step.retry),
+        **lowered_container(step),
+        "name": step.name,
+        "retry": dataclasses.asdict(step.retry),
         "pipeline_parameters": {name: list(place) for name, place in given.items()},
         "results": _results_of(flat, guards),
-        "parameters": encoded(flat.parameters), "types": types,
+        "parameters": encoded(flat.parameters),
+        "types": types,
         "artifacts": {n: _artifacts(flat, s, flats) for n, s in flat.artifacts.items()},
         "guards": [{"text": guard.text, "values": encoded(guard.values)} for guard in guards],
-    }  # fmt: skip
+    }
 
 
 def _encoded(

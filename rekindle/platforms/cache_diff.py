@@ -14,11 +14,19 @@ from rekindle.ir import graph as ir
 from rekindle.outputs import Verdict
 
 _TASK_PARTS = {
-    "source": "its code", "command": "its command", "args": "its arguments", "env": "environment",
-    "pip": "packages", "guards": "its condition", "outputs": "its outputs", "retry": "retries",
-    "parameters": "constants", "training": "machines", "nodes": "machines",
+    "source": "its code",
+    "command": "its command",
+    "args": "its arguments",
+    "env": "environment",
+    "pip": "packages",
+    "guards": "its condition",
+    "outputs": "its outputs",
+    "retry": "retries",
+    "parameters": "constants",
+    "training": "machines",
+    "nodes": "machines",
     "ranks_per_node": "machines",
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)

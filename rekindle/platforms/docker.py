@@ -106,9 +106,13 @@ def _ask(
 ) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            command, env=dict(env), timeout=seconds,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        )  # fmt: skip
+            command,
+            env=dict(env),
+            timeout=seconds,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
     except subprocess.TimeoutExpired:
         said = f"docker did not answer within {seconds:g} s"
         return subprocess.CompletedProcess(command, 124, "", said)

@@ -13,9 +13,12 @@ from rekindle.records import Ignored
 
 
 def admit(
-    graph: Graph, platform: str, honoured: Collection[tuple[str, str]] = (),
-    unproven: Collection[str] = (), arguments: Mapping[str, Any] | None = None,
-) -> tuple[Ignored, ...]:  # fmt: skip
+    graph: Graph,
+    platform: str,
+    honoured: Collection[tuple[str, str]] = (),
+    unproven: Collection[str] = (),
+    arguments: Mapping[str, Any] | None = None,
+) -> tuple[Ignored, ...]:
     """What `platform` ignores of the pipeline, run with these `arguments`; UnsupportedError with
     all that it refuses. Features of nodes (by name and path) that are `honoured` this time, and
     what the user tries although it is `unproven`, count in neither."""
@@ -37,10 +40,13 @@ def admit(
 
 
 def lacks(
-    graph: Graph, platform: str, of_place: Iterable[Problem],
-    honoured: Collection[tuple[str, str]] = (), unproven: Collection[str] = (),
+    graph: Graph,
+    platform: str,
+    of_place: Iterable[Problem],
+    honoured: Collection[tuple[str, str]] = (),
+    unproven: Collection[str] = (),
     arguments: Mapping[str, Any] | None = None,
-) -> list[Problem]:  # fmt: skip
+) -> list[Problem]:
     """`of_place`, what the config's section lacks; raised with all that `admit` refuses, if any."""
     refused: list[Problem] = []
     with collected(refused):

@@ -40,9 +40,11 @@ PLATFORMS = {
     "vertex": "rekindle.platforms.vertex",
 }
 ENDPOINTS = {  # those that models are deployed to: classes in their modules `endpoint`
-    "azureml": "AzureMLEndpoint", "kubeflow": "KubeflowEndpoint", "sagemaker": "SageMakerEndpoint",
+    "azureml": "AzureMLEndpoint",
+    "kubeflow": "KubeflowEndpoint",
+    "sagemaker": "SageMakerEndpoint",
     "vertex": "VertexEndpoint",
-}  # fmt: skip
+}
 
 
 class Publisher(Protocol):

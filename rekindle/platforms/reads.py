@@ -14,11 +14,14 @@ from rekindle.http import HttpError, request, retried
 
 TIMEOUT_SECONDS = 8.0
 _PAUSE_SECONDS = 0.5
-_MANIFESTS = ", ".join((
-    "application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-))  # fmt: skip
+_MANIFESTS = ", ".join(
+    (
+        "application/vnd.oci.image.index.v1+json",
+        "application/vnd.oci.image.manifest.v1+json",
+        "application/vnd.docker.distribution.manifest.list.v2+json",
+        "application/vnd.docker.distribution.manifest.v2+json",
+    )
+)
 _IMAGE = re.compile(
     r"(?P<host>[^/]+\.[^/]+|localhost(?::\d+)?|[^/]+:\d+)/(?P<name>[^@:]+)"
     r"(?::(?P<tag>[^@]+))?(?:@(?P<digest>[a-z0-9]+:[0-9a-f]+))?"
@@ -40,9 +43,13 @@ class Image:
 
 
 def read(
-    url: str, headers: Mapping[str, str] | None = None, *, body: Any = None,
-    form: Mapping[str, str] | None = None, method: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    url: str,
+    headers: Mapping[str, str] | None = None,
+    *,
+    body: Any = None,
+    form: Mapping[str, str] | None = None,
+    method: str | None = None,
+) -> dict[str, Any]:
     """What the service says to a GET, or to a POST of JSON (`body`) or of a form; HttpError."""
     more = {"body": body, "form": form, "method": method, "timeout_seconds": TIMEOUT_SECONDS}
     return retried(lambda: request(url, headers, **more), (_PAUSE_SECONDS,))

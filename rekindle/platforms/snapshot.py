@@ -47,10 +47,14 @@ def merged(record: RunRecord, snapshot: RunSnapshot, now: datetime.datetime) -> 
     error = f"step `{failed.name}` failed: {failed.error}".rstrip(": ") if failed else ""
     began = datetime.datetime.fromisoformat(record.started_at)
     seconds = round(((snapshot.ended_at or now) - began).total_seconds(), 3)
-    return record.model_copy(update={
-        "status": snapshot.status, "steps": tuple(steps), "seconds": max(0.0, seconds),
-        "error": snapshot.error or error,
-    })  # fmt: skip
+    return record.model_copy(
+        update={
+            "status": snapshot.status,
+            "steps": tuple(steps),
+            "seconds": max(0.0, seconds),
+            "error": snapshot.error or error,
+        }
+    )
 
 
 def step_times(

@@ -43,9 +43,21 @@ ECR = re.compile(r"\d{12}\.dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?
 # has no user's modules; of other images only their makers know
 _BARE = re.compile(r"(docker\.io/)?(library/)?python(:|@|$)")
 _KEYS = (
-    "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.ppk", "id_rsa*", "id_dsa*",
-    "id_ecdsa*", "id_ed25519*", "*.tfstate", "kubeconfig*", "__pycache__",
-)  # fmt: skip
+    "*.pem",
+    "*.key",
+    "*.p12",
+    "*.pfx",
+    "*.jks",
+    "*.kdbx",
+    "*.ppk",
+    "id_rsa*",
+    "id_dsa*",
+    "id_ecdsa*",
+    "id_ed25519*",
+    "*.tfstate",
+    "kubeconfig*",
+    "__pycache__",
+)
 _PART = re.compile(r"\*\*/|\*\*|\[(?P<letters>.[^]]*)\]|\\?(?P<letter>.)", re.DOTALL)
 _WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _Rules = list[tuple[bool, re.Pattern[str]]]

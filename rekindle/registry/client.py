@@ -177,9 +177,13 @@ class Tracker:
     MLflow run and skips the steps that are there already."""
 
     def __init__(
-        self, tracking_uri: str, artifact_root: str, name: str, run_key: str,
+        self,
+        tracking_uri: str,
+        artifact_root: str,
+        name: str,
+        run_key: str,
         parameters: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.tracking_uri, self.artifact_root = tracking_uri, artifact_root
         self.name, self.run_key, self.parameters = name, run_key, parameters
         self.run_id, self.logged, self.silent = "", 0, False

@@ -80,11 +80,17 @@ def champion_of(where: Registry) -> ChampionRecord:
     now = str(version.version)
     metrics = {k.removeprefix("metric."): v for k, v in tags.items() if k.startswith("metric.")}
     return ChampionRecord(
-        name=where.name, version=now, digest=tags.get("model_digest", ""),
+        name=where.name,
+        version=now,
+        digest=tags.get("model_digest", ""),
         change=next((change for change in known[::-1] if change.version == now), None),
-        beaten=tags.get("beaten", ""), reason=tags.get("reason", ""),
+        beaten=tags.get("beaten", ""),
+        reason=tags.get("reason", ""),
         metrics={name: float(value) for name, value in metrics.items()},
-        window=tags.get("window", ""), run_key=tags.get("run_key", ""),
-        challenger=str(challenger.version) if challenger else "", history=tuple(known),
-        unfinished=bool(known) and known[-1].version != now, tracking_uri=where.shown_uri,
-    )  # fmt: skip
+        window=tags.get("window", ""),
+        run_key=tags.get("run_key", ""),
+        challenger=str(challenger.version) if challenger else "",
+        history=tuple(known),
+        unfinished=bool(known) and known[-1].version != now,
+        tracking_uri=where.shown_uri,
+    )

@@ -41,14 +41,30 @@ FETCHED = "fetched"
 KEPT = "kept_evidence_sha256"
 """Tag: hash of the evidence that lies beside the model, which later evidence does not replace."""
 PACKAGES = (
-    "rekindle", "torch", "transformers", "tokenizers", "numpy", "pyarrow", "mlflow", "kfp",
+    "rekindle",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "pyarrow",
+    "mlflow",
+    "kfp",
     "scikit-learn",
-)  # fmt: skip
+)
 _MOST_LINEAGE = 40  # SageMaker keeps 50 properties
 _LINEAGE = (
-    "run_key", "data_fingerprint", "window", "init_from", "code_commit", "versions", "seed",
-    "weights_sha256", "model_digest", "evidence_sha256", "reason",
-)  # fmt: skip
+    "run_key",
+    "data_fingerprint",
+    "window",
+    "init_from",
+    "code_commit",
+    "versions",
+    "seed",
+    "weights_sha256",
+    "model_digest",
+    "evidence_sha256",
+    "reason",
+)
 _problem = problems_in(__file__)
 
 
@@ -195,9 +211,14 @@ def starting_weights(where: Registry, init_from: str, digest: str) -> str:
 
 
 def register(
-    where: Registry, model: Path, evidence_file: Path, fingerprint: Fingerprint,
-    training: TrainingSummary, code_commit: str, code: str = "",
-) -> Registration:  # fmt: skip
+    where: Registry,
+    model: Path,
+    evidence_file: Path,
+    fingerprint: Fingerprint,
+    training: TrainingSummary,
+    code_commit: str,
+    code: str = "",
+) -> Registration:
     """Put the model into the registry as `challenger` with its lineage; finds the version of an
     exact rerun again. Raises RegistryError where the model is not the one that was judged."""
     evidence, digest = Evidence.read(evidence_file), digest_of(model)
@@ -231,33 +252,48 @@ def register(
 
 
 def _lineage(
-    fingerprint: Fingerprint, training: TrainingSummary, evidence: Evidence, evidence_file: Path,
+    fingerprint: Fingerprint,
+    training: TrainingSummary,
+    evidence: Evidence,
+    evidence_file: Path,
     code_commit: str,
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """What a version is made of, as tags; values are text."""
     versions = {}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     return {
-        "run_key": fingerprint.run_key, "work_key": fingerprint.work_key,
-        "data_fingerprint": fingerprint.data, "window": fingerprint.window,
-        "init_from": fingerprint.init_from, "beaten": evidence.champion_version,
-        "beaten_digest": evidence.champion_digest, "epoch": evidence.epoch,
+        "run_key": fingerprint.run_key,
+        "work_key": fingerprint.work_key,
+        "data_fingerprint": fingerprint.data,
+        "window": fingerprint.window,
+        "init_from": fingerprint.init_from,
+        "beaten": evidence.champion_version,
+        "beaten_digest": evidence.champion_digest,
+        "epoch": evidence.epoch,
         "code_commit": code_commit,
-        "versions": json.dumps(versions, sort_keys=True), "seed": str(training.seed),
-        "world_size": str(training.world_size), "weights_sha256": training.weights_sha256,
-        "model_digest": evidence.model_digest, "evidence_sha256": file_sha256(evidence_file),
+        "versions": json.dumps(versions, sort_keys=True),
+        "seed": str(training.seed),
+        "world_size": str(training.world_size),
+        "weights_sha256": training.weights_sha256,
+        "model_digest": evidence.model_digest,
+        "evidence_sha256": file_sha256(evidence_file),
         "budget_hours": str(training.budget_hours or ""),
-        "decision": "passed" if evidence.promote else "refused", "reason": evidence.reason[:4_000],
+        "decision": "passed" if evidence.promote else "refused",
+        "reason": evidence.reason[:4_000],
         **{f"metric.{name}": f"{value:.6f}" for name, value in evidence.metrics.items()},
-    }  # fmt: skip
+    }
 
 
 def _new_version(
-    client: MlflowClient, where: Registry, model: Path, code: str, evidence_file: Path,
+    client: MlflowClient,
+    where: Registry,
+    model: Path,
+    code: str,
+    evidence_file: Path,
     tags: Mapping[str, str],
-) -> ModelVersion:  # fmt: skip
+) -> ModelVersion:
     import mlflow
 
     run_key, uri = tags[f"{PREFIX}run_key"], where.spec.tracking_uri
@@ -334,9 +370,14 @@ def registration(
     """What the registry holds now for a version."""
     fresh: Any = client.get_model_version(where.name, version.version)
     return Registration(
-        name=where.name, version=str(fresh.version), aliases=tuple(sorted(fresh.aliases)),
-        created=created, decision=decision, tracking_uri=where.shown_uri, tags=tags_of(fresh),
-    )  # fmt: skip
+        name=where.name,
+        version=str(fresh.version),
+        aliases=tuple(sorted(fresh.aliases)),
+        created=created,
+        decision=decision,
+        tracking_uri=where.shown_uri,
+        tags=tags_of(fresh),
+    )
 
 
 def served_model(
@@ -362,10 +403,15 @@ def served_model(
     except ChangedModelError as error:
         raise RequestError(error.problems) from error
     return ServedModel(
-        name=where.name, version=str(found.version), digest=tags["model_digest"], path=str(folder),
-        evidence=str(evidence) if KEPT in tags else "", code=where.code(task),
-        columns=data.columns, image_size=data.image_size,
-    )  # fmt: skip
+        name=where.name,
+        version=str(found.version),
+        digest=tags["model_digest"],
+        path=str(folder),
+        evidence=str(evidence) if KEPT in tags else "",
+        code=where.code(task),
+        columns=data.columns,
+        image_size=data.image_size,
+    )
 
 
 def lineage_of(where: Registry, version: str) -> dict[str, str]:

@@ -126,9 +126,13 @@ def _is_promoted(client: MlflowClient, where: Registry, version: str, evidence: 
 
 
 def _may_replace(
-    client: MlflowClient, where: Registry, version: str, evidence: Evidence, evidence_file: Path,
+    client: MlflowClient,
+    where: Registry,
+    version: str,
+    evidence: Evidence,
+    evidence_file: Path,
     reason: str,
-) -> bool:  # fmt: skip
+) -> bool:
     """False if it is the champion by now; RegistryError where something speaks against it."""
     champion = by_alias(client, where, CHAMPION)
     now = str(champion.version) if champion is not None else ""

@@ -33,10 +33,12 @@ def log_model(folder: Path, code: str, evidence_file: Path) -> ModelInfo:
         opened = open_model(folder, code)
         extras = "train,keras" if opened.of_keras else "train"
         return mlflow.pyfunc.log_model(
-            name="model", python_model=str(CODE), signature=signature(opened),
+            name="model",
+            python_model=str(CODE),
+            signature=signature(opened),
             artifacts={"model": str(folder), "evidence": str(evidence)},
             pip_requirements=[f"rekindle[{extras}]=={rekindle.__version__}"],
-        )  # fmt: skip
+        )
 
 
 def signature(model: ModelFolder) -> ModelSignature:

@@ -47,11 +47,21 @@ def render_card(home: Path, run: RunRecord) -> Path:
         with contextlib.suppress(RekindleError):  # `rekindle runs --costs` says what is wrong
             paid = costs.in_words(ledger.Entry.of(run).cost(book(home)))
     text = page.render(
-        "card.html.j2", run=run, found=found, paid=paid, folder=folder, shown=shown_by_steps(run),
+        "card.html.j2",
+        run=run,
+        found=found,
+        paid=paid,
+        folder=folder,
+        shown=shown_by_steps(run),
         trained_before=any(step.cached and step.holding("training") for step in run.steps),
-        evaluation=evaluation, lineage=lineage, plan_vs_actual=plan_vs_actual, plots=plots,
-        timeline=timeline, training=training, verdicts=verdicts,
-    )  # fmt: skip
+        evaluation=evaluation,
+        lineage=lineage,
+        plan_vs_actual=plan_vs_actual,
+        plots=plots,
+        timeline=timeline,
+        training=training,
+        verdicts=verdicts,
+    )
     write_atomically(target, text)
     return target
 

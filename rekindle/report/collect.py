@@ -149,13 +149,22 @@ def summarised(
     steps = tuple(summed_up(step, from_attributes=True) for step in record.steps)
     evidence, source = found.evidence, found.fingerprint
     return records.RunSummary(
-        run_id=record.run_id, run_key=source.run_key if source else "", status=record.status,
-        seconds=record.seconds, steps=steps, metrics=evidence.metrics if evidence else {},
-        gate=gate_of(found), model=model_of(found), card=card,
-        warnings=found.warnings, window=source.window if source else "",
-        validation=found.training.validation if found.training else {}, settings=record.settings,
-        ignored=record.ignored, audit=evidence.audit if evidence else None,
-    )  # fmt: skip
+        run_id=record.run_id,
+        run_key=source.run_key if source else "",
+        status=record.status,
+        seconds=record.seconds,
+        steps=steps,
+        metrics=evidence.metrics if evidence else {},
+        gate=gate_of(found),
+        model=model_of(found),
+        card=card,
+        warnings=found.warnings,
+        window=source.window if source else "",
+        validation=found.training.validation if found.training else {},
+        settings=record.settings,
+        ignored=record.ignored,
+        audit=evidence.audit if evidence else None,
+    )
 
 
 def gate_of(found: Findings) -> records.GateSummary | None:
@@ -165,10 +174,13 @@ def gate_of(found: Findings) -> records.GateSummary | None:
     waits: records.Decision = "pending" if found.evidence.promote else "refused"
     decision = found.registration.decision if found.registration else waits
     return records.GateSummary(
-        promoted=decision == "promoted", decision=decision, passed=found.evidence.promote,
-        reason=found.evidence.reason, champion_version=found.evidence.champion_version,
+        promoted=decision == "promoted",
+        decision=decision,
+        passed=found.evidence.promote,
+        reason=found.evidence.reason,
+        champion_version=found.evidence.champion_version,
         comparison=found.evidence.comparison,
-    )  # fmt: skip
+    )
 
 
 def model_of(found: Findings) -> records.ModelSummary | None:

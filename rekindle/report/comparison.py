@@ -51,12 +51,15 @@ def _run(record: RunRecord, found: Findings) -> ComparedRun:
     if trained and (trained[-1].cached or trained[-1].status not in ("pending", "skipped")):
         seconds = 0.0 if trained[-1].cached else trained[-1].seconds
     return ComparedRun(
-        run_id=record.run_id, started_at=record.started_at, status=record.status,
-        seconds=record.seconds, training_seconds=seconds,
+        run_id=record.run_id,
+        started_at=record.started_at,
+        status=record.status,
+        seconds=record.seconds,
+        training_seconds=seconds,
         decision=gate.decision if gate else None,
         model=f"{model.name} v{model.version}" if model else "",
         rows=found.evidence.rows if found.evidence else None,
-    )  # fmt: skip
+    )
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -232,11 +235,15 @@ def _fact_rows(rows: tuple[ComparedFact, ...]) -> list[Row]:
 def render_comparison(target: Path, runs: Sequence[Pair], found: Compared) -> None:
     """Write the page to `target`; the same records give the same bytes."""
     text = page.render(
-        "compare.html.j2", compared=found, facts=facts(found.runs),
-        change_text=change_text, certainly=certainly, value_text=value_text,
+        "compare.html.j2",
+        compared=found,
+        facts=facts(found.runs),
+        change_text=change_text,
+        certainly=certainly,
+        value_text=value_text,
         curves=[curves for curves in _curves(runs) if curves.plot],
         left_out=max(0, len(runs) - len(COLOURS)),
-    )  # fmt: skip
+    )
     write_atomically(target, text)
 
 

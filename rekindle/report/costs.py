@@ -45,10 +45,16 @@ def stays(record: RunRecord, training: TrainingSummary | None) -> Iterator[Stay]
         if training and training.train_seconds is not None and step.holding("training"):
             lost = max(0.0, took - training.train_seconds)  # not below: a run before began it
         yield Stay(
-            step.name, machine, region, spot, took=took * count / 3600, paid=paid * count / 3600,
-            lost=lost * count / 3600, billed=billed,
+            step.name,
+            machine,
+            region,
+            spot,
+            took=took * count / 3600,
+            paid=paid * count / 3600,
+            lost=lost * count / 3600,
+            billed=billed,
             interruptions=max(0, step.attempts - 1) if spot else 0,
-        )  # fmt: skip
+        )
 
 
 def cost_of(run_id: str, platform: str, began: str, of: Iterable[Stay], prices: PriceBook) -> Cost:
@@ -66,15 +72,22 @@ def cost_of(run_id: str, platform: str, began: str, of: Iterable[Stay], prices: 
             unpriced.append(stay.step)
         usd = (per_hour or 0.0) * stay.paid
         more = {
-            "hours": stay.took, "lost_hours": stay.lost, "usd": usd,
-            "lost_usd": usd * stay.lost / (stay.took or 1.0), "interruptions": stay.interruptions,
+            "hours": stay.took,
+            "lost_hours": stay.lost,
+            "usd": usd,
+            "lost_usd": usd * stay.lost / (stay.took or 1.0),
+            "interruptions": stay.interruptions,
             "saved_usd": 0.0 if per_hour is None else (usual or per_hour) * stay.took - usd,
-        }  # fmt: skip
+        }
         sums = {name: value + more[name] for name, value in sums.items()}
     return Cost(
-        run_id=run_id, platform=platform, started_at=began, billed=tuple(billed),
-        unpriced=tuple(unpriced), **sums,
-    )  # fmt: skip
+        run_id=run_id,
+        platform=platform,
+        started_at=began,
+        billed=tuple(billed),
+        unpriced=tuple(unpriced),
+        **sums,
+    )
 
 
 def costs(runs: Iterable[Cost]) -> Costs:

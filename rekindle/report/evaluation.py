@@ -43,9 +43,12 @@ def interval(run: RunRecord, evidence: Evidence) -> tuple[Markup, str]:
     if comparison.detectable:
         text += f" A gain of {formats.metric(comparison.detectable)} would show in 80% of cases."
     drawn = plots.interval(
-        lower=comparison.lower, estimate=comparison.estimate, upper=comparison.upper,
-        threshold=needed, label=text,
-    )  # fmt: skip
+        lower=comparison.lower,
+        estimate=comparison.estimate,
+        upper=comparison.upper,
+        threshold=needed,
+        label=text,
+    )
     return drawn, text
 
 

@@ -61,12 +61,20 @@ def render_index(home: Path) -> Path:
     watched = (turns(path) for path in sorted((home / "watch").glob("*.jsonl")))
     checked, target = checks(home), home / names[-1]
     text = page.render(
-        "index.html.j2", rows=shown, rows_mark=_mark(shown), count=len(rows), newest="",
-        older=names[-2] if older else "", jobs=jobs, notes=notes,
+        "index.html.j2",
+        rows=shown,
+        rows_mark=_mark(shown),
+        count=len(rows),
+        newest="",
+        older=names[-2] if older else "",
+        jobs=jobs,
+        notes=notes,
         lives={name: _life(runs, checked.get(name, ())) for name, runs in jobs.items()},
-        money=money, costs=costs, plots=plots,
+        money=money,
+        costs=costs,
+        plots=plots,
         watched={one[-1].name: one[:-_TURNS:-1] for one in watched if one},
-    )  # fmt: skip
+    )
     write_atomically(target, text)
     return target
 

@@ -59,15 +59,20 @@ class Entry(NamedTuple):
         summary = json.loads(summarised(record, found).to_json())
         spent = [*costs.stays(record, found.training)]
         return cls(
-            number=record.number, moment=moment.isoformat() if moment else record.started_at,
-            run_id=record.run_id, name=record.name, platform=record.platform, status=record.status,
-            started_at=record.started_at, seconds=record.seconds,
+            number=record.number,
+            moment=moment.isoformat() if moment else record.started_at,
+            run_id=record.run_id,
+            name=record.name,
+            platform=record.platform,
+            status=record.status,
+            started_at=record.started_at,
+            seconds=record.seconds,
             version=registration.version if registration else "",
             is_champion=bool(registration and "champion" in registration.aliases),
             promoted=verdict.word == "promoted",
             headline=verdicts.headline(record, found),
             body=json.dumps([summary, dataclasses.asdict(verdict), spent]).encode(),
-        )  # fmt: skip
+        )
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -30,9 +30,13 @@ def render(template: str, **values: Any) -> str:
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
     files = (_TEMPLATES / "style.css", _TEMPLATES / "page.js")
     style, script = (file.read_text(encoding="utf-8") for file in files)
     environment.globals.update(style=Markup(style), script=Markup(script))  # noqa: S704 - files of ours

@@ -46,9 +46,13 @@ class Series:
 
 
 def line(
-    series: Sequence[Series], *, label: str, x_name: str = "step", zero: bool = False,
+    series: Sequence[Series],
+    *,
+    label: str,
+    x_name: str = "step",
+    zero: bool = False,
     guide: tuple[str, float] | None = None,
-) -> Markup:  # fmt: skip
+) -> Markup:
     """Lines over a shared x axis; a gap where a value is not finite. `guide` is a named level."""
     drawn = [s for s in series if any(drawable(point) for point in s.points)]
     if not drawn:
@@ -59,11 +63,16 @@ def line(
     y = axis(heights, ticks=4, zero=zero)
     marked = (s for s in drawn if s.marks or len(s.points) == 1)
     return _filled(
-        "line", label=label, x=x, y=y, x_name=x_name, guide=guide,
+        "line",
+        label=label,
+        x=x,
+        y=y,
+        x_name=x_name,
+        guide=guide,
         lines=[(s.css, _path(s.points, x, y)) for s in drawn],
         marked=[(s, list(filter(drawable, thin(s.points, 80)))) for s in marked],
         bands=_bands([s for s in drawn if not s.quiet], x_name),
-    )  # fmt: skip
+    )
 
 
 def reliability(
@@ -94,9 +103,14 @@ def interval(
     room = 0.12 * ((max(marks) - min(marks)) or 1.0)
     x = axis([min(marks) - room, max(marks) + room], ticks=6, tight=True)
     return _filled(
-        "interval", x=x, lower=lower, estimate=estimate, upper=upper, threshold=threshold,
+        "interval",
+        x=x,
+        lower=lower,
+        estimate=estimate,
+        upper=upper,
+        threshold=threshold,
         label=label,
-    )  # fmt: skip
+    )
 
 
 class Candidate(NamedTuple):
@@ -112,9 +126,13 @@ class Candidate(NamedTuple):
 
 
 def life(
-    candidates: Sequence[Candidate], live: Sequence[Point], alarms: Mapping[Point, str], *,
-    end: float, label: str,
-) -> Markup:  # fmt: skip
+    candidates: Sequence[Candidate],
+    live: Sequence[Point],
+    alarms: Mapping[Point, str],
+    *,
+    end: float,
+    label: str,
+) -> Markup:
     """Candidates over time, promoted ones filled, what was reached `live` as a line, and below the
     base line spans of `alarms` with their words. Ascending seconds of the epoch, up to `end`."""
     shown = [one for one in candidates if drawable((one.time, one.value))]
@@ -125,10 +143,16 @@ def life(
     heights = [value for one in shown for value in (one.lower, one.value, one.upper)]
     y = axis([*heights, *(value for _, value in live)], ticks=3)
     return _filled(
-        "life", label=label, x=x, y=y, candidates=shown, alarms=alarms, course=_path(live, x, y),
+        "life",
+        label=label,
+        x=x,
+        y=y,
+        candidates=shown,
+        alarms=alarms,
+        course=_path(live, x, y),
         live=list(filter(drawable, thin(live, 80))),
         days={formats.day(time): x.at(time) for time in (first, last)},
-    )  # fmt: skip
+    )
 
 
 def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:
@@ -175,10 +199,20 @@ def heatmap(labels: Sequence[str], matrix: Counts, *, label: str) -> Markup:
     top, right = (lean + 36, lean) if slanted else (44, 2)
     width, height = left + n * size + right, top + n * size + 2
     return _filled(
-        "heatmap", names=names, matrix=matrix, label=label, px=size, slanted=slanted,
-        longest=_LONGEST, left=left, top=top, width=width, height=height, shrinks=n <= _SHRINKS,
+        "heatmap",
+        names=names,
+        matrix=matrix,
+        label=label,
+        px=size,
+        slanted=slanted,
+        longest=_LONGEST,
+        left=left,
+        top=top,
+        width=width,
+        height=height,
+        shrinks=n <= _SHRINKS,
         numbers=n <= _NUMBERS,
-    )  # fmt: skip
+    )
 
 
 def _filled(template: str, **values: Any) -> Markup:

@@ -19,9 +19,11 @@ PROGRESS_SECONDS = 5.0
 _EXECUTOR = re.compile(r"^\[KFP Executor (?P<time>[\d-]+ [\d:]+),\d+ \w+\]: (?P<text>.*)")
 _PLACE = re.compile(r"(\[(?:node |algo-)\d+\] )?(.*)", re.DOTALL)  # as platforms name a node
 _PLUMBING = (
-    "Looking for component", "Loading KFP component", "Wrote executor output",
+    "Looking for component",
+    "Loading KFP component",
+    "Wrote executor output",
     "Did not write output file",
-)  # fmt: skip
+)
 _INPUT = "Got executor_input:"
 _REWRITE = "\r\x1b[2K"
 

@@ -31,9 +31,13 @@ class Retention:
     models, or they raise RekindleError."""
 
     def __init__(
-        self, home: Path, ask: Ask, keep_runs: int | None, days: int | None,
+        self,
+        home: Path,
+        ask: Ask,
+        keep_runs: int | None,
+        days: int | None,
         digests: AskDigests = lambda record: frozenset(),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.home, self.ask, self.keep_runs, self.days = home, ask, keep_runs, days
         self.digests, self.served = digests, dict[tuple[str, str], frozenset[str] | None]()
         self.aliases: dict[tuple[str, str], Mapping[str, str] | str] = {}
@@ -62,8 +66,16 @@ class Retention:
                 if key in finished or key not in used:
                     why = "its training is finished" if key in finished else "its runs may go"
                     elsewhere[folder] = why
-        needs = Needs(runs, frozenset(used), frozenset(live), unsure, frozenset(finished),
-                      elsewhere, days, self._served([*runs]))  # fmt: skip
+        needs = Needs(
+            runs,
+            frozenset(used),
+            frozenset(live),
+            unsure,
+            frozenset(finished),
+            elsewhere,
+            days,
+            self._served([*runs]),
+        )
         return survey(self.home, needs)
 
     def _served(self, ids: list[str]) -> frozenset[str] | None:

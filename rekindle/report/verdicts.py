@@ -115,9 +115,12 @@ def _registered(registration: Registration, found: Findings) -> Verdict:
 
 
 def improvement(
-    name: str, candidate: float | None, champion: float | None,
-    comparison: Comparison | None = None, slice_: Slice | None = None,
-) -> tuple[float | None, Tone]:  # fmt: skip
+    name: str,
+    candidate: float | None,
+    champion: float | None,
+    comparison: Comparison | None = None,
+    slice_: Slice | None = None,
+) -> tuple[float | None, Tone]:
     """Candidate minus champion, and whether that is good for this metric, where chance does not
     explain it: by the interval of `comparison` if it is of this metric, as `rekindle compare` has
     it, or by the p-value of the `slice_`, which knows losses only. Else it is quiet."""

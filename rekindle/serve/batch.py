@@ -34,20 +34,29 @@ PART_ROWS, SHOWN = 1_000, 5
 WORK, DONE = "_work.json", "_predictions.json"  # readers of Parquet leave out `_` names
 _LISTS = {"tags": pa.list_(pa.string()), "probabilities": pa.list_(pa.float64())}
 _COLUMNS = {
-    "id": pa.string(), "label": pa.string(), "probability": pa.float64(), **_LISTS,
+    "id": pa.string(),
+    "label": pa.string(),
+    "probability": pa.float64(),
+    **_LISTS,
     "value": pa.float64(),
-    "text": pa.string(), "prompt_tokens": pa.int64(), "tokens": pa.int64(),
-    "finish_reason": pa.string(), "truncated": pa.bool_(),
-}  # fmt: skip
+    "text": pa.string(),
+    "prompt_tokens": pa.int64(),
+    "tokens": pa.int64(),
+    "finish_reason": pa.string(),
+    "truncated": pa.bool_(),
+}
 Row = tuple[str, str, Any]
 """Where it stands, its id, and the value that the model reads."""
 
 
 @asked_for_by("--input")
 def predict(
-    served: ServedModel, data: DataSpec, source: str, output: str,
+    served: ServedModel,
+    data: DataSpec,
+    source: str,
+    output: str,
     on_part: Callable[[int, int], None],
-) -> Predicted:  # fmt: skip
+) -> Predicted:
     """Write the predictions for `source`, which is read as `data.source` is, with ids as `ingest`
     gives them; `on_part` gets the numbers of parts and of rows so far. Raises RequestError where
     `output` holds others, DataError for rows that cannot be read."""
@@ -89,9 +98,13 @@ def predict(
         what, fix = "the input changed while it was read", "delete the output and run again"
         raise DataError(what, where=source, fix=fix)
     done = Predicted(
-        output=output, rows=total, parts=number, parts_before=before, model=served.name,
+        output=output,
+        rows=total,
+        parts=number,
+        parts_before=before,
+        model=served.name,
         version=served.version,
-    )  # fmt: skip
+    )
     if storage.size(DONE) is None:
         storage.put_new(DONE, done.to_json().encode())
     return done

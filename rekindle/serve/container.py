@@ -48,10 +48,13 @@ def job() -> ServeJob:
     """What the platform asks for. Raises RekindleError."""
     model, asked = staged_in(model_folder()), os.environ.get
     return ServeJob(
-        model=model, host="0.0.0.0", port=int(asked("AIP_HTTP_PORT", "8080")),  # noqa: S104 - the container's own network
-        smoke=bool(model.evidence), health_route=asked("AIP_HEALTH_ROUTE", ServeJob.health_route),
+        model=model,
+        host="0.0.0.0",  # noqa: S104 - a container is reached from outside
+        port=int(asked("AIP_HTTP_PORT", "8080")),
+        smoke=bool(model.evidence),
+        health_route=asked("AIP_HEALTH_ROUTE", ServeJob.health_route),
         predict_route=asked("AIP_PREDICT_ROUTE", ServeJob.predict_route),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -55,8 +55,10 @@ class Inputs:
     def described(self) -> str:
         """How clients ask, in words: two models that are described alike take the same requests."""
         forms = {
-            "text": "the beginning of a text", "completion": "a prompt", "chat": "a chat",
-        }  # fmt: skip
+            "text": "the beginning of a text",
+            "completion": "a prompt",
+            "chat": "a chat",
+        }
         kinds = {"text": "a text", "words": "a list of words", "image": "an image"}
         what = forms[self.form] if self.modality == "document" else kinds[self.modality]
         if self.image_shape is not None and self.image_size is None:

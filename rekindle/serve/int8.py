@@ -41,9 +41,20 @@ class Int8Linear(torch.nn.Module):
         scale = inputs.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
         whole = (inputs / scale).round_().add_(128).to(torch.uint8)
         found: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            whole, 1.0, 128, self.packed, self.scales_O, self.zeros_O, None, 1.0, 0,
-            torch.float32, "none", [], "",
-        )  # fmt: skip
+            whole,
+            1.0,
+            128,
+            self.packed,
+            self.scales_O,
+            self.zeros_O,
+            None,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )
         found *= scale
         return found if self.bias is None else found + self.bias
 

@@ -22,9 +22,13 @@ def http_server(routes: list[Route]) -> uvicorn.Server:
     """One that ends when `should_exit` is set, and not by signals; without the layers of Starlette
     and uvicorn that do nothing here, which take a tenth of the loop's time."""
     config = uvicorn.Config(
-        Router(routes, redirect_slashes=False), log_level="warning", access_log=False,
-        lifespan="off", proxy_headers=False, timeout_graceful_shutdown=5,
-    )  # fmt: skip
+        Router(routes, redirect_slashes=False),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        proxy_headers=False,
+        timeout_graceful_shutdown=5,
+    )
     return _Uvicorn(config)
 
 

@@ -54,9 +54,12 @@ class PredictionLog:
         self._thread.start()
 
     def put(
-        self, ids: Sequence[str], contents: Sequence[Any], found: Sequence[Prediction],
+        self,
+        ids: Sequence[str],
+        contents: Sequence[Any],
+        found: Sequence[Prediction],
         seconds: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Have the instances of a request logged; returns at once."""
         now = dt.datetime.now(dt.UTC)
         with self._counts:
@@ -100,15 +103,20 @@ class PredictionLog:
     def _write(self, rows: list[tuple[dt.datetime, str, Any, Prediction, float]]) -> None:
         table = [
             {
-                "id": name, "time": time, **self._same, "seconds": seconds,
-                "label": found.get("label"), "probability": found.get("probability"),
+                "id": name,
+                "time": time,
+                **self._same,
+                "seconds": seconds,
+                "label": found.get("label"),
+                "probability": found.get("probability"),
                 "value": found.get("value"),
-                **signals(content, self._words), "hash": _hash_of(content),
+                **signals(content, self._words),
+                "hash": _hash_of(content),
                 "text": _text_of(content) if self.to.text else None,
             }
             for time, name, content, found, seconds in rows
             if _text_of(content) not in self._proofs
-        ]  # fmt: skip
+        ]
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist(table, LOGGED), sink, compression="zstd")
         name = f"date={rows[0][0]:%Y-%m-%d}/hour={rows[0][0]:%H}/{secrets.token_hex(8)}.parquet"

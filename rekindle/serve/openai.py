@@ -125,9 +125,15 @@ def _usage(found: dict[str, Any]) -> dict[str, int]:
 
 
 async def _events(
-    server: Server, request: Request, work: Work, texts: AsyncIterator[str], began: float,
-    head: dict[str, Any], options: Mapping[Any, bool], reread: Reread,
-) -> AsyncIterator[bytes]:  # fmt: skip
+    server: Server,
+    request: Request,
+    work: Work,
+    texts: AsyncIterator[str],
+    began: float,
+    head: dict[str, Any],
+    options: Mapping[Any, bool],
+    reread: Reread,
+) -> AsyncIterator[bytes]:
     assert work.answer is not None
     chat = head["object"] == "chat.completion"
     head |= {"object": "chat.completion.chunk"} if chat else {}

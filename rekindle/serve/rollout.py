@@ -87,16 +87,28 @@ class Log:
         return next(reversed(self.events()), None)
 
     def put(
-        self, last: RolloutEvent | None, state: RolloutState, version: str, previous: str,
-        shares: Mapping[str, int] | None = None, reason: str = "", digest: str = "",
+        self,
+        last: RolloutEvent | None,
+        state: RolloutState,
+        version: str,
+        previous: str,
+        shares: Mapping[str, int] | None = None,
+        reason: str = "",
+        digest: str = "",
         inputs: str = "",
-    ) -> RolloutEvent:  # fmt: skip
+    ) -> RolloutEvent:
         """Announce the event after `last`. Raises RequestError where another command did."""
         event = RolloutEvent(
-            number=last.number + 1 if last else 1, state=state, version=version, previous=previous,
+            number=last.number + 1 if last else 1,
+            state=state,
+            version=version,
+            previous=previous,
             at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            shares=dict(shares or {}), reason=reason[:_MOST_REASON], digest=digest, inputs=inputs,
-        )  # fmt: skip
+            shares=dict(shares or {}),
+            reason=reason[:_MOST_REASON],
+            digest=digest,
+            inputs=inputs,
+        )
         try:
             self.storage.put_new(_name(event.number), event.to_json().encode())
         except CheckpointError:
@@ -231,8 +243,10 @@ class Rollout:
         match event.state:
             case "shadow":
                 if not self.before:
-                    raise RequestError("deploy.shadow is 0, and a version is in the shadow",
-                        fix="set it as it was, or `rekindle deploy rollback`")  # fmt: skip
+                    raise RequestError(
+                        "deploy.shadow is 0, and a version is in the shadow",
+                        fix="set it as it was, or `rekindle deploy rollback`",
+                    )
                 both = self.before.with_shadow(model)
                 self.endpoint.create(both, event.number)
                 prove(both, functools.partial(self.endpoint.ask, both))

@@ -97,11 +97,12 @@ class Backend:
                 words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent
             )
         self.client = aiohttp.ClientSession(
-            f"http://127.0.0.1:{port}", auto_decompress=False,
+            f"http://127.0.0.1:{port}",
+            auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_read=ANSWER_SECONDS),
             # the server closes connections that were idle for 5 s
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
-        )  # fmt: skip
+        )
         self.watching = asyncio.get_running_loop().create_task(self._watch(self.process))
 
     async def look(self) -> None:

@@ -143,9 +143,15 @@ class Shadow:
         ms = [tuple(all_[int(q * (len(all_) - 1))] for q in (0.5, 0.99)) for all_ in times]
         took_ms, before_ms = ms or ((), ())
         return Shadowed(
-            self.replica, self.answered, self.failed, self.differed, self.spared, took_ms,
-            before_ms, self.refused,
-        )  # fmt: skip
+            self.replica,
+            self.answered,
+            self.failed,
+            self.differed,
+            self.spared,
+            took_ms,
+            before_ms,
+            self.refused,
+        )
 
 
 class Server:
@@ -172,12 +178,13 @@ class Server:
     def _routes(self) -> Iterable[Route]:
         models = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
         posts: dict[str, Endpoint] = {
-            "/predict": self._form(wire.predict), self.job.predict_route: self._form(wire.predict),
+            "/predict": self._form(wire.predict),
+            self.job.predict_route: self._form(wire.predict),
             "/invocations": self._form(wire.invocations),
             **{f"{path}/infer": self._form(wire.infer) for path in models},
             "/v1/completions": functools.partial(openai.answered, self, openai.Completion),
             "/v1/chat/completions": functools.partial(openai.answered, self, openai.Chat),
-        }  # fmt: skip
+        }
         of_model = [f"{path}/ready" for path in models]
         ready = ("/health/ready", "/ping", "/v2/health/ready", self.job.health_route, *of_model)
         gets: dict[str, Endpoint] = {
@@ -385,9 +392,13 @@ class Server:
         return endpoint
 
     async def predictions(
-        self, request: Request, contents: list[Any], options: Options, reread: Reread,
+        self,
+        request: Request,
+        contents: list[Any],
+        options: Options,
+        reread: Reread,
         ids: Sequence[str] = (),
-    ) -> list[Prediction]:  # fmt: skip
+    ) -> list[Prediction]:
         """What the model makes of the contents, which have these ids, if any. Raises
         ClientDisconnect where the client went away, and RefusedError where one of them could not
         be answered."""
@@ -413,9 +424,14 @@ class Server:
         return found
 
     def note(
-        self, request: Request, works: list[Work], found: list[Prediction], seconds: float,
-        reread: Reread, ids: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        request: Request,
+        works: list[Work],
+        found: list[Prediction],
+        seconds: float,
+        reread: Reread,
+        ids: Sequence[str] = (),
+    ) -> None:
         """Give what was answered to the shadow and the log, but for proofs."""
         is_proof = request.headers.get(_PROOF) == self.token
         if self.shadow and not is_proof:

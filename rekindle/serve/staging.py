@@ -33,8 +33,11 @@ def stage(model: ServedModel, root: str) -> str:
 def _copied(model: ServedModel, storage: Storage, below: str) -> ServedModel:
     """The version with its paths in the storage, once all its files are there."""
     folder, kept = Path(model.path), f"{below}{_EVIDENCE}" if model.evidence else ""
-    files = {f"{below}{_MODEL}/{path.relative_to(folder).as_posix()}": path
-             for path in sorted(folder.rglob("*")) if path.is_file()}  # fmt: skip
+    files = {
+        f"{below}{_MODEL}/{path.relative_to(folder).as_posix()}": path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
     if kept:
         files[kept] = Path(model.evidence)
     for name, path in files.items():

@@ -70,10 +70,15 @@ class VllmWriter(LanguageModel):
         options = text.work.options
         seed = text.draw.initial_seed() & (1 << 63) - 1  # vLLM's own is of the engine, and -1 none
         how = SamplingParams(
-            temperature=options.temperature, seed=seed, max_tokens=text.limit, logprobs=0,
-            stop_token_ids=self.stops, ignore_eos=True,  # also those of generation_config.json
-            detokenize=False, output_kind=RequestOutputKind.DELTA,
-        )  # fmt: skip
+            temperature=options.temperature,
+            seed=seed,
+            max_tokens=text.limit,
+            logprobs=0,
+            stop_token_ids=self.stops,
+            ignore_eos=True,  # also those of generation_config.json
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
         self.number += 1
         self.engine.add_request(str(self.number), {"prompt_token_ids": text.prompt}, how)
         self.texts[str(self.number)] = text

@@ -258,10 +258,14 @@ def document(about: Mapping[str, str], inputs: Inputs) -> dict[str, Any]:
     body["properties"]["instances"]["items"] = instance
     operation = {
         "requestBody": {"required": True, "content": {JSON: {"schema": body}}},
-        "responses": {"200": {"description": "`predictions`, one an instance, and the `model`"},
-                      "4XX": {"description": "the request is wrong: `error` says where"}},
-    }  # fmt: skip
+        "responses": {
+            "200": {"description": "`predictions`, one an instance, and the `model`"},
+            "4XX": {"description": "the request is wrong: `error` says where"},
+        },
+    }
     return {
-        "openapi": "3.1.0", "info": {"title": about["name"], "version": about["version"]},
-        "paths": {"/predict": {"post": operation}}, "components": {"schemas": schemas},
-    }  # fmt: skip
+        "openapi": "3.1.0",
+        "info": {"title": about["name"], "version": about["version"]},
+        "paths": {"/predict": {"post": operation}},
+        "components": {"schemas": schemas},
+    }

@@ -56,9 +56,10 @@ class LanguageModel(Model):
         ended = bool(text.written) and text.written[-1] in self.stops
         found = {
             "text": self.decoded(text.written[: -1 if ended else None]),
-            "prompt_tokens": len(text.prompt), "tokens": len(text.written),
+            "prompt_tokens": len(text.prompt),
+            "tokens": len(text.written),
             "finish_reason": "stop" if ended else "length",
-        }  # fmt: skip
+        }
         return {**found, "truncated": True} if text.cut else found
 
     def decoded(self, ids: list[int]) -> str:
@@ -131,9 +132,13 @@ class Writer(LanguageModel):
         """[B, V], float64, on the host: the scores of what follows."""
         positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)[:, -ids_BT.shape[1] :]
         result = self.network(
-            input_ids=ids_BT.to(self.device), attention_mask=mask_BT, position_ids=positions_BT,
-            past_key_values=cache, use_cache=True, logits_to_keep=1,
-        )  # fmt: skip
+            input_ids=ids_BT.to(self.device),
+            attention_mask=mask_BT,
+            position_ids=positions_BT,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
         logits_BV: torch.Tensor = result.logits[:, -1].double().cpu()
         return logits_BV
 

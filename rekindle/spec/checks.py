@@ -306,9 +306,10 @@ def _rate(spec: Spec) -> Iterator[Finding]:
 
 def _gate(spec: Spec) -> Iterator[Finding]:
     other = {
-        "causal_lm": records.TOKEN_METRICS, "token_classification": records.TAG_METRICS,
+        "causal_lm": records.TOKEN_METRICS,
+        "token_classification": records.TAG_METRICS,
         "text_regression": records.NUMBER_METRICS,
-    }  # fmt: skip
+    }
     known, is_builtin = other.get(spec.task, records.METRICS), spec.task in BUILTIN_TASKS
     gate, slices = spec.evaluate.gate, spec.data.slices if spec.data else ()
     fix = f"use one of {', '.join(known)}"
@@ -437,6 +438,18 @@ def _texts(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 
 _RULES = (
-    _task, _pipeline, _data, _train, _engine, _optimizer, _quantised, _entrypoint, _gate, _answers,
-    _published, _schedule, _monitored, _secrets,
-)  # fmt: skip
+    _task,
+    _pipeline,
+    _data,
+    _train,
+    _engine,
+    _optimizer,
+    _quantised,
+    _entrypoint,
+    _gate,
+    _answers,
+    _published,
+    _schedule,
+    _monitored,
+    _secrets,
+)

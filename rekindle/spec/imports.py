@@ -46,9 +46,12 @@ def own_folders() -> tuple[Path, ...]:
 
 
 def closure(
-    files: Iterable[Path], sources: Mapping[str, str], folders: Sequence[Path], *,
+    files: Iterable[Path],
+    sources: Mapping[str, str],
+    folders: Sequence[Path],
+    *,
     everywhere: bool = False,
-) -> dict[Path, Path]:  # fmt: skip
+) -> dict[Path, Path]:
     """The `files` and all modules that they and the `sources` (code by what it is called) import,
     with the folder each is imported from: the first of several, or `everywhere` each, since a
     process's own path decides. RequestError for what is not Python."""
@@ -73,9 +76,12 @@ def contents(files: Mapping[Path, Path]) -> list[list[str]]:
 
 
 def _modules(
-    tree: ast.AST, file: Path | None, found: Mapping[Path, Path], folders: Sequence[Path],
+    tree: ast.AST,
+    file: Path | None,
+    found: Mapping[Path, Path],
+    folders: Sequence[Path],
     everywhere: bool,
-) -> Iterator[tuple[Path, Path]]:  # fmt: skip
+) -> Iterator[tuple[Path, Path]]:
     """The files behind the imports of a tree, each with its folder."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

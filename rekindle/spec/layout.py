@@ -18,11 +18,14 @@ Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
 AXES = ("dp", "shard", "tp", "pp", "cp")
 # axes that divide what an optimizer needs whole; cp ranks share shards of the weights
 DIVIDED: Mapping[str, tuple[str, ...]] = {
-    "adamw": (), "muon": ("shard", "tp", "cp"), "adamw8bit": ("tp",),
-}  # fmt: skip
+    "adamw": (),
+    "muon": ("shard", "tp", "cp"),
+    "adamw8bit": ("tp",),
+}
 _NEEDS = {
-    "muon": "whole matrices", "adamw8bit": "whole rows of matrices, in which numbers share a scale",
-}  # fmt: skip
+    "muon": "whole matrices",
+    "adamw8bit": "whole rows of matrices, in which numbers share a scale",
+}
 LARGEST_AUTO_MICRO_BATCH = 32
 
 

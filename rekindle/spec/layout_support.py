@@ -21,9 +21,12 @@ from rekindle.tables import rows
 Kind = Literal["image", "text", "tags", "tokens"]
 KINDS: tuple[Kind, ...] = ("image", "text", "tokens")  # of a row that names none
 KIND_OF: Mapping[str, Kind] = {
-    "image_classification": "image", "text_classification": "text",
-    "text_regression": "text", "token_classification": "tags", "causal_lm": "tokens",
-}  # fmt: skip
+    "image_classification": "image",
+    "text_classification": "text",
+    "text_regression": "text",
+    "token_classification": "tags",
+    "causal_lm": "tokens",
+}
 """By task; a user's own task is theirs to test."""
 
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
@@ -95,10 +98,14 @@ def cell_of(kind: Kind, layout: Layout, train: TrainSpec, lora: bool) -> Cell:
     """The cell of a run; fp64 is fp32's."""
     axes = tuple(axis for axis in AXES if getattr(layout, axis) > 1)
     return Cell(
-        kind=kind, axes=axes, schedule=layout.schedule if "pp" in axes else "",
-        checkpointing=train.activation_checkpointing, compile=train.compile,
-        precision="fp32" if train.precision == "fp64" else train.precision, lora=lora,
-    )  # fmt: skip
+        kind=kind,
+        axes=axes,
+        schedule=layout.schedule if "pp" in axes else "",
+        checkpointing=train.activation_checkpointing,
+        compile=train.compile,
+        precision="fp32" if train.precision == "fp64" else train.precision,
+        lora=lora,
+    )
 
 
 @functools.cache

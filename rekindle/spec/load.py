@@ -27,11 +27,19 @@ from rekindle.spec.yaml_document import Document, KeyPath, parse_value, read_doc
 MAX_EXTENDS = 10
 _HEAD = 1 << 20  # characters in which a compiled pipeline shows itself
 _PATH_FIELDS: tuple[tuple[str, ...], ...] = (
-    ("task",), ("pipeline",), ("data", "source"), ("model", "source"), ("model", "tokenizer"),
-    ("model", "init_from"), ("model", "teacher", "source"), ("train", "entrypoint"),
-    ("train", "engine_config"), ("evaluate", "must_pass"), ("monitor", "labels"),
+    ("task",),
+    ("pipeline",),
+    ("data", "source"),
+    ("model", "source"),
+    ("model", "tokenizer"),
+    ("model", "init_from"),
+    ("model", "teacher", "source"),
+    ("train", "entrypoint"),
+    ("train", "engine_config"),
+    ("evaluate", "must_pass"),
+    ("monitor", "labels"),
     ("monitor", "log"),
-)  # fmt: skip
+)
 # fields of sections that name a file to read, and what to do about none, and about another kind
 _FILE_FIELDS = (
     ("train", "engine_config", "", "it has to be JSON, which knows no comments"),

@@ -16,27 +16,57 @@ from rekindle.spec.platforms import ImageSpec, PlatformsSpec, SecretReference, S
 from rekindle.spec.schedule import Duration, ScheduleSpec, TriggersSpec
 
 BUILTIN_TASKS = (
-    "causal_lm", "image_classification", "text_classification", "text_regression",
+    "causal_lm",
+    "image_classification",
+    "text_classification",
+    "text_regression",
     "token_classification",
-)  # fmt: skip
+)
 
 MOST_HOURS = 10_000
 ENTRYPOINT_WORDS = ("data", "model", "checkpoints", "seed", "init")
 
 Metric = Literal[
-    "accuracy", "macro_f1", "log_loss", "calibration_error", "roc_auc", "average_precision",
+    "accuracy",
+    "macro_f1",
+    "log_loss",
+    "calibration_error",
+    "roc_auc",
+    "average_precision",
     "recall_at_90_precision",
-    "entity_f1", "entity_precision", "entity_recall",
-    "perplexity", "token_accuracy", "bits_per_byte", "r2", "rmse", "mae",
-]  # fmt: skip
+    "entity_f1",
+    "entity_precision",
+    "entity_recall",
+    "perplexity",
+    "token_accuracy",
+    "bits_per_byte",
+    "r2",
+    "rmse",
+    "mae",
+]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?$")]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Delimiter = Annotated[str, StringConstraints(pattern=r"^(auto|[!#-/:-@\[-`{-~\t])$")]
 Encoding = Literal[
-    "utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1250", "cp1251", "cp1252", "latin-1",
-    "iso8859-2", "iso8859-15", "koi8-r", "mac-roman", "shift_jis", "euc_jp", "euc_kr", "gb18030",
+    "utf-8",
+    "utf-16",
+    "utf-16-le",
+    "utf-16-be",
+    "utf-32",
+    "cp1250",
+    "cp1251",
+    "cp1252",
+    "latin-1",
+    "iso8859-2",
+    "iso8859-15",
+    "koi8-r",
+    "mac-roman",
+    "shift_jis",
+    "euc_jp",
+    "euc_kr",
+    "gb18030",
     "big5",
-]  # fmt: skip
+]
 Pixels = Annotated[int, Field(ge=1, le=10_000)]
 ImageSize = Annotated[
     tuple[Pixels, Pixels],
@@ -482,8 +512,13 @@ class ResourcesSpec(Section):
     so."""
 
     MACHINES: ClassVar = (
-        "nodes", "gpus_per_node", "accelerator", "machine", "spot", "max_run_hours",
-    )  # fmt: skip
+        "nodes",
+        "gpus_per_node",
+        "accelerator",
+        "machine",
+        "spot",
+        "max_run_hours",
+    )
     """The fields that say what to start; the others are for the plan."""
 
     nodes: int = Field(1, ge=1, le=10_000)
@@ -613,9 +648,18 @@ class RegisterSpec(Section):
 
 
 Received = Literal[
-    "name", "task", "data", "model", "train", "evaluate", "register", "artifact_root",
-    "code_commit", "publish", "must_pass",
-]  # fmt: skip
+    "name",
+    "task",
+    "data",
+    "model",
+    "train",
+    "evaluate",
+    "register",
+    "artifact_root",
+    "code_commit",
+    "publish",
+    "must_pass",
+]
 
 
 Outcome = Literal["success", "refusal", "failure", "suggestion"]

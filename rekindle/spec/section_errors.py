@@ -22,9 +22,12 @@ _SAYS = rows(Path(__file__).with_suffix(".yaml"))
 _FORMS: Mapping[str, str] = {
     get_args(form)[1].pattern: _SAYS["forms"][name]
     for name, form in {
-        "Name": Name, "Duration": Duration, "Delimiter": Delimiter, "PartialDate": PartialDate,
+        "Name": Name,
+        "Duration": Duration,
+        "Delimiter": Delimiter,
+        "PartialDate": PartialDate,
     }.items()
-}  # fmt: skip
+}
 
 
 def strict(section: type[S], values: Any) -> S:
@@ -45,9 +48,10 @@ def key_path(location: tuple[str | int, ...]) -> KeyPath:
     prefixes = ("literal[", "dict[", "constrained-")
     noise = {"str", "int", "float", "LayoutSpec", "TokenizerSpec", "[key]"}
     return tuple(
-        part for part in location
+        part
+        for part in location
         if not (isinstance(part, str) and (part in noise or part.startswith(prefixes)))
-    )  # fmt: skip
+    )
 
 
 class Told:

@@ -56,9 +56,11 @@ Labels = tuple[str, ...]
 
 
 ANSWERS: Mapping[Objective, tuple[str, ...]] = {
-    "classes": ("label", "probability"), "numbers": ("value",), "tags": ("tags", "probabilities"),
+    "classes": ("label", "probability"),
+    "numbers": ("value",),
+    "tags": ("tags", "probabilities"),
     "tokens": ("text", "prompt_tokens", "tokens", "finish_reason"),
-}  # fmt: skip
+}
 """What a model's predictions consist of."""
 
 
@@ -174,9 +176,14 @@ class TokenTask(Task):
 
     @abc.abstractmethod
     def collate(
-        self, table: pa.Table, settings: Settings, *, slots: npt.NDArray[np.int64] | None = None,
-        rows: npt.NDArray[np.int64] | None = None, length: int | None = None,
-    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        self,
+        table: pa.Table,
+        settings: Settings,
+        *,
+        slots: npt.NDArray[np.int64] | None = None,
+        rows: npt.NDArray[np.int64] | None = None,
+        length: int | None = None,
+    ) -> dict[str, torch.Tensor]:
         """int64 tensors [B, T]: `input_ids`; `position_ids`, from 0 in each example; `documents`,
         1, 2, ... for the examples of a sequence and 0 for padding; `labels`, the token that follows
         where it is to be predicted, else -100.
@@ -186,8 +193,12 @@ class TokenTask(Task):
 
     @abc.abstractmethod
     def generate(
-        self, network: Module, prompts: list[list[tuple[str, str]]], settings: Settings,
-        assets: Path, max_new_tokens: int,
-    ) -> list[str]:  # fmt: skip
+        self,
+        network: Module,
+        prompts: list[list[tuple[str, str]]],
+        settings: Settings,
+        assets: Path,
+        max_new_tokens: int,
+    ) -> list[str]:
         """The most probable continuation of each document that ends before an answer, on a CPU,
         within three times `train.hang_seconds`."""

@@ -80,9 +80,11 @@ class CausalLM(pretrained.HubTask, TokenTask):
         pretrained.save_tokenizer(tokenizer, assets, **roles)
         (assets / _TEMPLATE).write_text(TEMPLATE, encoding="utf-8")
         fitted = {
-            "vocab_size": tokenizer.get_vocab_size(), "pad_token_id": tokenizer.token_to_id(PAD),
-            "eos_token_id": tokenizer.token_to_id(END), "special_tokens": roles,
-        }  # fmt: skip
+            "vocab_size": tokenizer.get_vocab_size(),
+            "pad_token_id": tokenizer.token_to_id(PAD),
+            "eos_token_id": tokenizer.token_to_id(END),
+            "special_tokens": roles,
+        }
         return {**shape, **_ended(fitted, shape, assets)}
 
     def notices(self, settings: Settings) -> list[str]:
@@ -161,9 +163,14 @@ class CausalLM(pretrained.HubTask, TokenTask):
         return network
 
     def collate(
-        self, table: pa.Table, settings: Settings, *, slots: Ints | None = None,
-        rows: Ints | None = None, length: int | None = None,
-    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        self,
+        table: pa.Table,
+        settings: Settings,
+        *,
+        slots: Ints | None = None,
+        rows: Ints | None = None,
+        length: int | None = None,
+    ) -> dict[str, torch.Tensor]:
         import numpy as np
         import torch
 
@@ -203,9 +210,13 @@ class CausalLM(pretrained.HubTask, TokenTask):
         return logits_BTV.float()
 
     def generate(
-        self, network: Module, prompts: list[list[Turn]], settings: Settings, assets: Path,
+        self,
+        network: Module,
+        prompts: list[list[Turn]],
+        settings: Settings,
+        assets: Path,
         max_new_tokens: int,
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         import torch
 
         stops, answers = stop_tokens(settings), []
@@ -214,10 +225,13 @@ class CausalLM(pretrained.HubTask, TokenTask):
             room = (_positions(network.config) or 1 << 62) - max_new_tokens
             prompt_BT = torch.tensor([ids[-max(1, room) :] or [settings["eos_token_id"]]])
             found_BT = network.generate(  # type: ignore[operator]
-                input_ids=prompt_BT, attention_mask=torch.ones_like(prompt_BT), do_sample=False,
-                max_new_tokens=max_new_tokens, pad_token_id=settings["pad_token_id"],
+                input_ids=prompt_BT,
+                attention_mask=torch.ones_like(prompt_BT),
+                do_sample=False,
+                max_new_tokens=max_new_tokens,
+                pad_token_id=settings["pad_token_id"],
                 eos_token_id=stops,
-            )  # fmt: skip
+            )
             written = found_BT[0, prompt_BT.shape[1] :].tolist()
             if written and written[-1] in stops:
                 written = written[:-1]
@@ -302,9 +316,12 @@ def train_bpe(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
-    )  # fmt: skip
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
@@ -322,9 +339,11 @@ def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
     (assets / _TEMPLATE).write_text(source, encoding="utf-8")
     pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
     return {
-        "vocab_size": len(tokenizer), "pad_token_id": end if pad is None else pad,
-        "eos_token_id": end, "special_tokens": special,
-    }  # fmt: skip
+        "vocab_size": len(tokenizer),
+        "pad_token_id": end if pad is None else pad,
+        "eos_token_id": end,
+        "special_tokens": special,
+    }
 
 
 def stop_tokens(settings: Settings) -> list[int]:
@@ -357,14 +376,14 @@ def _ended(fitted: Settings, shape: Settings, assets: Path) -> Settings:
     if lacks:
         _check_end(tokenizer, fitted)
     return {
-        **fitted, "stop_token_ids": list(dict.fromkeys(stops)),
-        "answer_ends": list(dict.fromkeys(ends)), "ends_added": lacks,
-    }  # fmt: skip
+        **fitted,
+        "stop_token_ids": list(dict.fromkeys(stops)),
+        "answer_ends": list(dict.fromkeys(ends)),
+        "ends_added": lacks,
+    }
 
 
-def _stop_in(
-    ending: Ending, tokenizer: tokenizers.Tokenizer, end: int
-) -> tuple[int | None, str]:  # fmt: skip
+def _stop_in(ending: Ending, tokenizer: tokenizers.Tokenizer, end: int) -> tuple[int | None, str]:
     """The first special token of an ending, or where it has none the first that was added to the
     vocabulary (a model may stop at one that is not marked as special); and the text of its whole
     tokens."""

@@ -162,9 +162,12 @@ class ChatTemplate:
         try:
             # transformers gives these, so a template may ask whether they are none
             return self._template.render(
-                messages=messages, tools=None, documents=None,
-                add_generation_prompt=add_generation_prompt, **self._special_tokens,
-            )  # fmt: skip
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
         except Exception as error:  # a template is a program of others, which may raise anything
             why = first_line(error)
             if not isinstance(error, TemplateError):

@@ -63,8 +63,9 @@ class EncoderTask(pretrained.HubTask):
         spec = own or TokenizerSpec()
         tokenizer = train_wordpiece(
             lambda: (self.texts(batch) for batch in train()),
-            vocab_size=spec.vocab_size, min_frequency=spec.min_frequency,
-        )  # fmt: skip
+            vocab_size=spec.vocab_size,
+            min_frequency=spec.min_frequency,
+        )
         tokenizer.enable_truncation(data.max_length)
         roles = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL_TOKENS}
         pretrained.save_tokenizer(tokenizer, assets, model_max_length=data.max_length, **roles)
@@ -120,8 +121,10 @@ class EncoderTask(pretrained.HubTask):
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _MOST_WORDS = 1 << 17
 _SEPARABLE = {
-    "normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece",
-}  # fmt: skip
+    "normalizer": "BertNormalizer",
+    "pre_tokenizer": "BertPreTokenizer",
+    "model": "WordPiece",
+}
 
 
 def train_wordpiece(
@@ -135,9 +138,11 @@ def train_wordpiece(
     learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     fixed = [*SPECIAL_TOKENS, *_continuing_pieces(learner, texts())]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=fixed,
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=fixed,
         show_progress=False,
-    )  # fmt: skip
+    )
     learner.train_from_iterator(texts(), trainer)
     # the learner takes the fixed pieces for special tokens; a tokenizer of its vocabulary does not
     model = models.WordPiece(vocab=learner.get_vocab(), unk_token="[UNK]")  # noqa: S106 - a token of text

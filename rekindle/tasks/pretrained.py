@@ -21,8 +21,15 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 # settings that transformers takes for any architecture, or by older names
-_GENERAL = {"rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype", "dtype",
-            "layer_types", "use_cache"}  # fmt: skip
+_GENERAL = {
+    "rope_theta",
+    "rope_scaling",
+    "partial_rotary_factor",
+    "torch_dtype",
+    "dtype",
+    "layer_types",
+    "use_cache",
+}
 TOKENIZER = "tokenizer.json"
 T = TypeVar("T")
 _NETWORK = "check the name, the revision and the network; a private one needs HF_TOKEN"
@@ -52,13 +59,17 @@ class HubTask(Task):
 
         try:
             found = snapshot_download(
-                model.source, revision=model.revision, ignore_patterns=["*/*"],
+                model.source,
+                revision=model.revision,
+                ignore_patterns=["*/*"],
                 allow_patterns=[
-                    "*.safetensors", "*.safetensors.index.json", "config.json",
+                    "*.safetensors",
+                    "*.safetensors.index.json",
+                    "config.json",
                     "generation_config.json",
                 ],
                 tqdm_class=Bar,
-            )  # fmt: skip
+            )
         except (HfHubHTTPError, HFValidationError, OSError) as error:
             what = f"cannot fetch the weights of `{model.source}`: {first_line(error)}"
             raise RequestError(what, where="model.source", fix=_NETWORK) from error

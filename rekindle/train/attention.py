@@ -88,11 +88,18 @@ def _mask_of_padding(
 
 
 def attend(
-    module: nn.Module, query_BHTD: Tensor, key_BGTD: Tensor, value_BGTD: Tensor,
-    attention_mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0,
-    is_causal: bool | None = None, documents: Documents | None = None,
-    sliding_window: int | None = None, **others: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: nn.Module,
+    query_BHTD: Tensor,
+    key_BGTD: Tensor,
+    value_BGTD: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    documents: Documents | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
     """[B, T, H, D], as transformers' attention functions return it, and no weights; a query sees
     `sliding_window` tokens, itself included. Raises UnsupportedError for an unknown keyword."""
     for name, value in others.items():
@@ -189,10 +196,9 @@ def _by_group(
         places, back, bias = group.by_head(heads)
         # one copy pads, and puts the rows of a head beside each other, as products want them
         q, k, v = (
-            _Pad.apply(x.reshape(tokens * heads, size), places, back)  # type: ignore[no-untyped-call]
-            .view(-1, group.longest, size)
+            _Pad.apply(x.reshape(tokens * heads, size), places, back).view(-1, group.longest, size)  # type: ignore[no-untyped-call]
             for x in qkv
-        )  # fmt: skip
+        )
         if call.dropout and not _draws_alike(query, call.peers):
             out = _written_out(q, k, v, bias, heads, call)
         else:
@@ -267,9 +273,15 @@ def _one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: C
         else:  # no fast kernel of CUDA takes fewer key-value heads with a mask, or in fp32
             key, value = (_repeated(x, query.shape[1]) for x in (key, value))
     return sdpa(
-        query, key, value, attn_mask=mask, dropout_p=call.dropout, is_causal=call.causal,
-        scale=call.scaling, **more,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=call.dropout,
+        is_causal=call.causal,
+        scale=call.scaling,
+        **more,
+    )
 
 
 def _draws_alike(query: Tensor, peers: Peers) -> bool:
@@ -293,10 +305,17 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, documents: Documents, cal
         q, key, value = (x.to(half) for x in (q, key, value))
     left = -1 if call.window is None else call.window - 1
     out = compat.varlen_attn(
-        q, key, value, documents.starts, documents.key_starts, documents.ruler.shape[0],
-        documents.key_ruler.shape[0], scale=call.scaling,
-        window_size=(left, 0) if call.causal else (-1, -1), enable_gqa=heads != key.shape[1],
-    )  # fmt: skip
+        q,
+        key,
+        value,
+        documents.starts,
+        documents.key_starts,
+        documents.ruler.shape[0],
+        documents.key_ruler.shape[0],
+        scale=call.scaling,
+        window_size=(left, 0) if call.causal else (-1, -1),
+        enable_gqa=heads != key.shape[1],
+    )
     return out.view(rows, length, heads, size)
 
 
@@ -318,9 +337,13 @@ def _with_dropout(
 
 
 def _written_out(
-    query_NTD: Tensor, key_NSD: Tensor, value_NSD: Tensor,
-    bias_NTS: Tensor | None, heads: int, call: Call,
-) -> Tensor:  # fmt: skip
+    query_NTD: Tensor,
+    key_NSD: Tensor,
+    value_NSD: Tensor,
+    bias_NTS: Tensor | None,
+    heads: int,
+    call: Call,
+) -> Tensor:
     """[N, T, D] of N = rows * heads; `bias_NTS` may have one row for all queries."""
     scale = call.scaling if call.scaling is not None else query_NTD.shape[-1] ** -0.5
     bias = query_NTD.new_zeros(1) if bias_NTS is None else bias_NTS.to(query_NTD.dtype)

@@ -44,9 +44,15 @@ class Batches:
     """Work by step, one step ahead in a thread; `waited`: for it. `joined`: in one sequence."""
 
     def __init__(
-        self, task: Task, shards: Shards, split: str, order: SampleOrder, mesh: Mesh, seed: int,
+        self,
+        task: Task,
+        shards: Shards,
+        split: str,
+        order: SampleOrder,
+        mesh: Mesh,
+        seed: int,
         joined: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.task, self.shards, self.split, self.order = task, shards, split, order
         self.objective = objective_of(task)
         self.mesh, self.seed = mesh, seed
@@ -113,9 +119,11 @@ class Batches:
         return Work(
             micro=tuple(map(self._pinned, micro)),
             rows=tuple(int(row) for rows, _ in picks for row in rows if row >= 0),
-            examples=len(real), targets=targets, tokens=int(lengths.sum()),
+            examples=len(real),
+            targets=targets,
+            tokens=int(lengths.sum()),
             squares=int((lengths**2).sum()),
-        )  # fmt: skip
+        )
 
     def _key(self, step: int, micro: int) -> int:
         cp = self.mesh.place("cp")

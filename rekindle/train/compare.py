@@ -175,9 +175,12 @@ class Small:
         parts = build(self.task, network, origins, train, goal, mesh, scaling)
         weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
         order = self.shards.order(
-            TRAIN, global_batch_size=self.sequences, seed=0, by_length=self.config is not None,
+            TRAIN,
+            global_batch_size=self.sequences,
+            seed=0,
+            by_length=self.config is not None,
             pack_length=objective_of(self.task).pack_length(self.shards.manifest.settings),
-        )  # fmt: skip
+        )
         plan = Plan.of(train, order)
         return Trainer(self.task, self.shards, train, plan, settle(parts), train.seed)
 

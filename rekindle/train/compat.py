@@ -32,10 +32,14 @@ def with_todays_keywords(kernel: Callable[..., Any]) -> Callable[..., torch.Tens
         return kernel
 
     def attend(
-        query_THD: torch.Tensor, key_TGD: torch.Tensor, value_TGD: torch.Tensor, *places: Any,
-        scale: float | None = None, window_size: tuple[int, int] = EVERYTHING,
+        query_THD: torch.Tensor,
+        key_TGD: torch.Tensor,
+        value_TGD: torch.Tensor,
+        *places: Any,
+        scale: float | None = None,
+        window_size: tuple[int, int] = EVERYTHING,
         enable_gqa: bool = False,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         options: dict[str, Any] = {}
         if "scale" in known:
             options["scale"] = scale

@@ -43,13 +43,22 @@ _FOREIGN = "rekindle did not write it: find out who did, and remove it"
 
 _DCP = "torch.distributed.checkpoint"
 _ALLOWED = {
-    ("torch", "Size"), ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
     (f"{_DCP}.filesystem", "_StorageInfo"),
-    *((f"{_DCP}.metadata", name) for name in (
-        "Metadata", "MetadataIndex", "TensorStorageMetadata", "TensorProperties",
-        "ChunkStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING",
-    )),
-}  # fmt: skip
+    *(
+        (f"{_DCP}.metadata", name)
+        for name in (
+            "Metadata",
+            "MetadataIndex",
+            "TensorStorageMetadata",
+            "TensorProperties",
+            "ChunkStorageMetadata",
+            "StorageMeta",
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,8 +259,16 @@ def read_metadata(content: bytes, files: Iterable[str]) -> meta.Metadata:
     `Writer` does not write, such as entries in other files than `files`."""
     try:
         metadata = _Unpickler(io.BytesIO(content)).load()
-    except (pickle.UnpicklingError, EOFError, ImportError, LookupError, AttributeError, TypeError,
-            ValueError, RuntimeError) as error:  # fmt: skip
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ImportError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:
         raise CheckpointError(f"the checkpoint's metadata cannot be read: {error}") from error
     known = set(files)
     tensors = getattr(metadata, "state_dict_metadata", None)
@@ -279,9 +296,12 @@ class _Read:
 
 
 def fill(
-    pieces: Mapping[str, Piece], metadata: meta.Metadata, storage: Storage, folder: str,
+    pieces: Mapping[str, Piece],
+    metadata: meta.Metadata,
+    storage: Storage,
+    folder: str,
     replicas: Ranks = None,
-) -> None:  # fmt: skip
+) -> None:
     """Fill the pieces in place, reading only what they need. Raises CheckpointError if one of them
     is not there as it is here: nothing has been filled then. `replicas`, ranks with the same
     pieces, all call this: each reads its share and sends it to the others."""

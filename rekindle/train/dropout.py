@@ -16,9 +16,12 @@ _VALUES = 1 << 16
 
 
 def kept(
-    shape: Sequence[int], dropout: float, device: torch.device, dtype: torch.dtype,
+    shape: Sequence[int],
+    dropout: float,
+    device: torch.device,
+    dtype: torch.dtype,
     part: slice = slice(None),
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """0 or 1 / (1 - dropout) for each element, from the default generator of the device; of `part`
     of the first dimension alone, so that ranks which share a draw hold their own only."""
     draw = _drawn_on_cpu if device.type == "cpu" else _drawn

@@ -22,9 +22,16 @@ from rekindle.train.weights import whole_of
 
 FILE_BYTES = 2 << 30
 _TYPES = {
-    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 # (place in the pipeline, rank that speaks for it or -1, name, type and shape of what it holds)
 _Listed = tuple[int, int, list[tuple[str, str, list[int]]]]
 

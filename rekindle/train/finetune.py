@@ -69,9 +69,13 @@ def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
     module = (engine.program if engine else "") or "rekindle.train.worker"
     with shared_secret(rendezvous, root_of(job.checkpoints)) as place:
         torchrun(
-            own or ["-m", module, str(path)], job.train, status=Path(job.status),
-            rendezvous=place, environment={"REKINDLE_JOB": str(path)}, on_poll=on_poll,
-        )  # fmt: skip
+            own or ["-m", module, str(path)],
+            job.train,
+            status=Path(job.status),
+            rendezvous=place,
+            environment={"REKINDLE_JOB": str(path)},
+            on_poll=on_poll,
+        )
 
 
 def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
@@ -82,10 +86,14 @@ def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
     modelfolder.describe(job.task, shards, output, job.run_key, precision=precision, known=known)
     rows = list(read_history(job.curve))
     job.summarise(
-        engine="entrypoint", world_size=world_size, steps=rows[-1].step if rows else 0,
-        epochs=rows[-1].epoch if rows else 0.0, precision=precision, parameters=0,
+        engine="entrypoint",
+        world_size=world_size,
+        steps=rows[-1].step if rows else 0,
+        epochs=rows[-1].epoch if rows else 0.0,
+        precision=precision,
+        parameters=0,
         train_rows=shards.rows("train"),
-    )  # fmt: skip
+    )
 
 
 def _check_weights(output: Path, shards: Shards) -> None:

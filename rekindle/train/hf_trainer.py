@@ -111,13 +111,22 @@ def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
     engine = engine_of(train.engine)
     assert engine is not None
     arguments: Mapping[str, Any] = {
-        **engine.config(train, world), "output_dir": str(job.working / "trainer"),
-        "learning_rate": peak_rate(train), "max_steps": steps, "use_cpu": device.type == "cpu",
-        "warmup_steps": math.ceil(train.warmup * steps), "report_to": [], "disable_tqdm": True,
-        "save_strategy": "no", "logging_steps": 1, "eval_strategy": "no",
-        "prediction_loss_only": True, "remove_unused_columns": False,
-        "ddp_find_unused_parameters": False, "logging_nan_inf_filter": False,
-    }  # fmt: skip
+        **engine.config(train, world),
+        "output_dir": str(job.working / "trainer"),
+        "learning_rate": peak_rate(train),
+        "max_steps": steps,
+        "use_cpu": device.type == "cpu",
+        "warmup_steps": math.ceil(train.warmup * steps),
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "eval_strategy": "no",
+        "prediction_loss_only": True,
+        "remove_unused_columns": False,
+        "ddp_find_unused_parameters": False,
+        "logging_nan_inf_filter": False,
+    }
     try:
         made = TrainingArguments(**arguments)
     except (TypeError, ValueError, ImportError) as error:
@@ -185,9 +194,15 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
     """Heartbeats, the curve, saves, and the answer to a request to stop."""
 
     def __init__(
-        self, job: Job, trainer: Any, saves: "Saves", history: History, stop: StopFlag,
-        vitals: Vitals, steps: int,
-    ) -> None:  # fmt: skip
+        self,
+        job: Job,
+        trainer: Any,
+        saves: "Saves",
+        history: History,
+        stop: StopFlag,
+        vitals: Vitals,
+        steps: int,
+    ) -> None:
         self.job, self.trainer, self.history, self.steps = job, trainer, history, steps
         self.saves = saves
         self.stop, self.vitals, self.began = stop, vitals, time.monotonic()
@@ -223,17 +238,23 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero:
             seconds = time.monotonic() - self.began
             row = HistoryRow(
-                step=state.global_step, epoch=state.epoch, loss=logs["loss"],
-                lr=logs["learning_rate"], grad_norm=logs["grad_norm"],
+                step=state.global_step,
+                epoch=state.epoch,
+                loss=logs["loss"],
+                lr=logs["learning_rate"],
+                grad_norm=logs["grad_norm"],
                 samples_per_second=self.job.train.global_batch_size / seconds,
                 step_seconds=seconds,
-            )  # fmt: skip
+            )
             self.history.append(row)
             emit(
-                "progress", step=row.step, steps=self.steps, loss=row.loss,
+                "progress",
+                step=row.step,
+                steps=self.steps,
+                loss=row.loss,
                 samples_per_second=row.samples_per_second,
                 eta_seconds=(self.steps - row.step) * seconds,
-            )  # fmt: skip
+            )
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         dist.barrier()  # all ranks have written theirs
@@ -252,15 +273,21 @@ def _facts(trainer: Any) -> dict[str, str]:
         "transformers": importlib.metadata.version("transformers"),
         "accelerate": importlib.metadata.version("accelerate"),
         "distributed": str(trainer.accelerator.distributed_type).rpartition(".")[2],
-        "wrapped": wrapped, "optimizer": type(trainer.optimizer.optimizer).__name__,
-        "backend": dist.get_backend(), "ranks": str(found),
-    }  # fmt: skip
+        "wrapped": wrapped,
+        "optimizer": type(trainer.optimizer.optimizer).__name__,
+        "backend": dist.get_backend(),
+        "ranks": str(found),
+    }
 
 
 def _finish(
-    job: Job, trainer: Any, shards: Shards, last: int, facts: Mapping[str, str],
+    job: Job,
+    trainer: Any,
+    shards: Shards,
+    last: int,
+    facts: Mapping[str, str],
     validation: Mapping[str, float],
-) -> None:  # fmt: skip
+) -> None:
     """Rank 0 leaves the model and the summary."""
     output = Path(job.output)
     known = modelfolder.inherited(job.init, job.model)
@@ -269,11 +296,17 @@ def _finish(
     modelfolder.describe(job.task, shards, output, job.run_key, precision=precision, known=known)
     rows = list(read_history(job.curve))
     job.summarise(
-        engine=job.train.engine, in_effect=facts, world_size=dist.get_world_size(), steps=last,
-        epochs=rows[-1].epoch if rows else 0.0, precision=precision,
-        parameters=modelfolder.count_parameters(output), train_rows=shards.rows(TRAIN),
-        device=device_name(trainer.args.device), validation=validation,
-    )  # fmt: skip
+        engine=job.train.engine,
+        in_effect=facts,
+        world_size=dist.get_world_size(),
+        steps=last,
+        epochs=rows[-1].epoch if rows else 0.0,
+        precision=precision,
+        parameters=modelfolder.count_parameters(output),
+        train_rows=shards.rows(TRAIN),
+        device=device_name(trainer.args.device),
+        validation=validation,
+    )
 
 
 COMPLETE, CURVE = "complete.json", "history.jsonl"

@@ -84,10 +84,14 @@ class Job(Stored):
         if self.curve.exists():
             write_atomically(target / "history.jsonl", self.curve.read_text(errors="replace"))
         TrainingSummary(
-            run_key=self.run_key, task=self.task, seed=self.train.seed, init_from=self.init_from,
+            run_key=self.run_key,
+            task=self.task,
+            seed=self.train.seed,
+            init_from=self.init_from,
             global_batch_size=self.train.global_batch_size,
-            weights_sha256=weights_sha256(Path(self.output)), **found,
-        ).write(target / "training.json")  # fmt: skip
+            weights_sha256=weights_sha256(Path(self.output)),
+            **found,
+        ).write(target / "training.json")
 
     def parameters(self) -> dict[str, Any]:
         """The settings that tracking shows beside the curves."""

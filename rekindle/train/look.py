@@ -129,10 +129,14 @@ def _settings(question: Question) -> Settings:
 
     data, model = question.data, question.model
     settings: dict[str, Any] = {
-        "max_length": data.max_length, "form": data.columns.form, "packing": data.packing,
-        "vocab_size": STAND_IN_VOCABULARY, "pad_token_id": 0, "eos_token_id": 1,
+        "max_length": data.max_length,
+        "form": data.columns.form,
+        "packing": data.packing,
+        "vocab_size": STAND_IN_VOCABULARY,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
         **dict.fromkeys(SCALE, 1.0),
-    }  # fmt: skip
+    }
     if isinstance(model.tokenizer, TokenizerSpec):
         settings["vocab_size"] = model.tokenizer.vocab_size
     folder = local_folder(model)

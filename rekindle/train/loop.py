@@ -121,9 +121,15 @@ class Trainer:
     """One rank's view of a run. `behind`: on GPUs, which are read a step later."""
 
     def __init__(
-        self, task: Task, shards: Shards, spec: TrainSpec, plan: Plan, parts: Parts, seed: int,
+        self,
+        task: Task,
+        shards: Shards,
+        spec: TrainSpec,
+        plan: Plan,
+        parts: Parts,
+        seed: int,
         beat: Beat = lambda step, phase: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.spec, self.plan, self.parts, self.mesh = spec, plan, parts, parts.mesh
         self.beat = beat
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -139,9 +145,12 @@ class Trainer:
         self.validation = None
         if shards.rows(VALIDATION):
             once = shards.order(
-                VALIDATION, global_batch_size=order.global_batch_size, seed=0,
-                by_length=order.by_length, pack_length=order.pack_length,
-            )  # fmt: skip
+                VALIDATION,
+                global_batch_size=order.global_batch_size,
+                seed=0,
+                by_length=order.by_length,
+                pack_length=order.pack_length,
+            )
             self.validation = Batches(task, shards, VALIDATION, once, self.mesh, seed, joined)
         self.feed = self.evaluation.feed
         self.behind = self.mesh.device.type != "cpu"
@@ -162,9 +171,15 @@ class Trainer:
             buffer.copy_(before)
 
     def fit(
-        self, saver: Checkpointer, history: History, stop: StopFlag, start: int,
-        clock: Clock, profiler: Profiler, ledger: Ledger | None = None,
-    ) -> int:  # fmt: skip
+        self,
+        saver: Checkpointer,
+        history: History,
+        stop: StopFlag,
+        start: int,
+        clock: Clock,
+        profiler: Profiler,
+        ledger: Ledger | None = None,
+    ) -> int:
         """Train from step `start` until `done`, or a request to stop; returns the last step."""
         every, steps, self.began = self.spec.checkpoint.every, self.plan.steps, time.monotonic()
         self.since = Numbers(self._number(0))
@@ -205,9 +220,13 @@ class Trainer:
         return steps
 
     def _report(
-        self, history: History, clock: Clock, ledger: Ledger | None, done: Launched,
+        self,
+        history: History,
+        clock: Clock,
+        ledger: Ledger | None,
+        done: Launched,
         row: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add a step to the curve; a validation behind it is not part of the next step's time."""
         seconds = done.numbers.seconds_since(self.since)
         measured = clock.tick(done.work, done.waited, seconds)
@@ -363,9 +382,14 @@ class Trainer:
         """Everything else that a checkpoint holds, as JSON."""
         scale = self.optimizer.scale
         return {
-            "step": step, "world_size": self.world, "layout": str(self.mesh.layout),
-            "precision": self.spec.precision, "steps": self.plan.steps,
-            "validation_loss": row.get("validation_loss"), "best": dataclasses.asdict(self.best),
-            "train_seconds": seconds, "packed": self.batches.order.pack_length is not None,
+            "step": step,
+            "world_size": self.world,
+            "layout": str(self.mesh.layout),
+            "precision": self.spec.precision,
+            "steps": self.plan.steps,
+            "validation_loss": row.get("validation_loss"),
+            "best": dataclasses.asdict(self.best),
+            "train_seconds": seconds,
+            "packed": self.batches.order.pack_length is not None,
             "loss_scale": [float(scale.value), int(scale.good)] if scale else None,
-        }  # fmt: skip
+        }

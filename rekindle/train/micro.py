@@ -167,10 +167,13 @@ class Group:
         real_RT = offsets_RT < lengths_R[:, None]
         places_RT = np.where(real_RT, starts_R[:, None] + offsets_RT, starts_R[:, None])
         return cls(
-            rows, longest, tokens, torch.from_numpy(places_RT.flatten()),
+            rows,
+            longest,
+            tokens,
+            torch.from_numpy(places_RT.flatten()),
             torch.from_numpy(np.flatnonzero(real_RT)),
             None if min(lengths) == longest else torch.from_numpy(real_RT[:, None, None]),
-        )  # fmt: skip
+        )
 
     def by_head(self, heads: int) -> ByHead:
         """Where rows of [tokens * heads] lie in [R * heads * longest], and back; and what is added
@@ -206,9 +209,14 @@ class Documents:
     compiler sees a length that varies. `groups`: of texts; `grouped`: whether there are any."""
 
     def __init__(
-        self, queries: list[int], keys: list[int], ranges: tuple[tuple[int, int, int], ...],
-        starts: torch.Tensor, key_starts: torch.Tensor, groups: tuple[Group, ...] = (),
-    ) -> None:  # fmt: skip
+        self,
+        queries: list[int],
+        keys: list[int],
+        ranges: tuple[tuple[int, int, int], ...],
+        starts: torch.Tensor,
+        key_starts: torch.Tensor,
+        groups: tuple[Group, ...] = (),
+    ) -> None:
         self.queries, self.keys, self.ranges, self.groups = queries, keys, ranges, groups
         self.grouped = bool(groups)
         self.starts, self.key_starts = starts, key_starts
@@ -258,9 +266,12 @@ class Documents:
 
     @classmethod
     def _made(
-        cls, queries: list[int], keys: list[int], ranges: tuple[tuple[int, int, int], ...],
+        cls,
+        queries: list[int],
+        keys: list[int],
+        ranges: tuple[tuple[int, int, int], ...],
         groups: tuple[Group, ...] = (),
-    ) -> Documents:  # fmt: skip
+    ) -> Documents:
         starts = _starts(queries)
         return cls(queries, keys, ranges, starts, _starts(keys) if ranges else starts, groups)
 

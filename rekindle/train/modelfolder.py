@@ -123,9 +123,14 @@ def trained_on(folder: Path) -> np.ndarray:
 
 
 def describe(
-    task_name: str, shards: Shards, folder: Path, run_key: str,
-    *, precision: str = "", known: Sequence[np.ndarray] = (),
-) -> None:  # fmt: skip
+    task_name: str,
+    shards: Shards,
+    folder: Path,
+    run_key: str,
+    *,
+    precision: str = "",
+    known: Sequence[np.ndarray] = (),
+) -> None:
     """Add to a folder of weights what rekindle needs; `known`: examples of before (`inherited`)."""
     if shards.assets.is_dir():
         shutil.copytree(shards.assets, folder, dirs_exist_ok=True)
@@ -137,9 +142,13 @@ def describe(
     manifest = shards.manifest
     write_stop_tokens(folder, manifest.settings)
     description = {
-        "schema_version": 1, "task": task_name, "labels": manifest.labels,
-        "settings": dict(manifest.settings), "run_key": run_key, "precision": precision,
-    }  # fmt: skip
+        "schema_version": 1,
+        "task": task_name,
+        "labels": manifest.labels,
+        "settings": dict(manifest.settings),
+        "run_key": run_key,
+        "precision": precision,
+    }
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2, sort_keys=True) + "\n")
 
 

@@ -238,9 +238,11 @@ def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> fl
         fix = f"use some of {', '.join(name.rpartition('.')[2] for name in known)}"
         raise RequestError(what, where="model.lora.targets", fix=fix)
     config = LoraConfig(
-        r=spec.rank, lora_alpha=cast(int, spec.alpha), lora_dropout=spec.dropout,
+        r=spec.rank,
+        lora_alpha=cast(int, spec.alpha),
+        lora_dropout=spec.dropout,
         target_modules=targets,
-    )  # fmt: skip
+    )
     inject_adapter_in_model(config, network)
     body = backbone(network)
     model: Any = network

@@ -210,9 +210,11 @@ class _Copies:
     """A tied parameter on the first and on the last stage: the two gradients are one sum."""
 
     def __init__(self, parts: Parts, held: dict[str, _Held]) -> None:
-        self.pairs = [
-            (held.get(source), held.get(copy)) for copy, source in parts.tied.items()
-        ] if parts.mesh.layout.pp > 1 else []  # fmt: skip
+        self.pairs = (
+            [(held.get(source), held.get(copy)) for copy, source in parts.tied.items()]
+            if parts.mesh.layout.pp > 1
+            else []
+        )
         here = {stage.index for stage in parts.stages}
         self.both_here = {0, parts.mesh.layout.stages - 1} <= here
         apart = parts.mesh.layout.stages - 1 not in stages_of(parts.mesh.layout, 0)

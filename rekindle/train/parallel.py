@@ -88,9 +88,12 @@ def autocast(precision: str, device: torch.device) -> contextlib.AbstractContext
 
 
 def prepared(
-    network: nn.Module, source: weights.Source | None, origins: dict[str, Origin],
-    train: TrainSpec, lora: LoraSpec | None = None,
-) -> float | None:  # fmt: skip
+    network: nn.Module,
+    source: weights.Source | None,
+    origins: dict[str, Origin],
+    train: TrainSpec,
+    lora: LoraSpec | None = None,
+) -> float | None:
     """Put adapters on a network and convert its weights; returns the factor of LoRA's updates."""
     scaling = None
     if lora is not None:
@@ -107,9 +110,15 @@ def prepared(
 
 
 def build(
-    task: Task, network: nn.Module, origins: Mapping[str, Origin], train: TrainSpec, goal: Goal,
-    mesh: Mesh, scaling: float | None = None, scores: bool = False,
-) -> Parts:  # fmt: skip
+    task: Task,
+    network: nn.Module,
+    origins: Mapping[str, Origin],
+    train: TrainSpec,
+    goal: Goal,
+    mesh: Mesh,
+    scaling: float | None = None,
+    scores: bool = False,
+) -> Parts:
     """The parts of this rank, on its device, without values yet (see weights.fill); `network` is
     cut up and must not be used any more. `scores` is for `Part`."""
     layout = mesh.layout
@@ -160,9 +169,17 @@ def put(network: nn.Module, device: torch.device) -> None:
     )
 
 
-_SAVED = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention",
-          "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention_for_cpu",
-          "_scaled_dot_product_cudnn_attention", "convolution", "_scaled_mm")  # fmt: skip
+_SAVED = (
+    "mm",
+    "addmm",
+    "bmm",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_cudnn_attention",
+    "convolution",
+    "_scaled_mm",
+)
 _VARLEN = "_varlen_attn"  # of torch_attn, once torch.nn.attention.varlen is imported
 
 
@@ -301,8 +318,9 @@ def while_training(network: nn.Module, kernel: Kernel) -> Kernel:
         log.warning(
             "attention: one call a document (of texts with a class: a group) in training steps, "
             "because the varlen kernel has no dropout; set `%s: 0` in the model's config for one "
-            "kernel over all documents", rate,
-        )  # fmt: skip
+            "kernel over all documents",
+            rate,
+        )
         return "sdpa"
     if kernel == "varlen":
         log.info("attention: one varlen kernel for all documents of a micro-batch")
@@ -310,9 +328,13 @@ def while_training(network: nn.Module, kernel: Kernel) -> Kernel:
 
 
 def kernel_difference(
-    device: torch.device, dtype: torch.dtype, heads: int, groups: int, size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: int,
+    groups: int,
+    size: int,
     windows: tuple[int | None, ...],
-) -> float:  # fmt: skip
+) -> float:
     """How far the varlen kernel is from one call a document, forwards and backwards, relative to
     the largest value. Raises what the kernel raises where it cannot be used."""
     draw = torch.Generator().manual_seed(0)

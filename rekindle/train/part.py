@@ -43,10 +43,16 @@ class Part(nn.Module):
     sequence. One that `scores` gives on the last stage what `Objective.score` does, and no loss."""
 
     def __init__(
-        self, task: Task, network: nn.Module, goal: Goal, first: bool = True, last: bool = True,
-        tp_group: dist.ProcessGroup | None = None, sequence_parallel: bool = False,
+        self,
+        task: Task,
+        network: nn.Module,
+        goal: Goal,
+        first: bool = True,
+        last: bool = True,
+        tp_group: dist.ProcessGroup | None = None,
+        sequence_parallel: bool = False,
         scores: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.network = network
         self.first, self.last = first, last

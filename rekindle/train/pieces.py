@@ -301,8 +301,9 @@ def _classified(job: ScoreJob, model: ModelFolder, keep_N: np.ndarray, margin: f
             answer = _answer(logits.reshape(-1, len(model.labels)), model, margin)
         if answer is not None:
             content = rows.column(model.task.modality)[row]
-            yield SmokeRow(id=rows.column("id")[row].as_py(), content=_text(content, shape),
-                           answer=answer)  # fmt: skip
+            yield SmokeRow(
+                id=rows.column("id")[row].as_py(), content=_text(content, shape), answer=answer
+            )
 
 
 def _answer(logits_WC: np.ndarray, model: ModelFolder, margin: float) -> dict[str, Any] | None:

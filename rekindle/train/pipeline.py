@@ -42,11 +42,13 @@ class Pipeline:
         for stage in self.parts.stages:
             stage.part.results.clear()
         self._schedules[key].step(
-            *((first,) if self.owns_first else ()), micro=micro,
+            *((first,) if self.owns_first else ()),
+            micro=micro,
             # one for each micro-batch, which `_loss` does not look at
             target=torch.empty(len(micro)) if self.owns_last else None,
-            losses=[] if self.owns_last else None, return_outputs=False,
-        )  # fmt: skip
+            losses=[] if self.owns_last else None,
+            return_outputs=False,
+        )
         # a schedule that learns its shapes runs the first micro-batch once more before the others
         return self._total(len(micro))
 

@@ -61,10 +61,17 @@ def score(job: ScoreJob, output: Path) -> Scores | None:
 
 
 def job_of(
-    candidate: Path, champion: Path | None, champion_version: str, champion_digest: str,
-    examples: Path, train: TrainSpec, artifact_root: str, code: str = "",
-    must_pass: MustPass | None = None, compared: Mapping[str, int] = MappingProxyType({}),
-) -> ScoreJob:  # fmt: skip
+    candidate: Path,
+    champion: Path | None,
+    champion_version: str,
+    champion_digest: str,
+    examples: Path,
+    train: TrainSpec,
+    artifact_root: str,
+    code: str = "",
+    must_pass: MustPass | None = None,
+    compared: Mapping[str, int] = MappingProxyType({}),
+) -> ScoreJob:
     """What is to be scored: the models in `candidate` and, if it can be compared, `champion`, whose
     files have `champion_digest`, on the test split of `examples`, and the candidate on the rows of
     `must_pass`; `code` as for `open_model`, `compared` as in records.Scores."""
@@ -80,12 +87,20 @@ def job_of(
             key = pieces.scores_key(digest, examples, train, has_gpu())
             turns.append(Turn(who, str(folder), digest, folder_of(artifact_root, "scores", key)))
     return ScoreJob(
-        turns=tuple(turns), judged=tuple(map(str, folders.values())), examples=str(examples),
-        status=str(attempt_in(working_of(turns[-1].kept))), train=train,
-        champion_version=champion_version, champion_digest=champion_digest, incomparable=refusal,
-        code=code, must_pass=must_pass, compared=dict(compared), champion_judged=judged.metrics,
+        turns=tuple(turns),
+        judged=tuple(map(str, folders.values())),
+        examples=str(examples),
+        status=str(attempt_in(working_of(turns[-1].kept))),
+        train=train,
+        champion_version=champion_version,
+        champion_digest=champion_digest,
+        incomparable=refusal,
+        code=code,
+        must_pass=must_pass,
+        compared=dict(compared),
+        champion_judged=judged.metrics,
         champion_judged_rows=judged.rows,
-    )  # fmt: skip
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,27 +207,39 @@ def hand_over(job: ScoreJob, output: Path) -> Scores:
         if len(scored.column_names) > 1:
             rows = rows.append_column(turn.who, _struct(scored))
         contenders[turn.who] = Contender(
-            run_key=model.run_key, digest=turn.digest, scores=turn.kept.rpartition("/")[2],
-            precision=job.train.precision, labels=model.labels, unigram_nats=nats,
+            run_key=model.run_key,
+            digest=turn.digest,
+            scores=turn.kept.rpartition("/")[2],
+            precision=job.train.precision,
+            labels=model.labels,
+            unigram_nats=nats,
             bytes=sum(one.stat().st_size for one in model.path.rglob("*") if one.is_file()),
-        )  # fmt: skip
+        )
     samples = (_samples(job) or ()) if cuts else ()
     ours = job.model()
     shape = ours.settings.get("image_shape")
     distinct_N = keep_N.copy()
     distinct_N[keep_N] = firsts(hashes)
     record = Scores(
-        objective=ours.task.objective, candidate=contenders["candidate"],
-        champion=contenders.get("champion"), champion_version=job.champion_version,
-        champion_digest=job.champion_digest, incomparable=job.incomparable,
-        same_targets=all(cut.equals(cuts[0]) for cut in cuts), rows=len(rows),
-        excluded=len(keep_N) - len(rows), examples=hashlib.sha256(b"".join(hashes)).hexdigest(),
-        samples=samples, smoke=smoke_of(job, keep_N, samples),
+        objective=ours.task.objective,
+        candidate=contenders["candidate"],
+        champion=contenders.get("champion"),
+        champion_version=job.champion_version,
+        champion_digest=job.champion_digest,
+        incomparable=job.incomparable,
+        same_targets=all(cut.equals(cuts[0]) for cut in cuts),
+        rows=len(rows),
+        excluded=len(keep_N) - len(rows),
+        examples=hashlib.sha256(b"".join(hashes)).hexdigest(),
+        samples=samples,
+        smoke=smoke_of(job, keep_N, samples),
         reference=reference_of(Path(job.examples), ours.task.modality, shape, distinct_N),
         bad_rows=read_summary(Path(job.examples)).bad_rows,
-        must_pass=job.must_pass.rows.content if job.must_pass else "", compared=job.compared,
-        champion_judged=job.champion_judged, champion_judged_rows=job.champion_judged_rows,
-    )  # fmt: skip
+        must_pass=job.must_pass.rows.content if job.must_pass else "",
+        compared=job.compared,
+        champion_judged=job.champion_judged,
+        champion_judged_rows=job.champion_judged_rows,
+    )
     output.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, output / TABLE, compression="zstd")
     if golden := pieces.golden_of(job):

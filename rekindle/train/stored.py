@@ -375,9 +375,11 @@ def _unnumbered(name: str) -> str:
 
 
 def _missing(
-    lost: Sequence[str], wanted: Mapping[str, Shape], stored: Mapping[str, StoredTensor],
+    lost: Sequence[str],
+    wanted: Mapping[str, Shape],
+    stored: Mapping[str, StoredTensor],
     folder: Path,
-) -> DataError:  # fmt: skip
+) -> DataError:
     """Names what is absent; where every stored name has something in front, that and what to do."""
     prefix = _wrapped_by(lost, stored)
     if prefix is not None:

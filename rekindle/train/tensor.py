@@ -95,9 +95,10 @@ class RowEmbedding(nn.Embedding):
         if low == high:  # more peers than rows: of an empty table nothing can be looked up
             return self.peers.leave(table.new_zeros((*input.shape, table.shape[1])) + table.sum())
         found = F.embedding(
-            (input - low).masked_fill(elsewhere, 0), table,
+            (input - low).masked_fill(elsewhere, 0),
+            table,
             pad - low if pad is not None and low <= pad < high else None,
-        )  # fmt: skip
+        )
         return self.peers.leave(found.masked_fill(elsewhere[..., None], 0))
 
 

@@ -95,9 +95,10 @@ class Clock:
             memory_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         row: dict[str, Any] = {
             "samples_per_second": round(work.examples / self.smooth, 2),
-            "step_seconds": round(seconds, 6), "data_wait": round(min(1.0, wait / seconds), 4),
+            "step_seconds": round(seconds, 6),
+            "data_wait": round(min(1.0, wait / seconds), 4),
             "memory_bytes": memory_bytes,
-        }  # fmt: skip
+        }
         if self.cost is not None:
             row["tokens_per_second"] = round(work.tokens / self.smooth, 1)
             row["tokens"] = work.tokens
@@ -112,10 +113,13 @@ class Clock:
             return
         self.said = now
         emit(
-            "progress", step=row.step, steps=self.steps, loss=row.loss,
+            "progress",
+            step=row.step,
+            steps=self.steps,
+            loss=row.loss,
             samples_per_second=row.samples_per_second,
             eta_seconds=(self.steps - row.step) * self.smooth,
-        )  # fmt: skip
+        )
 
 
 def device_name(device: torch.device) -> str:
@@ -189,9 +193,13 @@ def exposed_seconds(collectives: Sequence[Span], operators: Sequence[Span]) -> f
 
 
 def verdict(
-    events: list[tuple[str, int, float]], steps: int, seconds: float, waited: float,
-    exposed: float = 0.0, tips: Mapping[str, str] = MappingProxyType({}),
-) -> Profile:  # fmt: skip
+    events: list[tuple[str, int, float]],
+    steps: int,
+    seconds: float,
+    waited: float,
+    exposed: float = 0.0,
+    tips: Mapping[str, str] = MappingProxyType({}),
+) -> Profile:
     """The record of `steps` steps that took `seconds`, from (operator, calls, seconds of its own)
     and `exposed` seconds of waiting for collectives. A collective of 0.6 s and a product of 0.3 s
     in 1 s are communication 0.6, compute 0.3, host 0.1."""
@@ -206,10 +214,13 @@ def verdict(
     top = sorted(events, key=lambda event: -event[2])[:SHOWN]
     spent = ((name, calls, round(took / seconds, 4)) for name, calls, took in top if took > 0)
     return Profile(
-        steps=steps, seconds=seconds, bound=bound, advice=tips.get(bound, ""),
+        steps=steps,
+        seconds=seconds,
+        bound=bound,
+        advice=tips.get(bound, ""),
         shares={name: round(share, 4) for name, share in shares.items()},
         operators=tuple(OperatorShare(name=n, calls=calls, share=s) for n, calls, s in spent),
-    )  # fmt: skip
+    )
 
 
 def is_collective(name: str) -> bool:

@@ -40,9 +40,13 @@ class AdamW:
     def __init__(self, matrices: Weights, others: Weights, spec: TrainSpec) -> None:
         weights = [*matrices, *others]
         self.adam = torch.optim.AdamW(
-            by_decay(weights), lr=0.0, betas=spec.betas, eps=spec.eps,
-            weight_decay=spec.weight_decay, fused=True,
-        )  # fmt: skip
+            by_decay(weights),
+            lr=0.0,
+            betas=spec.betas,
+            eps=spec.eps,
+            weight_decay=spec.weight_decay,
+            fused=True,
+        )
         self.state: dict[Tensor, dict[str, Tensor]] = self.adam.state
         for weight in weights:
             moments = {name: torch.zeros_like(weight) for name in MOMENTS}
@@ -141,11 +145,23 @@ class AdamW8bit:
         read = (self.codes[n].read(*held[n], weights.shape[1]) for n in MOMENTS)
         moments = [numbers.to(weights.dtype) for numbers in read]
         adamw(
-            [weights], [matrix.grad[piece]], [moments[0]], [moments[1]], [], [state["step"]],
-            fused=True, grad_scale=scale, found_inf=skipped, amsgrad=False, beta1=spec.betas[0],
-            beta2=spec.betas[1], lr=rate, weight_decay=spec.weight_decay, eps=spec.eps,
+            [weights],
+            [matrix.grad[piece]],
+            [moments[0]],
+            [moments[1]],
+            [],
+            [state["step"]],
+            fused=True,
+            grad_scale=scale,
+            found_inf=skipped,
+            amsgrad=False,
+            beta1=spec.betas[0],
+            beta2=spec.betas[1],
+            lr=rate,
+            weight_decay=spec.weight_decay,
+            eps=spec.eps,
             maximize=False,
-        )  # fmt: skip
+        )
         for name in MOMENTS:
             self.codes[name].write(moments.pop(0), *held[name])
 
@@ -199,5 +215,7 @@ def _counter(weight: Tensor) -> Tensor:
 
 
 UPDATES: Mapping[str, type[AdamW] | type[Muon] | type[AdamW8bit]] = {
-    "adamw": AdamW, "muon": Muon, "adamw8bit": AdamW8bit,
-}  # fmt: skip
+    "adamw": AdamW,
+    "muon": Muon,
+    "adamw8bit": AdamW8bit,
+}

@@ -185,11 +185,13 @@ def order_of(job: Job, task: Task, shards: Shards, parts: Parts, packs: bool = T
     settings = shards.manifest.settings
     has_lengths = any(file.tokens for file in shards.manifest.shards)
     return shards.order(
-        TRAIN, global_batch_size=job.train.global_batch_size, seed=job.train.seed,
+        TRAIN,
+        global_batch_size=job.train.global_batch_size,
+        seed=job.train.seed,
         by_length=has_lengths and not parts.stages[0].part.joins_texts,
         pack_length=objective_of(task).pack_length(settings) if packs else None,
         balanced=job.train.sampling == "balanced",
-    )  # fmt: skip
+    )
 
 
 def _cell(job: Job, layout: Layout) -> Cell | None:
@@ -202,9 +204,15 @@ class Start:
     """The network before it is divided, and where its values come from."""
 
     def __init__(
-        self, job: Job, task: Task, shards: Shards, mesh: Mesh, network: nn.Module,
-        source: weights.Source | None, origins: dict[str, modules.Origin],
-    ) -> None:  # fmt: skip
+        self,
+        job: Job,
+        task: Task,
+        shards: Shards,
+        mesh: Mesh,
+        network: nn.Module,
+        source: weights.Source | None,
+        origins: dict[str, modules.Origin],
+    ) -> None:
         self.job, self.task, self.shards, self.mesh = job, task, shards, mesh
         self.known = modelfolder.inherited(job.init, job.model)  # or it raises before it trains
         self.network, self.source, self.origins = network, source, origins
@@ -296,9 +304,13 @@ class Start:
                 self.task.save(network.eval(), output, manifest.labels, manifest.settings)
         if dist.get_rank() == 0:
             modelfolder.describe(
-                job.task, shards, output, job.run_key,
-                precision=job.train.precision, known=self.known,
-            )  # fmt: skip
+                job.task,
+                shards,
+                output,
+                job.run_key,
+                precision=job.train.precision,
+                known=self.known,
+            )
 
 
 def _finish(
@@ -318,18 +330,25 @@ def _finish(
     row = next((row for row in reversed(rows) if row.step <= (best or last)), None)
     validation = {"loss": row.validation_loss, "accuracy": row.validation_accuracy} if row else {}
     job.summarise(
-        engine=job.train.engine, steps=last, world_size=trainer.world,
+        engine=job.train.engine,
+        steps=last,
+        world_size=trainer.world,
         in_effect=trainer.optimizer.facts() | quantised.facts(trainer.parts),
-        epochs=trainer.plan.epoch(last), precision=job.train.precision,
-        deterministic=job.train.deterministic, train_rows=trainer.batches.order.rows,
+        epochs=trainer.plan.epoch(last),
+        precision=job.train.precision,
+        deterministic=job.train.deterministic,
+        train_rows=trainer.batches.order.rows,
         parameters=modelfolder.count_parameters(Path(job.output)),
         validation={name: value for name, value in validation.items() if value is not None},
-        layout=str(trainer.mesh.layout), device=device_name(trainer.mesh.device),
+        layout=str(trainer.mesh.layout),
+        device=device_name(trainer.mesh.device),
         attention=trainer.parts.attention if trainer.parts.stages[0].part.ours else "",
         proof={name: said for name, said in proof.items() if said},
-        best_step=best, planned_steps=trainer.plan.steps if last < trainer.plan.steps else None,
-        budget_hours=job.train.budget_hours if trainer.spent else None, train_seconds=seconds,
-    )  # fmt: skip
+        best_step=best,
+        planned_steps=trainer.plan.steps if last < trainer.plan.steps else None,
+        budget_hours=job.train.budget_hours if trainer.spent else None,
+        train_seconds=seconds,
+    )
     if (job.working / PROFILE).exists():
         shutil.copyfile(job.working / PROFILE, Path(job.history) / PROFILE)
 

@@ -46,12 +46,17 @@ def rows(folder: Path, count: int = 6, ranks: int = 1, threads: int = 1) -> list
     size = f"{found['bytes'] / 1e6:.0f} MB, {ranks} rank(s)"
     return [
         compared(
-            f"checkpoint of {size}: {name}", "torch.save, synchronous, fsync", found[name],
-            found["peer"], goal, at_least=False, unit="s",
+            f"checkpoint of {size}: {name}",
+            "torch.save, synchronous, fsync",
+            found[name],
+            found["peer"],
+            goal,
+            at_least=False,
+            unit="s",
             gain="training waits for a copy in memory, not for the disk",
         )
         for name, goal in GOALS.items()
-    ]  # fmt: skip
+    ]
 
 
 class Bench:
@@ -66,9 +71,11 @@ class Bench:
 
         self.place, self.rank, self.number = place, int(os.environ["RANK"]), 0
         dist.init_process_group(
-            "gloo", init_method=f"file://{place}/rendezvous", rank=self.rank,
+            "gloo",
+            init_method=f"file://{place}/rendezvous",
+            rank=self.rank,
             world_size=int(os.environ["WORLD_SIZE"]),
-        )  # fmt: skip
+        )
         torch.manual_seed(0)
         self.network = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=1e-5, fused=True)

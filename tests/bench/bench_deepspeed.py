@@ -24,8 +24,11 @@ def rows(folder: Path, count: int) -> list[Row]:
     """A row a stage."""
     made = work.documents(folder, ROWS, LENGTH, shortest=LENGTH // 12)
     given = dataclasses.replace(
-        made, train=made.train.model_copy(update={"global_batch_size": BATCH, "micro_batch_size": BATCH // RANKS})
-    )  # fmt: skip
+        made,
+        train=made.train.model_copy(
+            update={"global_batch_size": BATCH, "micro_batch_size": BATCH // RANKS}
+        ),
+    )
     return [_stage(given, folder, stage, count) for stage in ZERO]
 
 
@@ -40,11 +43,17 @@ def _stage(given: work.Work, folder: Path, stage: int, count: int) -> Row:
     def theirs(number: int) -> bench_train.Found:
         output = contest.fresh(folder / "theirs")
         wish = {
-            "loop": "deepspeed", "shards": str(given.shards), "start": str(given.start(number)),
-            "output": str(output), "seed": number, "tokens": True, "lr": given.train.lr,
-            "batch_size": BATCH, "zero": ZERO[stage],
+            "loop": "deepspeed",
+            "shards": str(given.shards),
+            "start": str(given.start(number)),
+            "output": str(output),
+            "seed": number,
+            "tokens": True,
+            "lr": given.train.lr,
+            "batch_size": BATCH,
+            "zero": ZERO[stage],
             "pad_token_id": given.opened().manifest.settings["pad_token_id"],
-        }  # fmt: skip
+        }
         (output / "wish.json").write_text(json.dumps(wish))
         launcher = str(Path(sys.executable).with_name("deepspeed"))
         words = [launcher, "--no_local_rank", "--num_gpus", str(RANKS), bench_train.PEERS]
@@ -53,6 +62,10 @@ def _stage(given: work.Work, folder: Path, stage: int, count: int) -> Row:
     found = contest.pairs({"ours": ours, "theirs": theirs}, count)
     seconds = [[one["seconds"] / one["steps"] for one in found[name]] for name in found]
     return compared(
-        f"DeepSpeed ZeRO {stage}, two ranks, full sequences", "a script under its launcher",
-        *seconds, ALLOWED, at_least=False, unit="s a step",
-    )  # fmt: skip
+        f"DeepSpeed ZeRO {stage}, two ranks, full sequences",
+        "a script under its launcher",
+        *seconds,
+        ALLOWED,
+        at_least=False,
+        unit="s a step",
+    )

@@ -43,19 +43,38 @@ from rekindle.train.throughput import Cost
 WARM = 5
 GOALS = {"Trainer": 1.3, "by hand": 1.0}  # rekindle's tokens a second over theirs
 GPT2: dict[str, Any] = {
-    "model_type": "gpt2", "n_embd": 2048, "n_layer": 24, "n_head": 16, "n_positions": 2048,
-    "vocab_size": 50257, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-}  # fmt: skip
+    "model_type": "gpt2",
+    "n_embd": 2048,
+    "n_layer": 24,
+    "n_head": 16,
+    "n_positions": 2048,
+    "vocab_size": 50257,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
 LLAMA: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "vocab_size": 128256, "max_position_embeddings": 8192, "rope_theta": 500000.0,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+}
 TINY: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, "vocab_size": 5000},
-    "llama": {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
-              "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 5000},
-}  # fmt: skip
+    "llama": {
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 5000,
+    },
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,19 +114,33 @@ def shrunk(shape: Shape) -> Shape:
 def rows(shape: Shape, folder: Path, steps: int, count: int) -> list[Row | str]:
     """A row a peer, and what each contestant reached."""
     sides = turns(shape, folder, steps, count)
-    failed = [f"{shape.name}: {name}: {one['failed']}" for name, side in sides.items()
-              for one in side if "failed" in one][:1]  # fmt: skip
-    rates = {name: [one["tokens_per_second"] for one in side] for name, side in sides.items()
-             if all("failed" not in one for one in side)}  # fmt: skip
+    failed = [
+        f"{shape.name}: {name}: {one['failed']}"
+        for name, side in sides.items()
+        for one in side
+        if "failed" in one
+    ][:1]
+    rates = {
+        name: [one["tokens_per_second"] for one in side]
+        for name, side in sides.items()
+        if all("failed" not in one for one in side)
+    }
     notes = [f"{name}: {told(_mean(sides[name]))}" for name in rates]
     aim = f"aim: {aim_of(shape)}" if shape.target else ""
     found: list[Row | str] = [
         compared(
-            f"GPU: {shape.name}, {shape.length} tokens", peer, rates["rekindle"], rates[peer], goal,
-            at_least=True, unit="tokens/s", gain="; ".join(filter(None, [*notes, aim])),
+            f"GPU: {shape.name}, {shape.length} tokens",
+            peer,
+            rates["rekindle"],
+            rates[peer],
+            goal,
+            at_least=True,
+            unit="tokens/s",
+            gain="; ".join(filter(None, [*notes, aim])),
         )
-        for peer, goal in GOALS.items() if "rekindle" in rates and peer in rates
-    ]  # fmt: skip
+        for peer, goal in GOALS.items()
+        if "rekindle" in rates and peer in rates
+    ]
     return [*found, *notes, *filter(None, [aim]), *failed]
 
 
@@ -154,11 +187,16 @@ def _prepared(shape: Shape, folder: Path) -> Work:
     base = work.documents(folder / "work", count=many, longest=shape.length)
     train = base.train.model_copy(
         update={
-            "global_batch_size": shape.batch, "micro_batch_size": shape.micro, "lr": 1e-5,
-            "precision": "bf16", "weights": shape.weights, "compile": shape.compile,
-            "activation_checkpointing": shape.recompute, "clip_norm": 1.0,
+            "global_batch_size": shape.batch,
+            "micro_batch_size": shape.micro,
+            "lr": 1e-5,
+            "precision": "bf16",
+            "weights": shape.weights,
+            "compile": shape.compile,
+            "activation_checkpointing": shape.recompute,
+            "clip_norm": 1.0,
         }
-    )  # fmt: skip
+    )
     return dataclasses.replace(base, train=train, model=shape.model)
 
 
@@ -169,11 +207,17 @@ def _job(given: Work, shape: Shape, output: Path, steps: int, number: int) -> Jo
         spec["layout"] = {"shard": shape.ranks}
     lora = {"rank": 16} if shape.lora else None
     return Job.of(
-        artifact_root=str(output), run_key="bench", task=given.task, shards=str(given.shards),
-        output=str(output / "model"), history=str(output / "history"), init="", init_from="base",
+        artifact_root=str(output),
+        run_key="bench",
+        task=given.task,
+        shards=str(given.shards),
+        output=str(output / "model"),
+        history=str(output / "history"),
+        init="",
+        init_from="base",
         model=ModelSpec.model_validate({"source": shape.model, "lora": lora}),
         train=TrainSpec.model_validate(spec),
-    )  # fmt: skip
+    )
 
 
 def _command(shape: Shape, *words: str) -> list[str]:
@@ -193,9 +237,11 @@ def _ours(given: Work, shape: Shape, folder: Path, steps: int, number: int) -> d
     with log.open("w") as out:
         process = subprocess.Popen(
             _command(shape, "-m", "rekindle.train.worker", str(output / "job.json")),
-            stdout=out, stderr=subprocess.STDOUT, env=contest.environment(**alone),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=contest.environment(**alone),
             start_new_session=True,
-        )  # fmt: skip
+        )
         # ended before its last step, which would write 16 bytes a parameter to the disk
         while process.poll() is None and _steps(job.curve) < steps:
             time.sleep(0.1)
@@ -207,8 +253,10 @@ def _ours(given: Work, shape: Shape, folder: Path, steps: int, number: int) -> d
         return _failed(log.read_text())
     seconds = sum(row.step_seconds or 0.0 for row in done[WARM:])
     tokens = work.packed_targets(given, number, steps)[WARM:]
-    return {"tokens_per_second": sum(tokens) / seconds,
-            "memory_bytes": max(row.memory_bytes or 0 for row in done)}  # fmt: skip
+    return {
+        "tokens_per_second": sum(tokens) / seconds,
+        "memory_bytes": max(row.memory_bytes or 0 for row in done),
+    }
 
 
 def _steps(curve: Path) -> int:
@@ -220,13 +268,24 @@ def _peer(
 ) -> dict[str, Any]:
     output = contest.fresh(folder)
     wish = {
-        "loop": loop, "shards": str(given.shards), "output": str(output), "seed": number,
-        "packed": True, "tokens": True, "lr": 1e-5, "batch_size": shape.batch,
-        "micro": shape.micro, "steps": steps, "model": shape.model, "lora": shape.lora,
-        "weights": shape.weights, "recompute": shape.recompute != "none", "warm": WARM,
+        "loop": loop,
+        "shards": str(given.shards),
+        "output": str(output),
+        "seed": number,
+        "packed": True,
+        "tokens": True,
+        "lr": 1e-5,
+        "batch_size": shape.batch,
+        "micro": shape.micro,
+        "steps": steps,
+        "model": shape.model,
+        "lora": shape.lora,
+        "weights": shape.weights,
+        "recompute": shape.recompute != "none",
+        "warm": WARM,
         "compile": shape.compile,
         "pad_token_id": given.opened().manifest.settings["pad_token_id"],
-    }  # fmt: skip
+    }
     (output / "wish.json").write_text(json.dumps(wish))
     peers = str(Path(__file__).with_name("peers.py"))
     try:

@@ -40,16 +40,27 @@ def rows(folder: Path, count: int = 8) -> list[Row]:
     small = sum(found["generators"]) / len(found["generators"])
     return [
         compared(
-            f"loop overhead, a step of {1000 * per_step:.0f} ms", "hand-written loop",
-            found["ours"], found["bare"], GOAL, at_least=False, unit="s a step", ceiling=1.0,
+            f"loop overhead, a step of {1000 * per_step:.0f} ms",
+            "hand-written loop",
+            found["ours"],
+            found["bare"],
+            GOAL,
+            at_least=False,
+            unit="s a step",
+            ceiling=1.0,
             gain="the next batch is made meanwhile; one small agreement a step",
         ),
         compared(
-            f"seeding dropout, a step of {1000 * small:.1f} ms", "torch.manual_seed",
-            found["generators"], found["manual_seed"], 1.0, at_least=False, unit="s a step",
+            f"seeding dropout, a step of {1000 * small:.1f} ms",
+            "torch.manual_seed",
+            found["generators"],
+            found["manual_seed"],
+            1.0,
+            at_least=False,
+            unit="s a step",
             gain="only the generators that are drawn from are seeded",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def measure(folder: Path, count: int) -> None:

@@ -39,10 +39,16 @@ def rows(folder: Path, count: int = 5) -> list[Row]:
     )
     return [
         compared(
-            "plan of a 7B model", "accelerate estimate-memory", found["ours"], found["peer"], GOAL,
-            at_least=False, unit="s", gain="counts weights without building the model",
+            "plan of a 7B model",
+            "accelerate estimate-memory",
+            found["ours"],
+            found["peer"],
+            GOAL,
+            at_least=False,
+            unit="s",
+            gain="counts weights without building the model",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _seconds(words: list[str]) -> float:

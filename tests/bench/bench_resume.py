@@ -49,10 +49,16 @@ def rows(folder: Path, count: int = 6) -> list[Row]:
     size = sum(f.stat().st_size for f in ours.saved.rglob("*") if f.is_file()) / 1e6
     return [
         compared(
-            f"resume, {RANKS} ranks, {size:.0f} MB", "Trainer", found["ours"], found["trainer"],
-            GOAL, at_least=False, unit="s", gain="fewer imports; shards are read as they lie",
+            f"resume, {RANKS} ranks, {size:.0f} MB",
+            "Trainer",
+            found["ours"],
+            found["trainer"],
+            GOAL,
+            at_least=False,
+            unit="s",
+            gain="fewer imports; shards are read as they lie",
         )
-    ]  # fmt: skip
+    ]
 
 
 class _Ours:
@@ -82,12 +88,22 @@ class _Trainer:
 
     def _command(self, output: Path, steps: int, resume: str | None = None) -> list[str]:
         wish = {
-            "loop": "trainer", "shards": str(self.given.shards), "start": str(self.given.start(0)),
-            "output": str(output), "seed": 0, "sampling": "random", "tokens": False,
-            "ranks": RANKS, "lr": self.given.train.lr, "epochs": 1, "batch_size": RANKS,
+            "loop": "trainer",
+            "shards": str(self.given.shards),
+            "start": str(self.given.start(0)),
+            "output": str(output),
+            "seed": 0,
+            "sampling": "random",
+            "tokens": False,
+            "ranks": RANKS,
+            "lr": self.given.train.lr,
+            "epochs": 1,
+            "batch_size": RANKS,
             "pad_token_id": self.given.opened().manifest.settings["pad_token_id"],
-            "steps": steps, "save": SAVED, "resume": resume,
-        }  # fmt: skip
+            "steps": steps,
+            "save": SAVED,
+            "resume": resume,
+        }
         file = self.folder / "wish.json"
         file.write_text(json.dumps(wish))
         peers = str(Path(__file__).with_name("peers.py"))
@@ -110,9 +126,12 @@ def _until(command: list[str], reached: Callable[[str], bool]) -> float:
     """Seconds from the start of a process to a line of its output; it runs to its end."""
     began, seconds = time.perf_counter(), None
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         env=contest.environment(),
-    )  # fmt: skip
+    )
     said = []
     assert process.stdout is not None
     for line in process.stdout:

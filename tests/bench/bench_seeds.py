@@ -63,12 +63,21 @@ def ours(given: work.Work, seed: int, folder: Path) -> float:
 def theirs(given: work.Work, seed: int, folder: Path) -> float:
     output = contest.fresh(folder / "theirs")
     wish = {
-        "loop": "trainer", "shards": str(given.shards), "start": str(given.start(seed)),
-        "output": str(output), "seed": seed, "sampling": "random", "packed": False,
-        "tokens": False, "ranks": 1, "lr": given.train.lr, "epochs": int(given.train.epochs or 1),
-        "steps": -1, "batch_size": given.train.global_batch_size,
+        "loop": "trainer",
+        "shards": str(given.shards),
+        "start": str(given.start(seed)),
+        "output": str(output),
+        "seed": seed,
+        "sampling": "random",
+        "packed": False,
+        "tokens": False,
+        "ranks": 1,
+        "lr": given.train.lr,
+        "epochs": int(given.train.epochs or 1),
+        "steps": -1,
+        "batch_size": given.train.global_batch_size,
         "pad_token_id": given.opened().manifest.settings["pad_token_id"],
-    }  # fmt: skip
+    }
     (output / "wish.json").write_text(json.dumps(wish))
     forked(str(peers.__file__), output / "wish.json", output / "log", module=False)
     return given.held_out(output / "model")
@@ -79,8 +88,10 @@ def read(files: list[Path]) -> None:
     ratios = [row["ours"] / row["theirs"] for row in rows]
     error = statistics.stdev(ratios) / math.sqrt(len(ratios))
     means = {who: statistics.mean(row[who] for row in rows) for who in ("ours", "theirs")}
-    print(f"{len(rows)} pairs: {means}, ratio {statistics.mean(ratios):.4f}, "
-          f"standard error {error:.4f}, of means {means['ours'] / means['theirs']:.4f}")  # fmt: skip
+    print(
+        f"{len(rows)} pairs: {means}, ratio {statistics.mean(ratios):.4f}, "
+        f"standard error {error:.4f}, of means {means['ours'] / means['theirs']:.4f}"
+    )
 
 
 def main() -> None:

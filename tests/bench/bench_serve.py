@@ -113,9 +113,15 @@ class Served:
         self.began = time.monotonic()
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                words, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**contest.environment(), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-            )  # fmt: skip
+                words,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={
+                    **contest.environment(),
+                    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                },
+            )
 
     @classmethod
     def there(cls, pid: int, port: int) -> Served:
@@ -173,9 +179,11 @@ def turn(served: Served, clients: int, seconds: float, number: int) -> dict[str,
     taken = sorted(asyncio.run(asked(served, clients, seconds)))
     cpu = served.cpu_seconds() - before
     return {
-        "requests/s": round(len(taken) / seconds, 1), "cpu ms": round(1e3 * cpu / len(taken), 3),
-        "p50 ms": round(1e3 * taken[len(taken) // 2], 2), "p99 ms": round(1e3 * taken[len(taken) * 99 // 100], 2),
-    }  # fmt: skip
+        "requests/s": round(len(taken) / seconds, 1),
+        "cpu ms": round(1e3 * cpu / len(taken), 3),
+        "p50 ms": round(1e3 * taken[len(taken) // 2], 2),
+        "p99 ms": round(1e3 * taken[len(taken) * 99 // 100], 2),
+    }
 
 
 @contextlib.contextmanager
@@ -189,21 +197,39 @@ def servers(home: Path, folder: Path) -> Iterator[dict[str, Served]]:
     mlflow = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(model.parent.parent)]
     found = {
         "rekindle serve": Served(
-            [*cli, "--port", str(ours)], ours, "/predict", "/health/ready", instances, folder / "ours.txt"
+            [*cli, "--port", str(ours)],
+            ours,
+            "/predict",
+            "/health/ready",
+            instances,
+            folder / "ours.txt",
         ),
         "FastAPI, no batching": Served(
-            [sys.executable, str(folder / "peer.py"), str(model), str(fast)], fast, "/predict", "/ready",
-            instances, folder / "fast.txt",
+            [sys.executable, str(folder / "peer.py"), str(model), str(fast)],
+            fast,
+            "/predict",
+            "/ready",
+            instances,
+            folder / "fast.txt",
         ),
         "mlflow models serve": Served(
-            [*mlflow, "--env-manager", "local", "-p", str(flask)], flask, "/invocations", "/ping",
-            lambda text: {"dataframe_split": {"columns": ["text"], "data": [[text]]}}, folder / "mlflow.txt",
+            [*mlflow, "--env-manager", "local", "-p", str(flask)],
+            flask,
+            "/invocations",
+            "/ping",
+            lambda text: {"dataframe_split": {"columns": ["text"], "data": [[text]]}},
+            folder / "mlflow.txt",
         ),
-    }  # fmt: skip
+    }
     if importlib.util.find_spec("litserve"):
         found["litserve"] = Served(
-            [sys.executable, str(folder / "lit.py"), str(model), str(lit)], lit, "/predict", "/health", instances, folder / "lit.txt"
-        )  # fmt: skip
+            [sys.executable, str(folder / "lit.py"), str(model), str(lit)],
+            lit,
+            "/predict",
+            "/health",
+            instances,
+            folder / "lit.txt",
+        )
     with up(found):
         yield found
 
@@ -225,8 +251,19 @@ def writers(home: Path, folder: Path) -> Iterator[dict[str, Served]]:
     for name, words, asked in (
         ("rekindle serve", serve(home, "reviews-lm"), "reviews-lm"),
         ("transformers serve", peer, model),
-        ("transformers serve --continuous-batching", [*peer, "--continuous-batching", "--cb-num-blocks", "256", "--cb-max-batch-tokens", "256"], model),
-    ):  # fmt: skip
+        (
+            "transformers serve --continuous-batching",
+            [
+                *peer,
+                "--continuous-batching",
+                "--cb-num-blocks",
+                "256",
+                "--cb-max-batch-tokens",
+                "256",
+            ],
+            model,
+        ),
+    ):
         port = free_port()
         body = functools.partial(completion, asked)
         ready = "/health/ready" if name == "rekindle serve" else "/health"
@@ -248,14 +285,18 @@ def routed(home: Path, folder: Path) -> Iterator[dict[str, Served]]:
         folder / "deploy.txt",
     )
     router = next(
-        p for p in psutil.process_iter(["cmdline"]) if "rekindle.serve.router" in (p.info["cmdline"] or ()) and str(home.resolve()) in p.info["cmdline"][-1]
-    )  # fmt: skip
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if "rekindle.serve.router" in (p.info["cmdline"] or ())
+        and str(home.resolve()) in p.info["cmdline"][-1]
+    )
     (server,) = router.children()
     (own,) = (one.laddr.port for one in server.net_connections() if one.status == "LISTEN")
     try:
         yield {
-            "rekindle serve": Served.there(server.pid, own), "by the router": Served.there(router.pid, port),
-        }  # fmt: skip
+            "rekindle serve": Served.there(server.pid, own),
+            "by the router": Served.there(router.pid, port),
+        }
     finally:
         words = [*command, "delete", "reviews", "--yes", "--home", str(home)]
         contest.finished(contest.python(*words), folder / "delete.txt")

@@ -35,9 +35,18 @@ from work import Work
 from rekindle.train.history import read_history
 
 ACCELERATE = (
-    "-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1", "--mixed_precision", "no",
-    "--dynamo_backend", "no", "--main_process_port", "0",
-)  # fmt: skip
+    "-m",
+    "accelerate.commands.launch",
+    "--cpu",
+    "--num_machines",
+    "1",
+    "--mixed_precision",
+    "no",
+    "--dynamo_backend",
+    "no",
+    "--main_process_port",
+    "0",
+)
 PEERS = str(Path(__file__).with_name("peers.py"))
 Found = dict[str, Any]
 
@@ -65,19 +74,35 @@ def ours(given: Work, folder: Path, ranks: int, number: int, **train: Any) -> Fo
 
 
 def theirs(
-    given: Work, folder: Path, loop: str, number: int, *, sampling: str = "random",
-    packed: bool = False, ranks: int = 1, batch_size: int | None = None, steps: int = -1,
-) -> Found:  # fmt: skip
+    given: Work,
+    folder: Path,
+    loop: str,
+    number: int,
+    *,
+    sampling: str = "random",
+    packed: bool = False,
+    ranks: int = 1,
+    batch_size: int | None = None,
+    steps: int = -1,
+) -> Found:
     """The same by a peer; `steps` instead of the work's epochs."""
     output = contest.fresh(folder / f"{loop}-{sampling}")
     wish = {
-        "loop": loop, "shards": str(given.shards), "start": str(given.start(number)),
-        "output": str(output), "seed": number, "sampling": sampling, "packed": packed,
-        "tokens": given.task == work.TOKENS, "ranks": ranks, "lr": given.train.lr,
-        "epochs": int(given.train.epochs or 1), "steps": steps,
+        "loop": loop,
+        "shards": str(given.shards),
+        "start": str(given.start(number)),
+        "output": str(output),
+        "seed": number,
+        "sampling": sampling,
+        "packed": packed,
+        "tokens": given.task == work.TOKENS,
+        "ranks": ranks,
+        "lr": given.train.lr,
+        "epochs": int(given.train.epochs or 1),
+        "steps": steps,
         "batch_size": batch_size or given.train.global_batch_size,
         "pad_token_id": given.opened().manifest.settings["pad_token_id"],
-    }  # fmt: skip
+    }
     (output / "wish.json").write_text(json.dumps(wish))
     words = [PEERS, str(output / "wish.json")]
     if ranks > 1:
@@ -127,13 +152,19 @@ def _texts(
         ceiling = found[sampling][0]["padded"] / found[sampling][0]["tokens"]
         rows.append(
             compared(
-                name, f"Trainer, {sampling}",
-                _rates(found["ours"], examples), _rates(found[sampling], examples),
-                goal, at_least=True, losses=_losses(found, sampling), worse=worse,
-                unit="examples/s", ceiling=ceiling,
+                name,
+                f"Trainer, {sampling}",
+                _rates(found["ours"], examples),
+                _rates(found[sampling], examples),
+                goal,
+                at_least=True,
+                losses=_losses(found, sampling),
+                worse=worse,
+                unit="examples/s",
+                ceiling=ceiling,
                 gain="texts joined in one sequence; first tokens alone in the last block",
             )
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -151,12 +182,18 @@ def unpacked(folder: Path, count: int) -> list[Row]:
     ceiling = found["trainer"][0]["padded"] / found["trainer"][0]["tokens"]
     return [
         compared(
-            "causal LM, documents of mixed length", f"Trainer, {size} documents a batch",
-            _rates(found["ours"], tokens), _rates(found["trainer"], tokens), 1.5, at_least=True,
-            losses=_losses(found, "trainer"), unit="targets/s", ceiling=ceiling,
+            "causal LM, documents of mixed length",
+            f"Trainer, {size} documents a batch",
+            _rates(found["ours"], tokens),
+            _rates(found["trainer"], tokens),
+            1.5,
+            at_least=True,
+            losses=_losses(found, "trainer"),
+            unit="targets/s",
+            ceiling=ceiling,
             gain="packing: no padding, attention within documents; no whole logits",
         )
-    ]  # fmt: skip
+    ]
 
 
 def packed(folder: Path, count: int) -> list[Row]:
@@ -173,12 +210,18 @@ def packed(folder: Path, count: int) -> list[Row]:
     found = contest.pairs(contestants, count)
     return [
         compared(
-            "causal LM, the same packs", name, _rates(found["ours"], tokens),
-            _rates(found[loop], tokens), 1.1, at_least=True, losses=_losses(found, loop),
-            unit="targets/s", gain="attention document by document; loss in pieces",
+            "causal LM, the same packs",
+            name,
+            _rates(found["ours"], tokens),
+            _rates(found[loop], tokens),
+            1.1,
+            at_least=True,
+            losses=_losses(found, loop),
+            unit="targets/s",
+            gain="attention document by document; loss in pieces",
         )
         for loop, name in peers.items()
-    ]  # fmt: skip
+    ]
 
 
 def ddp(folder: Path, count: int) -> list[Row]:
@@ -193,9 +236,14 @@ def ddp(folder: Path, count: int) -> list[Row]:
     found = contest.pairs(contestants, count)
     return [
         compared(
-            "DDP, 2 ranks, the same packs", "accelerate launch", _rates(found["ours"], tokens),
-            _rates(found["accelerate"], tokens), 0.97, at_least=True,
-            losses=_losses(found, "accelerate"), unit="targets/s",
+            "DDP, 2 ranks, the same packs",
+            "accelerate launch",
+            _rates(found["ours"], tokens),
+            _rates(found["accelerate"], tokens),
+            0.97,
+            at_least=True,
+            losses=_losses(found, "accelerate"),
+            unit="targets/s",
             gain="as packed; the next batch is made meanwhile",
         )
-    ]  # fmt: skip
+    ]

@@ -23,9 +23,16 @@ NAME = "by_hand"
 
 
 def attend(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any,
-    scaling: float | None = None, dropout: float = 0.0, starts: torch.Tensor | None = None, **_: Any,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    starts: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
     """One varlen call for all documents of a micro-batch; on a CPU one call a document."""
     rows, heads, length, size = query.shape
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
@@ -35,17 +42,28 @@ def attend(
 
         q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
         out = varlen_attn(
-            q, k, v, starts, starts, length, length, scale=scaling, window_size=(-1, 0),
+            q,
+            k,
+            v,
+            starts,
+            starts,
+            length,
+            length,
+            scale=scaling,
+            window_size=(-1, 0),
             enable_gqa=heads != k.shape[1],
-        )  # fmt: skip
+        )
     else:
         pieces = zip(*(x.split(starts.diff().tolist()) for x in (q, k, v)), strict=True)
         done = [
             F.scaled_dot_product_attention(
-                *(x.transpose(0, 1)[None] for x in piece), is_causal=True, scale=scaling, enable_gqa=True
+                *(x.transpose(0, 1)[None] for x in piece),
+                is_causal=True,
+                scale=scaling,
+                enable_gqa=True,
             )[0].transpose(0, 1)
             for piece in pieces
-        ]  # fmt: skip
+        ]
         out = torch.cat(done)
     return out.view(rows, length, heads, size), None
 

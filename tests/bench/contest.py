@@ -26,8 +26,19 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 WORSE = 1.02  # unless a row says otherwise
 # two-sided 95% quantiles of Student's t, by degrees of freedom
-T95 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 11: 2.201,
-       14: 2.145, 19: 2.093}  # fmt: skip
+T95 = {
+    2: 4.303,
+    3: 3.182,
+    4: 2.776,
+    5: 2.571,
+    6: 2.447,
+    7: 2.365,
+    8: 2.306,
+    9: 2.262,
+    11: 2.201,
+    14: 2.145,
+    19: 2.093,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +66,19 @@ class Row:
 
 
 def compared(
-    work: str, peer: str, ours: Sequence[float], theirs: Sequence[float], goal: float, *,
-    at_least: bool, losses: tuple[Sequence[float], Sequence[float]] | None = None, unit: str = "",
-    gain: str = "", ceiling: float | None = None, worse: float = WORSE,
-) -> Row:  # fmt: skip
+    work: str,
+    peer: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    goal: float,
+    *,
+    at_least: bool,
+    losses: tuple[Sequence[float], Sequence[float]] | None = None,
+    unit: str = "",
+    gain: str = "",
+    ceiling: float | None = None,
+    worse: float = WORSE,
+) -> Row:
     """The row of some pairs; `losses` are ours and the peer's, one a pair; the row is not met where
     ours are shown to be over `worse` times the peer's."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
@@ -70,10 +90,24 @@ def compared(
         loss_ratio, loss_half = interval([a / b for a, b in zip(*losses, strict=True)])
         met = met and loss_ratio - loss_half <= worse
     return Row(
-        work, peer, middle, middle - half, middle + half, goal, at_least, met, mine, other,
-        loss_ratio, loss_half,
-        statistics.mean(ours), statistics.mean(theirs), unit, gain, ceiling,
-    )  # fmt: skip
+        work,
+        peer,
+        middle,
+        middle - half,
+        middle + half,
+        goal,
+        at_least,
+        met,
+        mine,
+        other,
+        loss_ratio,
+        loss_half,
+        statistics.mean(ours),
+        statistics.mean(theirs),
+        unit,
+        gain,
+        ceiling,
+    )
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -127,9 +161,14 @@ def environment(threads: int = 1, **more: str) -> dict[str, str]:
         [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     )
     return {
-        **os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", **more,
-    }  # fmt: skip
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONPATH": path,
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+        **more,
+    }
 
 
 def finished(command: Sequence[str], log: Path, threads: int = 1, **more: str) -> str:
@@ -164,8 +203,13 @@ def alone() -> dict[str, str]:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port)}  # fmt: skip
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def fresh(folder: Path) -> Path:

@@ -40,8 +40,11 @@ class Padding:
 
         ids = padded("input_ids", self.pad_token_id)
         if "position_ids" in rows[0]:
-            return {"input_ids": ids, "position_ids": padded("position_ids", 0),
-                    "labels": padded("labels", IGNORED)}  # fmt: skip
+            return {
+                "input_ids": ids,
+                "position_ids": padded("position_ids", 0),
+                "labels": padded("labels", IGNORED),
+            }
         mask = torch.tensor([[i < len(row["input_ids"]) for i in range(longest)] for row in rows])
         if self.tokens:
             labels = ids.masked_fill(~mask, IGNORED)
@@ -136,20 +139,32 @@ def trainer(wish: dict[str, Any], rows: list[dict[str, Any]], pad: Padding) -> d
             return DataLoader(rows, batch_sampler=OurBatches(wish, len(rows)), collate_fn=pad)
 
     arguments = TrainingArguments(
-        output_dir=wish["output"], num_train_epochs=wish["epochs"],
+        output_dir=wish["output"],
+        num_train_epochs=wish["epochs"],
         per_device_train_batch_size=wish["batch_size"] // wish.get("ranks", 1),
-        learning_rate=wish["lr"], lr_scheduler_type="linear", max_grad_norm=1.0, weight_decay=0.0,
-        train_sampling_strategy="random" if ours else wish["sampling"], seed=wish["seed"],
-        save_strategy="steps" if "save" in wish else "no", save_steps=wish.get("save", 500),
-        report_to="none", use_cpu=True, disable_tqdm=True, length_column_name="length",
+        learning_rate=wish["lr"],
+        lr_scheduler_type="linear",
+        max_grad_norm=1.0,
+        weight_decay=0.0,
+        train_sampling_strategy="random" if ours else wish["sampling"],
+        seed=wish["seed"],
+        save_strategy="steps" if "save" in wish else "no",
+        save_steps=wish.get("save", 500),
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        length_column_name="length",
         max_steps=wish.get("steps", -1),
-    )  # fmt: skip
+    )
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0]}
     columns["length"] = [len(row["input_ids"]) for row in rows]
     run = Ordered(
-        model=network_of(wish), args=arguments, train_dataset=datasets.Dataset.from_dict(columns),
-        data_collator=pad, callbacks=[Watch()],
-    )  # fmt: skip
+        model=network_of(wish),
+        args=arguments,
+        train_dataset=datasets.Dataset.from_dict(columns),
+        data_collator=pad,
+        callbacks=[Watch()],
+    )
     run.train(resume_from_checkpoint=wish.get("resume"))
     run.save_model(wish["output"] + "/model")
     return {"seconds": Watch.ended - Watch.began, "steps": run.state.global_step}
@@ -234,17 +249,30 @@ def on_gpu(wish: dict[str, Any], rows: list[dict[str, Any]], pad: Padding) -> di
     if world > 1:
         fsdp = {"fsdp": True, "fsdp_config": {"activation_checkpointing": wish["recompute"]}}
     arguments = TrainingArguments(
-        output_dir=wish["output"], max_steps=wish["steps"], save_strategy="no", report_to="none",
-        per_device_train_batch_size=wish["micro"], seed=wish["seed"], disable_tqdm=True,
+        output_dir=wish["output"],
+        max_steps=wish["steps"],
+        save_strategy="no",
+        report_to="none",
+        per_device_train_batch_size=wish["micro"],
+        seed=wish["seed"],
+        disable_tqdm=True,
         gradient_accumulation_steps=wish["batch_size"] // wish["micro"] // world,
-        max_grad_norm=1.0, learning_rate=wish["lr"], bf16=True, use_cpu=not cuda,
+        max_grad_norm=1.0,
+        learning_rate=wish["lr"],
+        bf16=True,
+        use_cpu=not cuda,
         gradient_checkpointing=wish["recompute"] and world == 1,
-        train_sampling_strategy="sequential", logging_strategy="no", **fsdp,
-    )  # fmt: skip
+        train_sampling_strategy="sequential",
+        logging_strategy="no",
+        **fsdp,
+    )
     Trainer(
-        model=network, args=arguments, train_dataset=Rows(rows), data_collator=pad,
+        model=network,
+        args=arguments,
+        train_dataset=Rows(rows),
+        data_collator=pad,
         callbacks=[Watch()],
-    ).train()  # fmt: skip
+    ).train()
     memory = torch.cuda.max_memory_allocated() if cuda else 0
     return {"seconds": times[wish["steps"]] - times[wish["warm"]], "memory_bytes": memory}
 
@@ -266,10 +294,12 @@ def by_deepspeed(wish: dict[str, Any], rows: list[dict[str, Any]], pad: Padding)
     each = wish["batch_size"] // world
     adamw = {"lr": wish["lr"], "weight_decay": 0.0, "torch_adam": True, "fused": True}
     config = {
-        "train_batch_size": wish["batch_size"], "train_micro_batch_size_per_gpu": each,
-        "optimizer": {"type": "AdamW", "params": adamw}, "gradient_clipping": 1.0,
+        "train_batch_size": wish["batch_size"],
+        "train_micro_batch_size_per_gpu": each,
+        "optimizer": {"type": "AdamW", "params": adamw},
+        "gradient_clipping": 1.0,
         "zero_optimization": wish["zero"],
-    }  # fmt: skip
+    }
     engine, *_ = deepspeed.initialize(
         model=network, model_parameters=network.parameters(), config=config
     )
@@ -284,9 +314,12 @@ def by_deepspeed(wish: dict[str, Any], rows: list[dict[str, Any]], pad: Padding)
 
 
 LOOPS = {
-    "trainer": trainer, "accelerate": accelerated, "on_gpu": on_gpu, "by_hand": hand_written,
+    "trainer": trainer,
+    "accelerate": accelerated,
+    "on_gpu": on_gpu,
+    "by_hand": hand_written,
     "deepspeed": by_deepspeed,
-}  # fmt: skip
+}
 
 
 def main() -> None:

@@ -29,14 +29,23 @@ REVIEWS = Path(__file__).parents[2] / "configs" / "data" / "reviews.jsonl"
 SPLIT = {"by": "hash", "train": 0.85, "validation": 0.0, "test": 0.15}
 TEXT, TOKENS = "text_classification", "causal_lm"
 TEXT_MODEL = {
-    "model_type": "distilbert", "dim": 256, "n_layers": 4, "n_heads": 4, "hidden_dim": 1024,
+    "model_type": "distilbert",
+    "dim": 256,
+    "n_layers": 4,
+    "n_heads": 4,
+    "hidden_dim": 1024,
     "max_position_embeddings": 128,
-}  # fmt: skip
+}
 TOKENS_MODEL = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
     "max_position_embeddings": 1024,
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +81,17 @@ class Work:
         """Our engine's job of pair `seed`; it leaves the model in `output`/model."""
         spec = self.train.model_dump() | {"seed": seed} | train
         return Job.of(
-            artifact_root=str(output), run_key="bench", task=self.task, shards=str(self.shards),
-            output=str(output / "model"), history=str(output / "history"), init="",
-            init_from="base", model=ModelSpec(source=str(self.start(seed))),
+            artifact_root=str(output),
+            run_key="bench",
+            task=self.task,
+            shards=str(self.shards),
+            output=str(output / "model"),
+            history=str(output / "history"),
+            init="",
+            init_from="base",
+            model=ModelSpec(source=str(self.start(seed))),
             train=TrainSpec.model_validate(spec),
-        )  # fmt: skip
+        )
 
     @torch.no_grad()
     def held_out(self, model: Path) -> float:
@@ -101,16 +116,23 @@ class Work:
 def reviews(folder: Path, **model: float) -> Work:
     """Sentiment of reviews of 24 words on average; `model` changes the network's configuration."""
     data = DataSpec(
-        source=str(REVIEWS), columns={"text": "text", "label": "label", "key": "id"}, split=SPLIT,
+        source=str(REVIEWS),
+        columns={"text": "text", "label": "label", "key": "id"},
+        split=SPLIT,
         max_length=128,
-    )  # fmt: skip
+    )
     network = TEXT_MODEL | model
     named = ModelSpec(source=network, tokenizer={"vocab_size": 4000, "min_frequency": 2})
     _prepare(data, named, "text", TEXT, folder)
     train = TrainSpec(
-        epochs=2, global_batch_size=16, lr=2e-4, lr_schedule="linear", warmup=0.0,
-        weight_decay=0.0, checkpoint={"every": None},
-    )  # fmt: skip
+        epochs=2,
+        global_batch_size=16,
+        lr=2e-4,
+        lr_schedule="linear",
+        warmup=0.0,
+        weight_decay=0.0,
+        checkpoint={"every": None},
+    )
     return Work(TEXT, folder, train, network, threads=2)
 
 
@@ -123,14 +145,22 @@ def documents(folder: Path, count: int = 420, longest: int = 1024, shortest: int
         "".join(json.dumps(d) + "\n" for d in _documents(count, longest // 64, shortest))
     )
     data = DataSpec(
-        source=str(source), columns={"text": "text"}, split=SPLIT, max_length=longest,
-    )  # fmt: skip
+        source=str(source),
+        columns={"text": "text"},
+        split=SPLIT,
+        max_length=longest,
+    )
     model = ModelSpec(source=TOKENS_MODEL, tokenizer={"vocab_size": 4000, "min_frequency": 2})
     _prepare(data, model, "document", TOKENS, folder)
     train = TrainSpec(
-        epochs=1, global_batch_size=2, lr=1e-3, lr_schedule="linear", warmup=0.0,
-        weight_decay=0.0, checkpoint={"every": None},
-    )  # fmt: skip
+        epochs=1,
+        global_batch_size=2,
+        lr=1e-3,
+        lr_schedule="linear",
+        warmup=0.0,
+        weight_decay=0.0,
+        checkpoint={"every": None},
+    )
     return Work(TOKENS, folder, train, TOKENS_MODEL)
 
 
@@ -145,9 +175,11 @@ def packed_order(given: Work, seed: int) -> SampleOrder:
     """The order in which our engine packs and trains documents."""
     shards = given.opened()
     return shards.order(
-        "train", global_batch_size=given.train.global_batch_size, seed=seed,
+        "train",
+        global_batch_size=given.train.global_batch_size,
+        seed=seed,
         pack_length=int(shards.manifest.settings["max_length"]),
-    )  # fmt: skip
+    )
 
 
 def _documents(count: int, most: int, least: int) -> list[dict[str, str]]:

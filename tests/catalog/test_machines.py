@@ -40,10 +40,25 @@ def test_a_machine_has_gpus_that_there_are_and_links_where_there_is_something_to
 
 
 NOMINAL_GIB = {
-    "B200": 180, "H200": 141, "H100": 80, "H100-PCIE": 80, "H100-NVL": 94, "A100-80GB": 80,
-    "A100-80GB-PCIE": 80, "A100": 40, "L40S": 48, "L4": 24, "A10G": 24, "A10": 24, "T4": 16,
-    "V100": 16, "RTX-5090": 32, "RTX-4090": 24, "RTX-3090": 24, "RTX-A6000": 48,
-}  # fmt: skip
+    "B200": 180,
+    "H200": 141,
+    "H100": 80,
+    "H100-PCIE": 80,
+    "H100-NVL": 94,
+    "A100-80GB": 80,
+    "A100-80GB-PCIE": 80,
+    "A100": 40,
+    "L40S": 48,
+    "L4": 24,
+    "A10G": 24,
+    "A10": 24,
+    "T4": 16,
+    "V100": 16,
+    "RTX-5090": 32,
+    "RTX-4090": 24,
+    "RTX-3090": 24,
+    "RTX-A6000": 48,
+}
 
 
 def test_a_gpu_shows_a_little_less_memory_than_its_data_sheet() -> None:
@@ -64,13 +79,24 @@ def test_a_gpus_peaks_double_with_half_the_bits(name: str) -> None:
 
 
 DEVICES = {
-    "NVIDIA H100 80GB HBM3": "H100", "NVIDIA H100 PCIe": "H100-PCIE", "NVIDIA H100 NVL": "H100-NVL",
-    "NVIDIA H200": "H200", "NVIDIA B200": "B200", "NVIDIA A100-SXM4-40GB": "A100",
-    "NVIDIA A100-PCIE-40GB": "A100", "NVIDIA A100-SXM4-80GB": "A100-80GB",
-    "NVIDIA A100 80GB PCIe": "A100-80GB-PCIE", "NVIDIA L4": "L4", "NVIDIA L40S": "L40S",
-    "NVIDIA A10G": "A10G", "NVIDIA A10": "A10", "Tesla T4": "T4", "Tesla V100-SXM2-16GB": "V100",
-    "NVIDIA GeForce RTX 4090": "RTX-4090", "NVIDIA RTX A6000": "RTX-A6000",
-}  # fmt: skip
+    "NVIDIA H100 80GB HBM3": "H100",
+    "NVIDIA H100 PCIe": "H100-PCIE",
+    "NVIDIA H100 NVL": "H100-NVL",
+    "NVIDIA H200": "H200",
+    "NVIDIA B200": "B200",
+    "NVIDIA A100-SXM4-40GB": "A100",
+    "NVIDIA A100-PCIE-40GB": "A100",
+    "NVIDIA A100-SXM4-80GB": "A100-80GB",
+    "NVIDIA A100 80GB PCIe": "A100-80GB-PCIE",
+    "NVIDIA L4": "L4",
+    "NVIDIA L40S": "L40S",
+    "NVIDIA A10G": "A10G",
+    "NVIDIA A10": "A10",
+    "Tesla T4": "T4",
+    "Tesla V100-SXM2-16GB": "V100",
+    "NVIDIA GeForce RTX 4090": "RTX-4090",
+    "NVIDIA RTX A6000": "RTX-A6000",
+}
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -80,8 +106,15 @@ def test_a_device_is_known_by_its_whole_name(device: str) -> None:
 
 @pytest.mark.parametrize(
     "device",
-    ["NVIDIA L40", "NVIDIA GH200 480GB", "NVIDIA T400", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A1000", ""],
-)  # fmt: skip
+    [
+        "NVIDIA L40",
+        "NVIDIA GH200 480GB",
+        "NVIDIA T400",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA A1000",
+        "",
+    ],
+)
 def test_a_device_that_is_called_nearly_so_is_not_known(device: str) -> None:
     assert peak_flops(device, "fp16") is None
 
@@ -160,9 +193,15 @@ def _typed(has: Machine) -> tuple[Any, ...]:
     inside, between = has.inside_bytes_per_second, has.between_bytes_per_second
     technology, nics = NETWORKS[has.name]
     return (
-        has.gpu, has.gpus, has.vcpus, has.memory_bytes / 2**30, inside and inside / 1e9,
-        technology, between and between * 8 / 1e9, nics,
-    )  # fmt: skip
+        has.gpu,
+        has.gpus,
+        has.vcpus,
+        has.memory_bytes / 2**30,
+        inside and inside / 1e9,
+        technology,
+        between and between * 8 / 1e9,
+        nics,
+    )
 
 
 def test_amazons_machines_are_what_ec2_says_of_them() -> None:

@@ -12,8 +12,10 @@ from rekindle.launch.torchrun import PROFILE
 
 ROWS = yaml.safe_load(Path(module.__file__).with_name("network.yaml").read_text())
 AZURE = {
-    "NCCL_IB_PCI_RELAXED_ORDERING": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "NCCL_SOCKET_IFNAME": "eth0",
-}  # fmt: skip
+    "NCCL_IB_PCI_RELAXED_ORDERING": "1",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "NCCL_SOCKET_IFNAME": "eth0",
+}
 MACHINES = {
     "ml.p5.48xlarge": {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "NCCL_PROTO": "simple"},
     "ml.g5.48xlarge": {"FI_PROVIDER": "efa", "NCCL_PROTO": "simple"},

@@ -163,8 +163,9 @@ def test_a_later_file_overrides_an_earlier_row_and_leaves_the_others(tmp_path: P
     second = file(tmp_path, f"prices: [{row.format('p5.48xlarge', '20_0e-1')}]\n", "2.yaml")
     known = read_book([first, second])
     assert [(p.machine, p.on_demand_usd_per_hour) for p in known.prices] == [
-        ("p5.48xlarge", 20.0), ("g5.xlarge", 3.0),
-    ]  # fmt: skip
+        ("p5.48xlarge", 20.0),
+        ("g5.xlarge", 3.0),
+    ]
     both = book(own=[first, second])
     found = both.find("p5.48xlarge", "us-east-1")
     assert found == Price(
@@ -232,12 +233,19 @@ def test_a_factor_can_be_overridden(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("region", "cloud"),
     [
-        ("us-east-1", "aws"), ("eu-central-1", "aws"), ("us-gov-west-1", "aws"),
-        ("us-central1", "gcp"), ("northamerica-northeast1", "gcp"), ("me-west1", "gcp"),
-        ("eastus", "azure"), ("westus3", "azure"), ("swedencentral", "azure"), ("US East", None),
+        ("us-east-1", "aws"),
+        ("eu-central-1", "aws"),
+        ("us-gov-west-1", "aws"),
+        ("us-central1", "gcp"),
+        ("northamerica-northeast1", "gcp"),
+        ("me-west1", "gcp"),
+        ("eastus", "azure"),
+        ("westus3", "azure"),
+        ("swedencentral", "azure"),
+        ("US East", None),
         ("", None),
     ],
-)  # fmt: skip
+)
 def test_a_region_says_whose_it_is(region: str, cloud: str | None) -> None:
     assert cloud_of(region) == cloud
 
@@ -248,25 +256,81 @@ GOOD = "machine: p5.48xlarge, region: us-east-1, on_demand: 1, source: ours, as_
 @pytest.mark.parametrize(
     ("row", "what", "fix"),
     [
-        (GOOD.replace("p5.48", "p5.84"), "machine: the catalog has no machine `p5.84xlarge`, such as ", "name of the machine"),
-        (GOOD.replace("us-east-1", "us-east1"), "region: `us-east1` is not a region of aws", "name of the region"),
-        (GOOD.replace("on_demand", "ondemand"), "ondemand: unknown key", "did you mean `on_demand`?"),
-        (GOOD.replace("on_demand: 1,", ""), "the row has no price; give it `on_demand` or `spot`", "a line"),
-        (GOOD.replace(": 1,", ": -1,"), "on_demand: should be greater than 0, not -1", "a number above 0: US dollars an hour"),
-        (GOOD.replace(": 1,", ": 0,"), "on_demand: should be greater than 0, not 0", "a number above 0"),
-        (GOOD.replace(": 1,", ": '1',"), "on_demand: should be a valid number, not '1'", "a number"),
-        (GOOD.replace(": 1,", ": true,"), "on_demand: should be a valid number, not True", "a number"),
-        (GOOD.replace(": 1,", ": .nan,"), "on_demand: should be a finite number, not nan", "a number"),
-        (GOOD.replace(": 1,", ": .inf,"), "on_demand: should be a finite number, not inf", "a number"),
+        (
+            GOOD.replace("p5.48", "p5.84"),
+            "machine: the catalog has no machine `p5.84xlarge`, such as ",
+            "name of the machine",
+        ),
+        (
+            GOOD.replace("us-east-1", "us-east1"),
+            "region: `us-east1` is not a region of aws",
+            "name of the region",
+        ),
+        (
+            GOOD.replace("on_demand", "ondemand"),
+            "ondemand: unknown key",
+            "did you mean `on_demand`?",
+        ),
+        (
+            GOOD.replace("on_demand: 1,", ""),
+            "the row has no price; give it `on_demand` or `spot`",
+            "a line",
+        ),
+        (
+            GOOD.replace(": 1,", ": -1,"),
+            "on_demand: should be greater than 0, not -1",
+            "a number above 0: US dollars an hour",
+        ),
+        (
+            GOOD.replace(": 1,", ": 0,"),
+            "on_demand: should be greater than 0, not 0",
+            "a number above 0",
+        ),
+        (
+            GOOD.replace(": 1,", ": '1',"),
+            "on_demand: should be a valid number, not '1'",
+            "a number",
+        ),
+        (
+            GOOD.replace(": 1,", ": true,"),
+            "on_demand: should be a valid number, not True",
+            "a number",
+        ),
+        (
+            GOOD.replace(": 1,", ": .nan,"),
+            "on_demand: should be a finite number, not nan",
+            "a number",
+        ),
+        (
+            GOOD.replace(": 1,", ": .inf,"),
+            "on_demand: should be a finite number, not inf",
+            "a number",
+        ),
         (GOOD.replace("source: ours, ", ""), "source: is missing", "add `source:`"),
-        (GOOD.replace("ours", "' '"), "source: should have at least 1 character", "write text: Where it was read"),
+        (
+            GOOD.replace("ours", "' '"),
+            "source: should have at least 1 character",
+            "write text: Where it was read",
+        ),
         (GOOD.replace(", as_of: 2026-11-01", ""), "as_of: is missing", "add `as_of:`"),
-        (GOOD.replace("2026-11-01", "yesterday"), "as_of: should be a valid date", "write a date, such as 2026-11-23"),
-        (GOOD.replace("2026-11-01", "2026-02-30"), "as_of: should be a valid date", "such as 2026-11-23"),
-        (GOOD + ", spot_as_of: 2026-11-01", "`spot_source` and `spot_as_of` belong together", "a line"),
+        (
+            GOOD.replace("2026-11-01", "yesterday"),
+            "as_of: should be a valid date",
+            "write a date, such as 2026-11-23",
+        ),
+        (
+            GOOD.replace("2026-11-01", "2026-02-30"),
+            "as_of: should be a valid date",
+            "such as 2026-11-23",
+        ),
+        (
+            GOOD + ", spot_as_of: 2026-11-01",
+            "`spot_source` and `spot_as_of` belong together",
+            "a line",
+        ),
         (GOOD + ", spot_source: there", "`spot_source` and `spot_as_of` belong together", "a line"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_row_is_refused_with_its_line(
     tmp_path: Path, row: str, what: str, fix: str
 ) -> None:
@@ -296,12 +360,18 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     ("text", "what"),
     [
         ("prices: 7", "prices: should be a valid array, not 7"),
-        (r"factors: [{machines: '(', factor: 1, source: a, as_of: 2026-11-01}]", "no regular expression"),
-        (r"factors: [{machines: 'ml.*', factor: ~, source: a, as_of: 2026-11-01}]", "factors.0.factor: should be a valid number"),
+        (
+            r"factors: [{machines: '(', factor: 1, source: a, as_of: 2026-11-01}]",
+            "no regular expression",
+        ),
+        (
+            r"factors: [{machines: 'ml.*', factor: ~, source: a, as_of: 2026-11-01}]",
+            "factors.0.factor: should be a valid number",
+        ),
         ("prices: [", "not valid YAML"),
         ("- 1", "a config is a mapping"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, what: str) -> None:
     with pytest.raises(RequestError, match=re.escape(what)):
         read_book([file(tmp_path, text)])

@@ -34,7 +34,7 @@ SAID = [
     ("errors", 2, ["logs", "--step", "nobody"]),
     ("errors", 2, ["submit", *THERE]),  # nobody is there to be asked
     ("errors", 2, ["status", "--nonsense"]),
-]  # fmt: skip
+]
 
 
 def test_every_answer_follows_its_schema(service, capsys):

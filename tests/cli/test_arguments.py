@@ -36,10 +36,18 @@ def show(text: str):
 
 @dsl.pipeline(name="defaults")
 def defaults(
-    name: str = "KFP", task: str = "t", artifact_root: str = "r", code_commit: str = "c", data: str = "d",
-    model: str = "m", train: str = "n", evaluate: str = "e", register: str = "g", publish: str = "p",
+    name: str = "KFP",
+    task: str = "t",
+    artifact_root: str = "r",
+    code_commit: str = "c",
+    data: str = "d",
+    model: str = "m",
+    train: str = "n",
+    evaluate: str = "e",
+    register: str = "g",
+    publish: str = "p",
     must_pass: str = "o",
-):  # fmt: skip
+):
     show(text=name)
 
 
@@ -98,9 +106,11 @@ def test_every_parameter_without_a_value_is_named_with_what_to_write(graphs, tmp
         arguments_of(spec_of(tmp_path), graphs["needs"], "/root")
     assert sorted((p.what, p.fix) for p in caught.value.problems) == [
         ("the pipeline needs a value for `rounds`", "write arguments: {rounds: VALUE}"),
-        ("the pipeline needs a value for `train`",
-         "write receives: [train] for what the config says, or arguments: {train: VALUE}"),
-    ]  # fmt: skip
+        (
+            "the pipeline needs a value for `train`",
+            "write receives: [train] for what the config says, or arguments: {train: VALUE}",
+        ),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -117,10 +127,13 @@ def test_a_section_with_the_name_of_a_parameter_that_nothing_joins_is_refused(
     assert f"receives: [{name}]" in problem.fix
 
 
-@pytest.mark.parametrize(("text", "where"), [
-    ("receives: [train]\narguments: {train: x}\n", "arguments.train"),
-    ("receives: [trian]\n", "receives"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("receives: [train]\narguments: {train: x}\n", "arguments.train"),
+        ("receives: [trian]\n", "receives"),
+    ],
+)
 def test_what_receives_cannot_mean_is_refused_when_the_config_is_read(tmp_path, text, where):
     with pytest.raises(SpecError) as caught:
         spec_of(tmp_path, text)

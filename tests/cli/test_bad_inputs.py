@@ -39,9 +39,13 @@ NOTES = [
 
 def run(folder, *words, env=None, cwd=None):
     return subprocess.run(
-        [sys.executable, "-m", "rekindle.cli.main", *words], cwd=cwd or folder, text=True, capture_output=True,
-        timeout=120, env={**os.environ, **(env or {})},
-    )  # fmt: skip
+        [sys.executable, "-m", "rekindle.cli.main", *words],
+        cwd=cwd or folder,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        env={**os.environ, **(env or {})},
+    )
 
 
 def config(text=GOOD, name="c.yaml"):
@@ -75,22 +79,64 @@ def s(*overrides):
 
 # name, prepare, words, what stderr must say
 REFUSED = [
-    ("a layout that has no meaning", with_rows(NOTES), s("platforms.local.ranks=2", "train.layout={cp: 2}"), "context parallelism divides"),
-    ("ranks that do not divide the heads", with_rows(NOTES), s("platforms.local.ranks=2", "model.source.n_heads=1", "train.layout={tp: 2}"), "tp 2 does not divide 1 heads"),
-    ("more stages than blocks", with_rows(NOTES), s("platforms.local.ranks=2", "train.layout={pp: 2}"), "1 blocks cannot fill 2 stages"),
+    (
+        "a layout that has no meaning",
+        with_rows(NOTES),
+        s("platforms.local.ranks=2", "train.layout={cp: 2}"),
+        "context parallelism divides",
+    ),
+    (
+        "ranks that do not divide the heads",
+        with_rows(NOTES),
+        s("platforms.local.ranks=2", "model.source.n_heads=1", "train.layout={tp: 2}"),
+        "tp 2 does not divide 1 heads",
+    ),
+    (
+        "more stages than blocks",
+        with_rows(NOTES),
+        s("platforms.local.ranks=2", "train.layout={pp: 2}"),
+        "1 blocks cannot fill 2 stages",
+    ),
     ("another number of ranks", with_rows(NOTES), s("train.layout={dp: 3}"), "needs 3 ranks"),
-    ("what no test has trained", with_rows(NOTES), s("platforms.local.ranks=2", "train.layout={tp: 2}", "train.precision=fp16"), "no test has trained tp with fp16"),
-    ("texts longer than the model", with_rows(NOTES), s("model.source.max_position_embeddings=32"), "data.max_length is 128, but the model has 32 positions"),
+    (
+        "what no test has trained",
+        with_rows(NOTES),
+        s("platforms.local.ranks=2", "train.layout={tp: 2}", "train.precision=fp16"),
+        "no test has trained tp with fp16",
+    ),
+    (
+        "texts longer than the model",
+        with_rows(NOTES),
+        s("model.source.max_position_embeddings=32"),
+        "data.max_length is 128, but the model has 32 positions",
+    ),
     ("no such config", config(), ["run", "none.yaml"], "none.yaml"),
     ("a folder for a config", config(), ["run", "."], "cannot read"),
     ("an empty config", config(""), ["run", "c.yaml"], "name: is missing"),
     ("not YAML", config("name: [digits"), ["run", "c.yaml"], "c.yaml:1"),
-    ("a tag that runs code", config(GOOD + "x: !!python/object/apply:os.system [id]\n"), ["run", "c.yaml"], "tag"),
-    ("a bomb of aliases", config("a: &a [" + "x, " * 200 + "]\nb: &b [" + "*a, " * 200 + "]\nc: [" + "*b, " * 200 + "]\n"), ["run", "c.yaml"], "20,000 values"),
+    (
+        "a tag that runs code",
+        config(GOOD + "x: !!python/object/apply:os.system [id]\n"),
+        ["run", "c.yaml"],
+        "tag",
+    ),
+    (
+        "a bomb of aliases",
+        config(
+            "a: &a [" + "x, " * 200 + "]\nb: &b [" + "*a, " * 200 + "]\nc: [" + "*b, " * 200 + "]\n"
+        ),
+        ["run", "c.yaml"],
+        "20,000 values",
+    ),
     ("an alias to itself", config("a: &a [*a]\n"), ["run", "c.yaml"], "30 levels"),
     ("two documents", config(GOOD + "---\nname: x\n"), ["run", "c.yaml"], "not valid YAML"),
     ("a key twice", config(GOOD + "name: again\n"), ["run", "c.yaml"], "duplicate key `name`"),
-    ("a binary file", lambda f: (f / "c.yaml").write_bytes(b"\x80\x00\xff"), ["run", "c.yaml"], "UTF-8"),
+    (
+        "a binary file",
+        lambda f: (f / "c.yaml").write_bytes(b"\x80\x00\xff"),
+        ["run", "c.yaml"],
+        "UTF-8",
+    ),
     ("an unknown key", config(GOOD + "trian: {}\n"), ["run", "c.yaml"], "did you mean `train`?"),
     ("a wrong type", config(), s("train.lr=fast"), "valid number"),
     ("a word for a boolean", config(), s("resources.spot=yes"), "valid boolean"),
@@ -98,38 +144,108 @@ REFUSED = [
     ("an override of nothing known", config(), s("train.lrr=1"), "did you mean `lr`?"),
     ("a name that climbs", config(), s("name=../../etc/passwd"), "lower-case letters"),
     ("a model name with a slash", config(), s("register.model_name=a/../b"), "register.model_name"),
-    ("spot without checkpoints", config(), ["run", "c.yaml", "--set", "resources.spot=true", "--set", "train.checkpoint.every=null"], "train.checkpoint.every"),
+    (
+        "spot without checkpoints",
+        config(),
+        ["run", "c.yaml", "--set", "resources.spot=true", "--set", "train.checkpoint.every=null"],
+        "train.checkpoint.every",
+    ),
     ("epochs and steps", config(), s("train.epochs=1"), "keep one of them"),
-    ("an unknown task", config(), s("task=image_clasification"), "did you mean `image_classification`?"),
+    (
+        "an unknown task",
+        config(),
+        s("task=image_clasification"),
+        "did you mean `image_classification`?",
+    ),
     ("a task file that is not there", config(), s("task=none.py:Task"), "file not found"),
     ("a source that is not there", config(), s("data.source=none.csv"), "no such file or folder"),
     ("a network this task cannot build", config(), s("model.source={channels: [0]}"), "channels"),
     ("an unknown key of the network", config(), s("model.source={chanels: [8]}"), "chanels"),
     ("a hub name for images", config(), s("model.source=resnet-50"), "trains its own network"),
-    ("a text model without an architecture", with_rows(NOTES, TEXT.replace("model_type: distilbert, ", "")), ["run", "c.yaml"], "model_type"),
-    ("a folder of weights that is not there", config(), s("model.init_from=/none/model", "train.lr=1e-4"), "folder not found"),
-    ("a teacher that is not there", config(), s("model.teacher={source: /none/teacher}"), "folder not found: /none/teacher"),
-    ("a run to start from that is not there", config(), s("model.init_from=run:none", "train.lr=1e-4"), "there are no runs"),
+    (
+        "a text model without an architecture",
+        with_rows(NOTES, TEXT.replace("model_type: distilbert, ", "")),
+        ["run", "c.yaml"],
+        "model_type",
+    ),
+    (
+        "a folder of weights that is not there",
+        config(),
+        s("model.init_from=/none/model", "train.lr=1e-4"),
+        "folder not found",
+    ),
+    (
+        "a teacher that is not there",
+        config(),
+        s("model.teacher={source: /none/teacher}"),
+        "folder not found: /none/teacher",
+    ),
+    (
+        "a run to start from that is not there",
+        config(),
+        s("model.init_from=run:none", "train.lr=1e-4"),
+        "there are no runs",
+    ),
     ("a pipeline that is not there", config(), s("pipeline=none.py:f"), "file not found"),
     ("a script that is not there", config(), s("train.entrypoint=none.py --x"), "file not found"),
-    ("a secret that is not set", config(), s("platforms.local.secrets={T: env:REKINDLE_NOT_SET}"), "REKINDLE_NOT_SET is not set"),
-    ("a secret by value", config(), s("platforms.local.secrets={T: hunter2}"), "platforms.local.secrets"),
-    ("a password in a URI", config(), s("register.tracking_uri=https://me:secret@host"), "password"),
-    ("a token in the config", config(), s("model.source={channels: [8], t: hf_aaaaaaaaaaaaaaaaaaaaaaaa}"), "secret token"),
-    ("a tracking URI nobody speaks", config(), s("register.tracking_uri=ftp://host"), "not a tracking URI"),
+    (
+        "a secret that is not set",
+        config(),
+        s("platforms.local.secrets={T: env:REKINDLE_NOT_SET}"),
+        "REKINDLE_NOT_SET is not set",
+    ),
+    (
+        "a secret by value",
+        config(),
+        s("platforms.local.secrets={T: hunter2}"),
+        "platforms.local.secrets",
+    ),
+    (
+        "a password in a URI",
+        config(),
+        s("register.tracking_uri=https://me:secret@host"),
+        "password",
+    ),
+    (
+        "a token in the config",
+        config(),
+        s("model.source={channels: [8], t: hf_aaaaaaaaaaaaaaaaaaaaaaaa}"),
+        "secret token",
+    ),
+    (
+        "a tracking URI nobody speaks",
+        config(),
+        s("register.tracking_uri=ftp://host"),
+        "not a tracking URI",
+    ),
     ("a home that is a file", read_only_home, ["run", "c.yaml"], "is a file"),
     ("a home that is a link to itself", looped_home, ["run", "c.yaml"], "leads nowhere"),
     ("an unknown step to start from", config(), ["run", "c.yaml", "--from", "fintune"], "finetune"),
-    ("an unknown verb", config(), ["rum", "c.yaml"], "there is no command `rum`; did you mean `run`?"),
+    (
+        "an unknown verb",
+        config(),
+        ["rum", "c.yaml"],
+        "there is no command `rum`; did you mean `run`?",
+    ),
     ("an unknown option", config(), ["run", "c.yaml", "--frsh"], "--fresh"),
     ("a run that is not there", config(), ["status", "none"], "there are no runs"),
     ("a card of nothing", config(), ["report"], "there are no runs"),
     ("a promotion of nothing", config(), ["promote", "latest"], "there are no runs"),
     ("a platform nobody knows", config(), ["compile", "c.yaml", "--platform", "slurm"], "kubeflow"),
-    ("a cluster without a registry it can reach", config(), ["compile", "c.yaml", "--platform", "kubeflow"], "cannot reach"),
-    ("a kind of GPU without GPUs", config(), ["compile", "c.yaml", "--platform", "kubeflow", "--set", "resources.accelerator=H100"], "no GPUs to be of that kind"),
+    (
+        "a cluster without a registry it can reach",
+        config(),
+        ["compile", "c.yaml", "--platform", "kubeflow"],
+        "cannot reach",
+    ),
+    (
+        "a kind of GPU without GPUs",
+        config(),
+        ["compile", "c.yaml", "--platform", "kubeflow", "--set", "resources.accelerator=H100"],
+        "no GPUs to be of that kind",
+    ),
     ("extends in a circle", config("extends: c.yaml\n" + GOOD), ["run", "c.yaml"], "circle"),
-]  # fmt: skip
+]
 
 
 def snapshot(folder):
@@ -181,7 +297,7 @@ FAILED = [
     ("an empty text in row 8", changed(7, text=" "), "8"),
     ("a null label in row 3", changed(2, label=None), "3"),
     ("a class nobody has in training", [*NOTES, {"text": "the only one", "label": "rare"}], "rare"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.slow
@@ -275,9 +391,13 @@ def test_an_answer_that_cannot_be_written_is_an_error_on_stderr(tmp_path, words)
     config()(tmp_path)
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "rekindle.cli.main", *words], cwd=tmp_path, text=True,
-            stdout=full, stderr=subprocess.PIPE, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "rekindle.cli.main", *words],
+            cwd=tmp_path,
+            text=True,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
     assert (done.returncode, done.stderr.count("error:")) == (1, 1), done.stderr
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
@@ -288,9 +408,19 @@ def test_a_working_directory_that_was_deleted_is_named_as_the_reason(tmp_path):
     config()(tmp_path)
     words = [sys.executable, "-m", "rekindle.cli.main", "run", str(tmp_path / "c.yaml")]
     done = subprocess.run(
-        ["sh", "-c", 'cd "$1" && rmdir "$1" && shift && exec "$@"', "sh", str(tmp_path / "gone"), *words],
-        text=True, capture_output=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        [
+            "sh",
+            "-c",
+            'cd "$1" && rmdir "$1" && shift && exec "$@"',
+            "sh",
+            str(tmp_path / "gone"),
+            *words,
+        ],
+        text=True,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 1
     assert "the working directory was deleted" in done.stderr
 

@@ -53,7 +53,11 @@ def test_its_card_says_what_came_of_the_plan(home):
     run = find_run(home, "latest")
     page = (home / "runs" / run.run_id / "card.html").read_text()
     section = page.partition('<section id="plan">')[2].partition("</section>")[0]
-    for words in ("Planned for this machine with the layout dp 2.", "Time of a step", "Memory is not compared"):  # fmt: skip
+    for words in (
+        "Planned for this machine with the layout dp 2.",
+        "Time of a step",
+        "Memory is not compared",
+    ):
         assert words in section
 
 
@@ -81,8 +85,10 @@ def test_a_training_that_is_under_way_is_measured_by_its_first_steps(home, tmp_p
     run = find_run(home, "latest")
     steps = tuple(
         step.model_copy(update={"status": "running", "artifacts": {}})
-        if step.name.endswith("finetune") else step for step in run.steps
-    )  # fmt: skip
+        if step.name.endswith("finetune")
+        else step
+        for step in run.steps
+    )
     # a home that was not moved: its records name what lies elsewhere
     update = {"steps": steps, "status": "running", "home": str(tmp_path.resolve())}
     under_way = run.model_copy(update=update)
@@ -104,8 +110,11 @@ def test_what_the_last_run_knew_is_taken_from_it(home, capsys):
     assert f"as many examples as in {run.run_id}: 52" in plan["notes"]
     seconds = sum(step.seconds or 0 for step in steps)
     assert plan["rest"] == {
-        "hours": pytest.approx(seconds / 3600), "usd": None, "run_id": run.run_id, "divided": 0,
-    }  # fmt: skip
+        "hours": pytest.approx(seconds / 3600),
+        "usd": None,
+        "run_id": run.run_id,
+        "divided": 0,
+    }
     counted = said(capsys, "plan", CHAT, "--examples", "8", "--home", str(home))
     assert counted["steps"] == 2 * 20, "what one says oneself counts more"
     other = said(capsys, "plan", CHAT, "--set", "name=other", "--home", str(home))

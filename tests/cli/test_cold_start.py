@@ -21,9 +21,16 @@ from tests.support.cli_killed import account as account
 pytest.importorskip("azure.ai.ml", reason="azure-ai-ml is a developer's dependency")
 OWN = {"kubeflow": "kfp", "sagemaker": "boto3"}  # what those are asked with, which is light
 HEAVY = {
-    "torch", "transformers", "mlflow", "datasets", "kfp", "boto3", "sagemaker",
-    "google.cloud.aiplatform_v1", "azure.ai.ml",
-}  # fmt: skip
+    "torch",
+    "transformers",
+    "mlflow",
+    "datasets",
+    "kfp",
+    "boto3",
+    "sagemaker",
+    "google.cloud.aiplatform_v1",
+    "azure.ai.ml",
+}
 CODE = """
 import json, sys, time
 from rekindle.cli.main import invoke

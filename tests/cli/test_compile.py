@@ -33,9 +33,12 @@ def rekindle(*words, check=True, cwd=ROOT):
 def hashed(*words, seed, cwd=ROOT):
     """In a process of its own, whose sets have another order."""
     subprocess.run(
-        [sys.executable, "-m", "rekindle.cli.main", *map(str, words)], cwd=cwd, check=True,
-        capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed, "GIT_DIR": "/nowhere"},
-    )  # fmt: skip
+        [sys.executable, "-m", "rekindle.cli.main", *map(str, words)],
+        cwd=cwd,
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONHASHSEED": seed, "GIT_DIR": "/nowhere"},
+    )
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -85,10 +88,14 @@ def test_twenty_compilations_anywhere_give_the_same_bytes(tmp_path):
 
 def test_the_steps_that_train_and_score_get_the_machines_that_the_config_asks_for(tmp_path):
     asked = sagemaker(
-        resources__nodes=4, resources__gpus_per_node=8, resources__accelerator="H100",
-        resources__spot="true", resources__max_run_hours=48, resources__budget_usd=100,
+        resources__nodes=4,
+        resources__gpus_per_node=8,
+        resources__accelerator="H100",
+        resources__spot="true",
+        resources__max_run_hours=48,
+        resources__budget_usd=100,
         register__publish="[sagemaker]",
-    )  # fmt: skip
+    )
     rekindle("compile", "configs/digits.yaml", *asked, "-o", tmp_path)
     (path,) = tmp_path.glob("*.sagemaker.json")
     definition = json.loads(path.read_text())
@@ -97,8 +104,10 @@ def test_the_steps_that_train_and_score_get_the_machines_that_the_config_asks_fo
     assert list(jobs) == ["finetune", "score"]
     for job in jobs.values():
         assert job["ResourceConfig"] == {
-            "InstanceCount": 4, "InstanceType": "ml.p5.48xlarge", "VolumeSizeInGB": 30,
-        }  # fmt: skip
+            "InstanceCount": 4,
+            "InstanceType": "ml.p5.48xlarge",
+            "VolumeSizeInGB": 30,
+        }
         assert job["EnableManagedSpotTraining"]
         assert job["StoppingCondition"]["MaxRuntimeInSeconds"] == 48 * 3_600
     (promoted,) = gate["Arguments"]["IfSteps"]
@@ -112,18 +121,27 @@ def test_the_steps_that_train_and_score_get_the_machines_that_the_config_asks_fo
     [
         (sagemaker(resources__nodes=0), "greater than or equal to 1"),
         (sagemaker(resources__accelerator="H100"), "no GPUs to be of that kind"),
-        (sagemaker(resources__gpus_per_node=3, resources__accelerator="H999"), "no machine has the 3 GPUs H999"),
+        (
+            sagemaker(resources__gpus_per_node=3, resources__accelerator="H999"),
+            "no machine has the 3 GPUs H999",
+        ),
         (sagemaker(resources__machine="ml.p99.xlarge"), "none that the service knows"),
-        (sagemaker(resources__machine="auto"), "does not know what the task `image_classification` computes"),
+        (
+            sagemaker(resources__machine="auto"),
+            "does not know what the task `image_classification` computes",
+        ),
         (sagemaker(resources__max_run_hours=1000), "less than or equal to 672"),
-        (sagemaker(platforms__sagemaker__secrets="{HF_TOKEN: hf_abcdef}"), "platforms.sagemaker.secrets.HF_TOKEN"),
+        (
+            sagemaker(platforms__sagemaker__secrets="{HF_TOKEN: hf_abcdef}"),
+            "platforms.sagemaker.secrets.HF_TOKEN",
+        ),
         (sagemaker(platforms__sagemaker__role_arn="me"), "platforms.sagemaker.role_arn"),
         (sagemaker(platforms__sagemaker__image="train:latest"), "is not in ECR"),
         (sagemaker(register__tracking_uri="''"), "the embedded registry is on this machine"),
         (sagemaker(platforms__sagemaker__colour="red"), "colour"),
         (sagemaker(deploy__after_promotion="true", deploy__precision="int8"), "has no test split"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_request_writes_nothing_and_says_what_to_do(asked, says, tmp_path):
     done = rekindle("compile", "configs/digits.yaml", *asked, "-o", tmp_path / "no", check=False)
     assert done.returncode == 2, done.stderr
@@ -144,9 +162,19 @@ def test_the_config_of_its_page_in_the_docs_compiles(platform, tmp_path):
 def test_where_the_config_says_so_the_pipeline_ends_with_a_deployment(platform, tmp_path):
     words, name = PLATFORMS[platform]
     rekindle(
-        "compile", "configs/digits.yaml", "--platform", platform, *words, *TRACKED, "-o", tmp_path,
-        "--set", "deploy.after_promotion=true", "--set", "deploy.canary=[20]",
-    )  # fmt: skip
+        "compile",
+        "configs/digits.yaml",
+        "--platform",
+        platform,
+        *words,
+        *TRACKED,
+        "-o",
+        tmp_path,
+        "--set",
+        "deploy.after_promotion=true",
+        "--set",
+        "deploy.canary=[20]",
+    )
     assert (tmp_path / name.replace("training", "deployment")).is_file()
     files = [path for path in tmp_path.rglob("*") if path.suffix in (".json", ".yaml")]
     text = "".join(path.read_text() for path in files).replace("\\", "").replace(" ", "")
@@ -178,9 +206,17 @@ def test_a_pipeline_that_deploys_publishes_on_no_other_platform(tmp_path):
 def test_several_platforms_come_with_a_table_of_how_each_carries_it(tmp_path):
     (kubeflow, first), (vertex, second) = PLATFORMS["kubeflow"], PLATFORMS["vertex"]
     done = rekindle(
-        "compile", "configs/digits.yaml", "--platform", "kubeflow,vertex", *kubeflow, *vertex, *TRACKED,
-        "-o", tmp_path, "--json",
-    )  # fmt: skip
+        "compile",
+        "configs/digits.yaml",
+        "--platform",
+        "kubeflow,vertex",
+        *kubeflow,
+        *vertex,
+        *TRACKED,
+        "-o",
+        tmp_path,
+        "--json",
+    )
     parity = "continuous-training.parity.md"
     names = {first, second, parity}
     assert {path.name for path in tmp_path.iterdir()} == names
@@ -235,9 +271,15 @@ def test_a_pipeline_by_itself_is_compiled_and_its_limits_are_named(tmp_path):
     assert again.returncode == 0
     words, _ = PLATFORMS["vertex"]
     done = rekindle(
-        "compile", f"{source}:mine", "--platform", "kubeflow,vertex", *words, "-o", tmp_path / "no",
+        "compile",
+        f"{source}:mine",
+        "--platform",
+        "kubeflow,vertex",
+        *words,
+        "-o",
+        tmp_path / "no",
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 2
     assert "persistent volume claims, which vertex refuses" in done.stderr
     assert not (tmp_path / "no").exists()
@@ -339,9 +381,14 @@ def test_data_of_this_machine_is_warned_of(tmp_path):
 
 def test_a_platform_that_there_is_not_is_named(tmp_path):
     done = rekindle(
-        "compile", "configs/digits.yaml", "--platform", "kubeflow,mars", "-o", tmp_path / "no",
+        "compile",
+        "configs/digits.yaml",
+        "--platform",
+        "kubeflow,mars",
+        "-o",
+        tmp_path / "no",
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 2
     assert "`mars` is not one of azureml, kubeflow, sagemaker, vertex" in done.stderr
 

@@ -27,9 +27,15 @@ def step(name, hours, **fields):
 def run(home, run_id, platform, region, started_at, machines, steps, spot=("finetune",)):
     sent = Submission(definition="d", token="t", id="x", machines=machines, spot=spot)
     record = RunRecord(
-        run_id=run_id, name=run_id[:1], platform=platform, status="succeeded", started_at=started_at,
-        spec={"platforms": {platform: {"region": region}}}, submission=sent, steps=tuple(steps),
-    )  # fmt: skip
+        run_id=run_id,
+        name=run_id[:1],
+        platform=platform,
+        status="succeeded",
+        started_at=started_at,
+        spec={"platforms": {platform: {"region": region}}},
+        submission=sent,
+        steps=tuple(steps),
+    )
     record.write(home / "runs" / run_id / "run.json")
 
 
@@ -42,21 +48,47 @@ def home(tmp_path):
     kept.model_copy(update={"train_seconds": 7200.0}).write(tmp_path / "model" / "training.json")
     model = {"model": ArtifactRecord(uri=str(tmp_path / "model"), metadata={"record": "training"})}
     run(
-        tmp_path, "a-1", "sagemaker", "us-east-1", "2026-10-30T00:00:00", {"finetune": big, "ingest": small},
+        tmp_path,
+        "a-1",
+        "sagemaker",
+        "us-east-1",
+        "2026-10-30T00:00:00",
+        {"finetune": big, "ingest": small},
         [
-            step("finetune", 5.0, attempts=3, on_demand_seconds=14400, billed_seconds=3600, artifacts=model),
+            step(
+                "finetune",
+                5.0,
+                attempts=3,
+                on_demand_seconds=14400,
+                billed_seconds=3600,
+                artifacts=model,
+            ),
             step("ingest", 1.0),
         ],
-    )  # fmt: skip
+    )
     run(
-        tmp_path, "b-1", "vertex", "us-central1", "2026-11-02T00:00:00",
+        tmp_path,
+        "b-1",
+        "vertex",
+        "us-central1",
+        "2026-11-02T00:00:00",
         {"finetune": ("a2-highgpu-1g", 4), "score": ("a2-highgpu-1g", 1)},
-        [step("finetune", 7.0, attempts=1, machine_seconds=7200), step("score", 0.5), step("ingest", 9.0, cached=True)],
-    )  # fmt: skip
+        [
+            step("finetune", 7.0, attempts=1, machine_seconds=7200),
+            step("score", 0.5),
+            step("ingest", 9.0, cached=True),
+        ],
+    )
     run(
-        tmp_path, "b-2", "vertex", "us-central1", "2026-11-20T00:00:00",
-        {"finetune": ("a2-highgpu-1g", 1)}, [step("finetune", 3.0, status="failed")], spot=(),
-    )  # fmt: skip
+        tmp_path,
+        "b-2",
+        "vertex",
+        "us-central1",
+        "2026-11-20T00:00:00",
+        {"finetune": ("a2-highgpu-1g", 1)},
+        [step("finetune", 3.0, status="failed")],
+        spot=(),
+    )
     here = RunRecord(
         run_id="c", name="c", platform="local", status="failed", started_at="2026-11-21"
     )
@@ -103,8 +135,11 @@ def test_people_see_runs_then_months_and_what_is_estimated(home):
 
 def test_steps_of_no_machine_and_no_time_cost_nothing_and_stopped_ones_are_lost(tmp_path):
     (tmp_path / "prices.yaml").write_text(PRICES)
-    steps = [step("condition", 0.1, status="failed"), step("finetune", 2.0, billed_seconds=0),
-             step("score", 2.0, status="cancelled")]  # fmt: skip
+    steps = [
+        step("condition", 0.1, status="failed"),
+        step("finetune", 2.0, billed_seconds=0),
+        step("score", 2.0, status="cancelled"),
+    ]
     machines = dict.fromkeys(("finetune", "score"), ("ml.p4d.24xlarge", 1))
     run(tmp_path, "a-1", "sagemaker", "us-east-1", "2026-10-30T00:00:00", machines, steps)
     (found,) = json.loads(rekindle("runs", "--costs", "--json", "--home", tmp_path).stdout)["runs"]

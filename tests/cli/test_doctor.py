@@ -40,8 +40,9 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path, capsys, monkeypatch)
     found = json.loads(capsys.readouterr().out)
     errors = found["errors"]
     assert [error["where"] for error in errors] == [
-        "platforms.local.secrets.HF_TOKEN", "register.tracking_uri",
-    ]  # fmt: skip
+        "platforms.local.secrets.HF_TOKEN",
+        "register.tracking_uri",
+    ]
     wrong = [check["name"] for check in found["checks"] if check["state"] == "problem"]
     assert wrong == ["secrets", "registry"]
     assert all(error["fix"] for error in errors)
@@ -129,8 +130,9 @@ def test_a_platform_that_nobody_could_ask_is_not_ready(facts, capsys):
     assert invoke(words("--json")) == 1
     (problem,) = json.loads(capsys.readouterr().out)["errors"]
     assert (problem["code"], problem["fix"]) == (
-        "E-PLATFORM", "check the network, and retry the command",
-    )  # fmt: skip
+        "E-PLATFORM",
+        "check the network, and retry the command",
+    )
 
 
 @pytest.mark.parametrize("platform", ["vertex", "sagemaker", "azureml"])

@@ -33,30 +33,44 @@ def text(i):
 FILES = {
     "a text and a class": (
         rows(no=lambda i: i, message=text, team=lambda i: ["billing", "delivery"][i % 2]),
-        "text_classification", {"text": "message", "label": "team"},
+        "text_classification",
+        {"text": "message", "label": "team"},
     ),
     "words alone": (rows(note=text), "causal_lm", {"text": "note"}),
     "a chat": (rows(turns=lambda i: TURNS), "causal_lm", {"messages": "turns"}),
     "chats of ShareGPT": (
-        rows(conversations=lambda i: [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]),
-        "causal_lm", {"messages": "conversations"},
+        rows(
+            conversations=lambda i: [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]
+        ),
+        "causal_lm",
+        {"messages": "conversations"},
     ),
     "Alpaca": (
         rows(instruction=text, input=lambda i: "" if i % 2 else text(i), output=text),
-        "causal_lm", {"prompt": "instruction", "input": "input", "completion": "output"},
+        "causal_lm",
+        {"prompt": "instruction", "input": "input", "completion": "output"},
     ),
     "numbers for classes": (
-        rows(review=text, stars=lambda i: i % 5), "text_classification", {"text": "review", "label": "stars"},
+        rows(review=text, stars=lambda i: i % 5),
+        "text_classification",
+        {"text": "review", "label": "stars"},
     ),
     "numbers to predict": (
         rows(id=lambda i: i, work=text, shop=lambda i: "ab"[i % 2], minutes=lambda i: i * 7 % 30),
-        "text_regression", {"text": "work", "target": "minutes"},
+        "text_regression",
+        {"text": "work", "target": "minutes"},
     ),
     "dates and a kind": (
-        rows(day=lambda i: f"2026-01-{i % 28 + 1:02}", body=text, kind=lambda i: "xyz"[i % 3], label=lambda i: "ab"[i % 2]),
-        "text_classification", {"time": "day", "text": "body", "label": "label"},
+        rows(
+            day=lambda i: f"2026-01-{i % 28 + 1:02}",
+            body=text,
+            kind=lambda i: "xyz"[i % 3],
+            label=lambda i: "ab"[i % 2],
+        ),
+        "text_classification",
+        {"time": "day", "text": "body", "label": "label"},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
@@ -93,16 +107,28 @@ def test_a_csv_of_another_program_is_read(tmp_path):
 
 
 ODD = {
-    "a name with a line end": [{"a\nb": i, "text": text(i), "label": "ab"[i % 2]} for i in range(60)],
+    "a name with a line end": [
+        {"a\nb": i, "text": text(i), "label": "ab"[i % 2]} for i in range(60)
+    ],
     "a control character": [{"te\x7fxt": text(i), "label": "ab"[i % 2]} for i in range(60)],
     "words of YAML": [{"yes": text(i), "null": ["no", "1.0"][i % 2]} for i in range(60)],
-    "names of ours": [{"text": text(i), "label": "ab"[i % 2], "split": "xy"[i % 2]} for i in range(60)],
-    "ids like months": [{"text": text(i), "label": "ab"[i % 2], "id": f"1013-{i:02}"} for i in range(60)],
-    "another line separator": [{"text": text(i) + "\u2028on", "label": "ab"[i % 2]} for i in range(60)],
-    "lists and strings": [{"text": text(i), "label": "ab"[i % 2], "x": ["y"] if i % 2 else "y"} for i in range(60)],
+    "names of ours": [
+        {"text": text(i), "label": "ab"[i % 2], "split": "xy"[i % 2]} for i in range(60)
+    ],
+    "ids like months": [
+        {"text": text(i), "label": "ab"[i % 2], "id": f"1013-{i:02}"} for i in range(60)
+    ],
+    "another line separator": [
+        {"text": text(i) + "\u2028on", "label": "ab"[i % 2]} for i in range(60)
+    ],
+    "lists and strings": [
+        {"text": text(i), "label": "ab"[i % 2], "x": ["y"] if i % 2 else "y"} for i in range(60)
+    ],
     "one class of nearly all": [{"text": text(i), "label": "ab"[i % 60 == 0]} for i in range(900)],
-    "many empty labels": [{"text": text(i), "label": ["a", "b", "b", "a", ""][i % 5]} for i in range(60)],
-}  # fmt: skip
+    "many empty labels": [
+        {"text": text(i), "label": ["a", "b", "b", "a", ""][i % 5]} for i in range(60)
+    ],
+}
 
 
 @pytest.mark.parametrize("made", ODD.values(), ids=ODD)
@@ -125,11 +151,18 @@ def test_odd_files_become_configs_that_hold(tmp_path, made):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("more fields than names", "text;label\n" + "".join(f"{text(i)};{'ab'[i % 2]};x\n" for i in range(60))),
-        ("a long field", "text,label\n" + "".join(f"{'word ' * 40_000},{'ab'[i % 2]}\n{text(i)},a\n" for i in range(30))),
+        (
+            "more fields than names",
+            "text;label\n" + "".join(f"{text(i)};{'ab'[i % 2]};x\n" for i in range(60)),
+        ),
+        (
+            "a long field",
+            "text,label\n"
+            + "".join(f"{'word ' * 40_000},{'ab'[i % 2]}\n{text(i)},a\n" for i in range(30)),
+        ),
         ("both marks", "te,xt;label\n" + "".join(f"{text(i)};{'ab'[i % 2]}\n" for i in range(60))),
     ],
-)  # fmt: skip
+)
 def test_odd_csv_files_are_read(tmp_path, name, content):
     (tmp_path / "x.csv").write_text(content)
     words, task = drafted(tmp_path / "x.csv", str(tmp_path / "x.csv"))
@@ -221,8 +254,11 @@ def test_three_commands_lead_from_a_file_to_a_champion(tmp_path):
     said = ""
     for verb in (["init", "--data", "cases.csv"], ["doctor", "cases.yaml"], ["run", "cases.yaml"]):
         done = subprocess.run(
-            [sys.executable, "-m", "rekindle.cli.main", *verb], cwd=tmp_path, capture_output=True, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "rekindle.cli.main", *verb],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         said = done.stdout + done.stderr
     assert "(champion)" in said

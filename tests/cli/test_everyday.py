@@ -28,9 +28,13 @@ def home(tmp_path: Path) -> Path:
     promoted_digits(made)
     refused_reviews(made)
     made.run(
-        run_id="20261122-080000-broken-e5f6", name="broken", status="failed", number=9,
-        started_at="2026-11-22T08:00:00+00:00", seconds=7500.0,
-    )  # fmt: skip
+        run_id="20261122-080000-broken-e5f6",
+        name="broken",
+        status="failed",
+        number=9,
+        started_at="2026-11-22T08:00:00+00:00",
+        seconds=7500.0,
+    )
     return tmp_path / "home"
 
 
@@ -109,9 +113,12 @@ def on_a_terminal(words: list[str], **more: str) -> str:
     """What a command prints on a terminal."""
     master, slave = pty.openpty()
     with subprocess.Popen(
-        [*REKINDLE, *words], stdin=slave, stdout=slave, stderr=slave,
+        [*REKINDLE, *words],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
         env={**{k: v for k, v in os.environ.items() if k != "NO_COLOR"}, "TERM": "xterm", **more},
-    ) as process:  # fmt: skip
+    ) as process:
         os.close(slave)
         said = b""
         while True:
@@ -144,13 +151,20 @@ def test_a_command_that_changes_nothing_says_so(home, tmp_path, capsys):
 
 def test_the_log_of_a_cached_step_is_in_the_run_that_made_it(tmp_path, capsys):
     step = StepRecord(
-        name="fit", status="succeeded", cached=True, log="nowhere/log.txt",
+        name="fit",
+        status="succeeded",
+        cached=True,
+        log="nowhere/log.txt",
         reason="same inputs and code as in run digits-20261122-080000-aaaa",
-    )  # fmt: skip
+    )
     Home(tmp_path / "home").run(
-        run_id="digits-2", name="digits", number=2, status="succeeded", steps=(step,),
+        run_id="digits-2",
+        name="digits",
+        number=2,
+        status="succeeded",
+        steps=(step,),
         started_at="2026-11-22T08:00:00+00:00",
-    )  # fmt: skip
+    )
     for words in (("--step", "fit"), ()):
         assert invoke(["logs", "latest", *words, f"--home={tmp_path / 'home'}"]) == 2
         fix = "fix:   rekindle logs digits-20261122-080000-aaaa --step fit"
@@ -161,9 +175,12 @@ def test_a_prefix_of_many_runs_lists_the_newest(tmp_path, capsys):
     made = Home(tmp_path / "home")
     for number in range(1, 8):
         made.run(
-            run_id=f"digits-{number}", name="digits", number=number, status="succeeded",
+            run_id=f"digits-{number}",
+            name="digits",
+            number=number,
+            status="succeeded",
             started_at="2026-11-22T08:00:00+00:00",
-        )  # fmt: skip
+        )
     assert invoke(["status", "digits", f"--home={tmp_path / 'home'}"]) == 2
     said = capsys.readouterr().err
     shown = ", ".join(f"digits-{number}" for number in (7, 6, 5, 4, 3))
@@ -191,8 +208,10 @@ def test_what_init_lays_out_trains_a_model_that_is_promoted(tmp_path, capsys, mo
     monkeypatch.chdir(tmp_path)
     assert invoke(["init"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "README.md", "tickets.csv", "tickets.yaml",
-    ]  # fmt: skip
+        "README.md",
+        "tickets.csv",
+        "tickets.yaml",
+    ]
     capsys.readouterr()
     assert invoke(["run", "tickets.yaml", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["gate"]["decision"] == "promoted"
@@ -208,7 +227,9 @@ def test_a_shell_gets_its_completion(shell):
 
 def test_the_tab_key_knows_verbs():
     words = {"COMP_WORDS": "rekindle re", "COMP_CWORD": "1", "_REKINDLE_COMPLETE": "bash_complete"}
-    done = subprocess.run(REKINDLE, env={**os.environ, **words}, capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        REKINDLE, env={**os.environ, **words}, capture_output=True, text=True, check=False
+    )
     found = {line.partition(",")[2] for line in done.stdout.splitlines()}
     assert found == {verb for verb in VERBS if verb.startswith("re")}
 
@@ -246,8 +267,12 @@ def test_the_fix_of_a_wrong_value_is_what_to_write(tmp_path, capsys, given, fix)
 
 @pytest.mark.parametrize(
     ("option", "fix"),
-    [("--epochs", "--set train.epochs=VALUE"), ("--max-length", "--set data.max_length=VALUE"), ("--xyz", "see `rekindle run --help`")],
-)  # fmt: skip
+    [
+        ("--epochs", "--set train.epochs=VALUE"),
+        ("--max-length", "--set data.max_length=VALUE"),
+        ("--xyz", "see `rekindle run --help`"),
+    ],
+)
 def test_a_field_that_is_given_as_an_option_is_named(capsys, option, fix):
     assert invoke(["run", "c.yaml", option, "3"]) == 2
     assert f"fix:   {fix}\n" in capsys.readouterr().err

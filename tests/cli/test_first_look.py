@@ -107,9 +107,10 @@ def test_what_lies_in_a_store_is_looked_at_too(say, tmp_path, lake, monkeypatch)
     lake.put([str(tmp_path / f"{i:02}.csv") for i in range(40)], "s3://lake/many/")
     asked, fetch = [], S3File._fetch_range
     monkeypatch.setattr(
-        S3File, "_fetch_range",
+        S3File,
+        "_fetch_range",
         lambda file, start, end: asked.append((file.path, end - start)) or fetch(file, start, end),
-    )  # fmt: skip
+    )
     assert say("s3://lake/many/*.csv", verb="doctor")[0] == 0
     assert len({path for path, _ in asked}) == 4
     assert max(size for _, size in asked) < 3 * glance._HEAD_BYTES, "of a megabyte each"
@@ -212,10 +213,12 @@ def test_a_key_that_comes_later_in_a_file_is_no_fault(say, tmp_path):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"\xff\xfe{", "not UTF-8 but UTF-16"), (b"{broken", "1 row that cannot be parsed"),
-        (b"[1, 2]\n", "no object"), (b"[" * 100_000, "1 row that cannot be parsed"),
+        (b"\xff\xfe{", "not UTF-8 but UTF-16"),
+        (b"{broken", "1 row that cannot be parsed"),
+        (b"[1, 2]\n", "no object"),
+        (b"[" * 100_000, "1 row that cannot be parsed"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_parsed_is_told_at_a_glance(say, tmp_path, content, told):
     (tmp_path / "t.jsonl").write_bytes(content)
     (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(content))
@@ -250,10 +253,17 @@ def five(tmp_path):
 
 
 FIVE = [
-    "1 row with bytes that are not UTF-8", "d/1.csv:52", "1 row with an empty text", "2.csv:52",
-    "1 row with a label that data.labels does not name", "3.csv:52", "there is no column `body`",
-    "did you mean `boddy`?", "its columns are divided by ';', and were read with ','", "5.csv",
-]  # fmt: skip
+    "1 row with bytes that are not UTF-8",
+    "d/1.csv:52",
+    "1 row with an empty text",
+    "2.csv:52",
+    "1 row with a label that data.labels does not name",
+    "3.csv:52",
+    "there is no column `body`",
+    "did you mean `boddy`?",
+    "its columns are divided by ';', and were read with ','",
+    "5.csv",
+]
 
 
 def test_five_faults_in_five_files_are_one_list(say, five, tmp_path):
@@ -411,6 +421,10 @@ def test_problems_that_a_step_printed_stand_below_the_step(capsys):
     )
     report_errors(StepError(f"step `ingest` failed: {inner}", where="log.txt"), as_json=False)
     assert capsys.readouterr().err.splitlines() == [
-        "error: step `ingest` failed: 1 row without a label", "      where: t.csv:4", "      fix:   label it",
-        "    no text", "      where: t.csv:5", "  where: log.txt",
-    ]  # fmt: skip
+        "error: step `ingest` failed: 1 row without a label",
+        "      where: t.csv:4",
+        "      fix:   label it",
+        "    no text",
+        "      where: t.csv:5",
+        "  where: log.txt",
+    ]

@@ -47,9 +47,12 @@ def config(tmp_path):
         (["data.slices=[place]", "train.seed=1,2"], [("train.seed=1",), ("train.seed=2",)]),
         (["train.betas=[0.9, 0.95]", "train.seed=1,2"], [("train.seed=1",), ("train.seed=2",)]),
         (["resources.accelerator=H100,A100"], [()]),
-        (["train.layout=[{dp: 1}, {shard: 2}]"], [('train.layout={"dp": 1}',), ('train.layout={"shard": 2}',)]),
+        (
+            ["train.layout=[{dp: 1}, {shard: 2}]"],
+            [('train.layout={"dp": 1}',), ('train.layout={"shard": 2}',)],
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_grid_has_a_training_for_each_combination(config, overrides, settings):
     found = points(config, overrides)
     assert [point.settings for point in found] == settings
@@ -59,12 +62,19 @@ def test_a_grid_has_a_training_for_each_combination(config, overrides, settings)
 
 @pytest.mark.parametrize(
     ("override", "error", "says"),
-    [("train.lr=1e-3,fast", SpecError, "not 'fast'"), ("train.lr=1e-3,-1", SpecError, "train.lr"),
-     ("train.lr=0,001", RequestError, r"`0,001` would be two trainings, with 0 and with 001\n(.*\n)*.*train.lr=\[0, 001\]"),
-     ("train.weight_decay=0,1", RequestError, "as 0.001"),
-     ("train.steps=10,000", RequestError, "or 10000"),
-     ("train.seed=" + ",".join(map(str, range(101))), RequestError, "a grid of 101")],
-)  # fmt: skip
+    [
+        ("train.lr=1e-3,fast", SpecError, "not 'fast'"),
+        ("train.lr=1e-3,-1", SpecError, "train.lr"),
+        (
+            "train.lr=0,001",
+            RequestError,
+            r"`0,001` would be two trainings, with 0 and with 001\n(.*\n)*.*train.lr=\[0, 001\]",
+        ),
+        ("train.weight_decay=0,1", RequestError, "as 0.001"),
+        ("train.steps=10,000", RequestError, "or 10000"),
+        ("train.seed=" + ",".join(map(str, range(101))), RequestError, "a grid of 101"),
+    ],
+)
 def test_a_grid_with_a_wrong_value_is_refused_whole(config, override, error, says):
     with pytest.raises(error, match=says):
         points(config, [override])

@@ -37,9 +37,13 @@ def config(tmp_path: Path) -> str:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_wrong_request_is_refused_with_its_fix(
-    words: tuple[str, ...], said: str, config: str, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
+    words: tuple[str, ...],
+    said: str,
+    config: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no docker
     verb, *options = words
     assert invoke(["images", verb, config, *options]) == 2

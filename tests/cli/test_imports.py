@@ -9,8 +9,21 @@ import pytest
 
 from tests.support.cli_compile import PLATFORMS, TRACKED
 
-HEAVY = ("torch", "transformers", "datasets", "mlflow", "kfp", "sklearn", "pandas", "boto3", "botocore",
-         "sagemaker", "google.cloud.aiplatform", "azure.ai", "kubernetes")  # fmt: skip
+HEAVY = (
+    "torch",
+    "transformers",
+    "datasets",
+    "mlflow",
+    "kfp",
+    "sklearn",
+    "pandas",
+    "boto3",
+    "botocore",
+    "sagemaker",
+    "google.cloud.aiplatform",
+    "azure.ai",
+    "kubernetes",
+)
 ROOT = Path(__file__).parents[2]
 # one process does it all, and says of each what it was the first to load
 CODE = """
@@ -26,15 +39,35 @@ print()
 print(json.dumps(found))
 """
 VERBS = [
-    ["run", "c.yaml"], ["--help"], ["run", "--help"], ["runs"], ["status"], ["logs", "--step", "hello"], ["report"], ["init", "new"],
-    ["compile", "c.yaml", "--platform", "kubeflow"], ["submit", "--help"], ["images", "--help"], ["schedule", "--help"],
-    ["doctor", "--platform", "vertex"], ["gc"], ["serve", "--help"], ["predict", "--help"],
-]  # fmt: skip
+    ["run", "c.yaml"],
+    ["--help"],
+    ["run", "--help"],
+    ["runs"],
+    ["status"],
+    ["logs", "--step", "hello"],
+    ["report"],
+    ["init", "new"],
+    ["compile", "c.yaml", "--platform", "kubeflow"],
+    ["submit", "--help"],
+    ["images", "--help"],
+    ["schedule", "--help"],
+    ["doctor", "--platform", "vertex"],
+    ["gc"],
+    ["serve", "--help"],
+    ["predict", "--help"],
+]
 MODULES = [
-    "rekindle", "rekindle.cli.main", "rekindle.spec", "rekindle.ir.read.pipeline", "rekindle.platforms.kubeflow.launcher",
-    "rekindle.platforms.kubeflow.node", "rekindle.platforms.local.execute", "rekindle.platforms.vertex.compile",
-    "rekindle.platforms.vertex.launcher", "rekindle.report.card",
-]  # fmt: skip
+    "rekindle",
+    "rekindle.cli.main",
+    "rekindle.spec",
+    "rekindle.ir.read.pipeline",
+    "rekindle.platforms.kubeflow.launcher",
+    "rekindle.platforms.kubeflow.node",
+    "rekindle.platforms.local.execute",
+    "rekindle.platforms.vertex.compile",
+    "rekindle.platforms.vertex.launcher",
+    "rekindle.report.card",
+]
 PIPELINE = """
 from kfp import dsl
 

@@ -41,11 +41,13 @@ def job(registered, tmp_path, monkeypatch):
     folder, model = registered
     columns = {"text": "body", "label": "label", "key": "id"}
     config = {
-        "name": "tickets", "task": "text_classification", "data": {"source": "r.jsonl", "columns": columns},
+        "name": "tickets",
+        "task": "text_classification",
+        "data": {"source": "r.jsonl", "columns": columns},
         "model": {"source": {"model_type": "distilbert", "dim": 32, "n_layers": 1, "n_heads": 2}},
         "monitor": {"log": str(tmp_path / "log"), "labels": "labels.jsonl"},
         "triggers": {"drift": True, "live_drop": 0.05},
-    }  # fmt: skip
+    }
     Path("c.yaml").write_text(yaml.safe_dump(config))
     Path("home").symlink_to(folder / "home")
     write_jsonl(Path("labels.jsonl"), [{"id": "unknown", "label": "other"}])
@@ -198,10 +200,13 @@ def test_a_slice_that_falls_is_an_alarm_that_starts_no_training(job):
     answered = logged(job, 300)
     wrong = {one: models.LABELS[(i + 1) % 3] for i, one in enumerate(models.LABELS)}
     truth = [
-        {"id": f"r{i}", "label": one if (i % 10 > 3 if i % 2 else i % 20) else wrong[one],
-         "lang": ("de", "fr")[i % 2]}
+        {
+            "id": f"r{i}",
+            "label": one if (i % 10 > 3 if i % 2 else i % 20) else wrong[one],
+            "lang": ("de", "fr")[i % 2],
+        }
         for i, one in enumerate(answered)
-    ]  # fmt: skip
+    ]
     write_jsonl(Path("labels.jsonl"), truth)
     slices = ("--set", "data.slices=[lang]")
     code, found = look(*slices, check=False)
@@ -209,8 +214,10 @@ def test_a_slice_that_falls_is_an_alarm_that_starts_no_training(job):
         one["name"]: (one["now"], one["alarm"]) for one in found["signals"] if "acc" in one["name"]
     }
     assert shown == {
-        "accuracy": (0.75, False), "accuracy:lang=de": (0.9, False), "accuracy:lang=fr": (0.6, True),
-    }  # fmt: skip
+        "accuracy": (0.75, False),
+        "accuracy:lang=de": (0.9, False),
+        "accuracy:lang=fr": (0.6, True),
+    }
     assert code == 3
     assert found["reason"].startswith("accuracy:lang=fr went from 80.0% to 60.0% (150 rows, p = ")
     text = rekindle("monitor", "c.yaml", "--home", "home", *slices, check=False).stdout
@@ -270,7 +277,17 @@ def test_a_source_of_labels_that_is_not_there_is_named_by_its_field(job):
 
 
 def test_a_config_without_the_section_is_told_to_add_it(job):
-    done = rekindle("monitor", "c.yaml", "--home", "home", "--set", "monitor=null", "--set", "triggers=null", check=False)  # fmt: skip
+    done = rekindle(
+        "monitor",
+        "c.yaml",
+        "--home",
+        "home",
+        "--set",
+        "monitor=null",
+        "--set",
+        "triggers=null",
+        check=False,
+    )
     assert done.returncode == 2
     assert "add `monitor: {}`, deploy, and send requests" in done.stderr
 

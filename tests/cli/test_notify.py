@@ -80,10 +80,13 @@ def test_a_run_that_is_suggested_is_told_once(webhook, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_jsonl(tmp_path / "r.jsonl", rows(30))
     config = {
-        "name": "r", "task": "text_classification", "data": {"source": "r.jsonl"},
-        "model": {"source": {"model_type": "distilbert"}}, "triggers": {"act": "suggest"},
+        "name": "r",
+        "task": "text_classification",
+        "data": {"source": "r.jsonl"},
+        "model": {"source": {"model_type": "distilbert"}},
+        "triggers": {"act": "suggest"},
         "notify": {"webhook": "env:HOOK"},
-    }  # fmt: skip
+    }
     Path("c.yaml").write_text(yaml.safe_dump(config))
     for _ in range(3):
         assert rekindle("watch", "c.yaml", "--once", check=False).returncode == 3

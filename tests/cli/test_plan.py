@@ -28,7 +28,20 @@ def test_a_plan_is_told_in_the_order_in_which_people_ask(capsys):
     assert invoke(["plan", SEVEN]) == 0
     said = capsys.readouterr().out.splitlines()
     words = [line.split()[0] for line in said[1:] if not line.startswith(" ")]
-    order = ["machines", "layout", "memory", "step", "training", "on", "spot", "or", "not", "advice", "if", "note"]  # fmt: skip
+    order = [
+        "machines",
+        "layout",
+        "memory",
+        "step",
+        "training",
+        "on",
+        "spot",
+        "or",
+        "not",
+        "advice",
+        "if",
+        "note",
+    ]
     assert list(dict.fromkeys(words)) == order
     assert "1 x p4de.24xlarge (8 x A100-80GB each) in us-east-1, $27.45 an hour" in said[1]
     assert any("candidates weighed" in line for line in said)

@@ -50,17 +50,21 @@ def test_what_the_config_says_stays_and_what_it_leaves_open_is_filled():
     found = settled(spec("train.layout={tp: 2, shard: 4}"), "sagemaker").train
     assert (found.layout.tp, found.layout.shard, found.layout.dp) == (2, 4, None)
     assert isinstance(found.micro_batch_size, int)
-    fixed = spec("train.layout={shard: 8}", "train.micro_batch_size=2",
-                 "train.activation_checkpointing=full")  # fmt: skip
+    fixed = spec(
+        "train.layout={shard: 8}", "train.micro_batch_size=2", "train.activation_checkpointing=full"
+    )
     assert settled(fixed, "sagemaker") == fixed
 
 
 @pytest.mark.parametrize(
     "overrides",
-    [("model.source=nobody/knows-it",), ("resources.gpus_per_node=0",),
-     ("resources.machine=ml.g4dn.xlarge", "resources.gpus_per_node=4"),
-     ("resources.machine=ml.g4dn.xlarge", "resources.gpus_per_node=1")],
-)  # fmt: skip
+    [
+        ("model.source=nobody/knows-it",),
+        ("resources.gpus_per_node=0",),
+        ("resources.machine=ml.g4dn.xlarge", "resources.gpus_per_node=4"),
+        ("resources.machine=ml.g4dn.xlarge", "resources.gpus_per_node=1"),
+    ],
+)
 def test_what_the_planner_does_not_know_stays_as_it_is(overrides):
     unknown = spec(*overrides)
     assert settled(unknown, "sagemaker") == unknown
@@ -71,10 +75,14 @@ def test_what_the_planner_does_not_know_stays_as_it_is(overrides):
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
-    [(("train.layout={tp: 3}",), "the layout dp 2 x tp 3 needs 6 ranks and there are 8"),
-     (("train.layout={tp: 8}", "model.source={model_type: llama, num_attention_heads: 4}"),
-      "tp 8 does not divide 4 heads")],
-)  # fmt: skip
+    [
+        (("train.layout={tp: 3}",), "the layout dp 2 x tp 3 needs 6 ranks and there are 8"),
+        (
+            ("train.layout={tp: 8}", "model.source={model_type: llama, num_attention_heads: 4}"),
+            "tp 8 does not divide 4 heads",
+        ),
+    ],
+)
 def test_a_layout_that_the_planner_does_not_know_is_checked_all_the_same(overrides, says):
     with pytest.raises(RequestError, match=says):
         settled(spec("train.engine=deepspeed", *overrides), "sagemaker")
@@ -125,8 +133,10 @@ def test_a_budget_becomes_the_hours_that_it_pays_for(tmp_path):
         "a pipeline that is given nothing to train with"
     )
     for override, platform in (
-        ("train.entrypoint=train.py", "sagemaker"), ("train.seed=1", "kubeflow"), ("resources.machine=p9", "sagemaker"),
-    ):  # fmt: skip
+        ("train.entrypoint=train.py", "sagemaker"),
+        ("train.seed=1", "kubeflow"),
+        ("resources.machine=p9", "sagemaker"),
+    ):
         asked = spec(region, "resources.budget_usd=5000", override)
         assert on_machines(asked, platform, tmp_path) == asked, (
             "no price, or no end that could be a step's"
@@ -139,10 +149,15 @@ def test_machines_that_the_config_leaves_open_are_those_of_its_plan(tmp_path, ca
     chosen = on_machines(auto, "sagemaker", tmp_path).resources
     plan = make(auto, shipped(), "sagemaker").chosen.fleet
     assert (chosen.machine, chosen.nodes, chosen.gpus_per_node) == (
-        plan.name, plan.nodes, plan.gpus_per_node
-    )  # fmt: skip
-    words = sagemaker(resources__machine="auto", resources__gpus_per_node=0,
-                      platforms__sagemaker__region="us-east-1")  # fmt: skip
+        plan.name,
+        plan.nodes,
+        plan.gpus_per_node,
+    )
+    words = sagemaker(
+        resources__machine="auto",
+        resources__gpus_per_node=0,
+        platforms__sagemaker__region="us-east-1",
+    )
     assert invoke(["compile", str(SEVEN), *words, "-o", str(tmp_path / "out")]) == 0
     assert "until the config names another" in caplog.text
     (path,) = (tmp_path / "out").glob("*.sagemaker.json")
@@ -153,14 +168,24 @@ def test_machines_that_the_config_leaves_open_are_those_of_its_plan(tmp_path, ca
     ("overrides", "platform", "says"),
     [
         (("resources={machine: auto}",), "kubeflow", "it is not known which machines kubeflow has"),
-        (("resources={machine: auto, budget_usd: 5}", "train.steps=null", "train.epochs=1"),
-         "sagemaker", "data that has not been counted"),
-        (("resources={machine: auto}", "platforms.sagemaker.region=mx-central-1"), "sagemaker",
-         "no price of a machine in mx-central-1 is known"),
-        pytest.param(("resources={machine: auto, budget_usd: 5}",), "vertex", "resources.budget_usd is \\$5",
-                     marks=pytest.mark.slow),
+        (
+            ("resources={machine: auto, budget_usd: 5}", "train.steps=null", "train.epochs=1"),
+            "sagemaker",
+            "data that has not been counted",
+        ),
+        (
+            ("resources={machine: auto}", "platforms.sagemaker.region=mx-central-1"),
+            "sagemaker",
+            "no price of a machine in mx-central-1 is known",
+        ),
+        pytest.param(
+            ("resources={machine: auto, budget_usd: 5}",),
+            "vertex",
+            "resources.budget_usd is \\$5",
+            marks=pytest.mark.slow,
+        ),
     ],
-)  # fmt: skip
+)
 def test_machines_that_nobody_can_choose_are_not_chosen(overrides, platform, says, tmp_path):
     with pytest.raises(RequestError, match=says):
         on_machines(load_target(SEVEN, overrides), platform, tmp_path)
@@ -176,8 +201,15 @@ def test_a_submission_shows_the_plan_and_leaves_it_on_record(
         "train.epochs=null",
         "train.steps=100",
     ]
-    words = [str(ROOT / "configs" / "plan" / "distilbert.yaml"), "--platform", "azureml", "--yes",
-             *PLATFORMS["azureml"][0], *TRACKED, *(w for s in settings for w in ("--set", s))]  # fmt: skip
+    words = [
+        str(ROOT / "configs" / "plan" / "distilbert.yaml"),
+        "--platform",
+        "azureml",
+        "--yes",
+        *PLATFORMS["azureml"][0],
+        *TRACKED,
+        *(w for s in settings for w in ("--set", s)),
+    ]
     assert invoke(["submit", *words]) == 0, capsys.readouterr()
     assert "  layout     dp 8" in capsys.readouterr().err
     (path,) = Path(".rekindle/runs").glob("*/run.json")
@@ -193,11 +225,16 @@ def test_other_steps_are_counted_as_they_were(service, tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     home = tmp_path / ".rekindle"
     words = [
-        str(ROOT / "configs" / "plan" / "distilbert.yaml"), "--platform", "azureml", "--yes",
-        *PLATFORMS["azureml"][0], *TRACKED,
+        str(ROOT / "configs" / "plan" / "distilbert.yaml"),
+        "--platform",
+        "azureml",
+        "--yes",
+        *PLATFORMS["azureml"][0],
+        *TRACKED,
         *(w for s in WORKSPACE for w in ("--set", s)),
-        "--set", "resources={machine: Standard_ND96isr_H100_v5, gpus_per_node: 8}",
-    ]  # fmt: skip
+        "--set",
+        "resources={machine: Standard_ND96isr_H100_v5, gpus_per_node: 8}",
+    ]
     assert invoke(["submit", *words]) == 0, capsys.readouterr()
     (run,) = all_runs(home)
     machines = run.submission.machines
@@ -208,10 +245,12 @@ def test_other_steps_are_counted_as_they_were(service, tmp_path, monkeypatch, ca
     run.model_copy(update={"steps": tuple(ended), "status": "succeeded"}).write(
         home / "runs" / run.run_id / "run.json"
     )
-    book = PriceBook([
-        Price(kind, "eastus", 2.0, None, "a test", datetime.date(2026, 11, 23))
-        for kind in {kind for kind, _ in machines.values()}
-    ])  # fmt: skip
+    book = PriceBook(
+        [
+            Price(kind, "eastus", 2.0, None, "a test", datetime.date(2026, 11, 23))
+            for kind in {kind for kind, _ in machines.values()}
+        ]
+    )
     spec = Spec.model_validate(dict(run.spec))
     plan = make(spec, book, "azureml")
     rest = rest_of(plan, spec, "azureml", home, book)

@@ -122,8 +122,16 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says_any_more(tmp_path: Path) -
 def test_what_is_said_of_a_failed_run_is_not_erased_from_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    run = in_a_process(tmp_path, "run", "c.yaml", "--set", "pipeline=counting.py:failing",
-                       stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"})  # fmt: skip
+    run = in_a_process(
+        tmp_path,
+        "run",
+        "c.yaml",
+        "--set",
+        "pipeline=counting.py:failing",
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
     os.close(theirs)
     seen = b""
     with contextlib.suppress(OSError):  # the other end is closed

@@ -17,14 +17,19 @@ from tests.support.cli_submit import home as home
 
 PLACES = {
     "azureml": WORKSPACE,
-    "kubeflow": ["platforms.kubeflow.host=http://127.0.0.1:9", "platforms.kubeflow.timezone=Europe/Berlin"],
+    "kubeflow": [
+        "platforms.kubeflow.host=http://127.0.0.1:9",
+        "platforms.kubeflow.timezone=Europe/Berlin",
+    ],
     "sagemaker": ["platforms.sagemaker.region=eu-central-1"],
     "vertex": ["platforms.vertex.project=forge", "platforms.vertex.region=europe-west4"],
-}  # fmt: skip
+}
 OVERLAP = {
-    "azureml": "begins beside the run", "kubeflow": "waits until the run has ended", "sagemaker": "begins beside the run",
+    "azureml": "begins beside the run",
+    "kubeflow": "waits until the run has ended",
+    "sagemaker": "begins beside the run",
     "vertex": "is left out",
-}  # fmt: skip
+}
 
 
 def words(platform, schedule, verb="set"):
@@ -68,7 +73,10 @@ def test_what_a_platform_will_do_is_said_before_one_is_asked(platform, capsys):
 @pytest.mark.parametrize(("cron", "said"), [("30 2 * * *", True), ("0 4 * * *", False)])
 def test_a_time_that_a_clock_skips_or_repeats_is_said_too(cron, said, capsys):
     assert invoke(words("kubeflow", f"{{cron: {cron}, timezone: Europe/Berlin}}")) == 2
-    found = re.search(r"clocks +\d{4}-\d\d-\d\d 02:30 (is skipped|comes twice), .*: what is skipped is left out", capsys.readouterr().err)  # fmt: skip
+    found = re.search(
+        r"clocks +\d{4}-\d\d-\d\d 02:30 (is skipped|comes twice), .*: what is skipped is left out",
+        capsys.readouterr().err,
+    )
     assert bool(found) == said
 
 
@@ -76,25 +84,85 @@ BAD = [
     ("seven fields", "{cron: 0 0 3 * * 1 2027}", "has 7 fields", "leave seconds and the year out"),
     ("six fields", "{cron: 0 0 3 * * 1}", "has 6 fields", "leave seconds and the year out"),
     ("a name that is no time", "{cron: '@reboot'}", "1 field, not five", "write five fields"),
-    ("the first of each month for Azure", "{cron: '@monthly'}", "ignores days of the month", "name days of the week"),
+    (
+        "the first of each month for Azure",
+        "{cron: '@monthly'}",
+        "ignores days of the month",
+        "name days of the week",
+    ),
     ("a Sunday called 7", "{cron: 0 3 * * 7}", "7 is not in 0-6", "write 0 for Sunday"),
     ("the last day", "{cron: 0 3 L * *}", "day of the month: l", "not every platform has L, W, #"),
-    ("a second Friday", "{cron: '0 3 * * fri#2'}", "neither `*` nor a number", "not every platform has L, W, #"),
-    ("a weekday near a day", "{cron: 0 3 15W * *}", "neither `*` nor a number", "not every platform has L, W, #"),
-    ("a day that never comes", "{cron: 0 3 31 2 *}", "never comes", "name a day that the month has"),
-    ("days that crons read in two ways", "{cron: 0 3 */2 * 1}", "some crons want both", "write the days out"),
-    ("a zone that is none", "{cron: 0 3 * * 1, timezone: Berlin}", "no time zone `Berlin`", "such as Europe/Berlin"),
-    ("a zone of Windows'", "{cron: 0 3 * * 1, timezone: W. Europe Standard Time}", "no time zone", "such as Europe/Berlin"),
-    ("an alias without summer time", "{cron: 0 3 * * 1, timezone: EST}", "without daylight saving time", "name America/New_York"),
-    ("a zone that Windows lacks", "{cron: 0 3 * * 1, timezone: America/Vancouver}", "no name for the time zone", "with the same clock"),
-    ("a day of the month for Azure", "{cron: 0 3 1 * *}", "ignores days of the month", "name days of the week"),
+    (
+        "a second Friday",
+        "{cron: '0 3 * * fri#2'}",
+        "neither `*` nor a number",
+        "not every platform has L, W, #",
+    ),
+    (
+        "a weekday near a day",
+        "{cron: 0 3 15W * *}",
+        "neither `*` nor a number",
+        "not every platform has L, W, #",
+    ),
+    (
+        "a day that never comes",
+        "{cron: 0 3 31 2 *}",
+        "never comes",
+        "name a day that the month has",
+    ),
+    (
+        "days that crons read in two ways",
+        "{cron: 0 3 */2 * 1}",
+        "some crons want both",
+        "write the days out",
+    ),
+    (
+        "a zone that is none",
+        "{cron: 0 3 * * 1, timezone: Berlin}",
+        "no time zone `Berlin`",
+        "such as Europe/Berlin",
+    ),
+    (
+        "a zone of Windows'",
+        "{cron: 0 3 * * 1, timezone: W. Europe Standard Time}",
+        "no time zone",
+        "such as Europe/Berlin",
+    ),
+    (
+        "an alias without summer time",
+        "{cron: 0 3 * * 1, timezone: EST}",
+        "without daylight saving time",
+        "name America/New_York",
+    ),
+    (
+        "a zone that Windows lacks",
+        "{cron: 0 3 * * 1, timezone: America/Vancouver}",
+        "no name for the time zone",
+        "with the same clock",
+    ),
+    (
+        "a day of the month for Azure",
+        "{cron: 0 3 1 * *}",
+        "ignores days of the month",
+        "name days of the week",
+    ),
     ("an overlap nobody knows", "{cron: 0 3 * * 1, overlap: replace}", "schedule.overlap", "queue"),
-    ("an overlap that Azure cannot do", "{cron: 0 3 * * 1, overlap: queue}", "submits a job when it is due", "overlap: parallel"),
-    ("catching up on Azure", "{cron: 0 3 * * 1, catch_up: true}", "makes up for no start", "leave it out"),
+    (
+        "an overlap that Azure cannot do",
+        "{cron: 0 3 * * 1, overlap: queue}",
+        "submits a job when it is due",
+        "overlap: parallel",
+    ),
+    (
+        "catching up on Azure",
+        "{cron: 0 3 * * 1, catch_up: true}",
+        "makes up for no start",
+        "leave it out",
+    ),
     ("an unknown field", "{cron: 0 3 * * 1, when_unchanged: run}", "when_unchanged", ""),
     ("not a line", "{timezone: UTC}", "schedule.cron", ""),
     ("an empty name", "{cron: 0 3 * * 1} --set name=", "name", "lower-case letters"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -112,8 +180,17 @@ def test_a_schedule_that_cannot_be_is_refused_with_its_fix_and_nothing_is_sent(
 
 
 def test_everything_that_is_wrong_with_the_job_and_its_schedule_is_said_at_once(capsys):
-    asked = ["schedule", "set", str(ROOT / "configs" / "digits.yaml"), "--platform", "azureml", "--yes", "--json",
-             "--set", "schedule={cron: 0 3 1 * *, catch_up: true}"]  # fmt: skip
+    asked = [
+        "schedule",
+        "set",
+        str(ROOT / "configs" / "digits.yaml"),
+        "--platform",
+        "azureml",
+        "--yes",
+        "--json",
+        "--set",
+        "schedule={cron: 0 3 1 * *, catch_up: true}",
+    ]
     assert invoke(asked) == 2
     where = [error["where"] for error in json.loads(capsys.readouterr().out)["errors"]]
     assert {"schedule.cron", "schedule.catch_up", "platforms.azureml.workspace"} <= set(where)

@@ -32,11 +32,15 @@ from tests.support.cli_following import Here
 from tests.support.cli_following import here as here
 
 PLANTED = {
-    "HF_TOKEN": "hub/planted+1=very-secret", "PLAIN_NAME": "named by the config, planted 2",
-    "KFP_TOKEN": "kfp-planted-3-very-secret", "AWS_SECRET_ACCESS_KEY": "aws/planted+4/very/secret",
-    "AWS_SESSION_TOKEN": "aws-session-planted-5//very==", "AZURE_CLIENT_SECRET": "azure~planted~6~very.secret",
-    "AZURE_STORAGE_SAS_TOKEN": "sv=2024&sig=planted7%2Fvery%3D", "AWS_ACCESS_KEY_ID": "AKIAX",
-}  # fmt: skip
+    "HF_TOKEN": "hub/planted+1=very-secret",
+    "PLAIN_NAME": "named by the config, planted 2",
+    "KFP_TOKEN": "kfp-planted-3-very-secret",
+    "AWS_SECRET_ACCESS_KEY": "aws/planted+4/very/secret",
+    "AWS_SESSION_TOKEN": "aws-session-planted-5//very==",
+    "AZURE_CLIENT_SECRET": "azure~planted~6~very.secret",
+    "AZURE_STORAGE_SAS_TOKEN": "sv=2024&sig=planted7%2Fvery%3D",
+    "AWS_ACCESS_KEY_ID": "AKIAX",
+}
 MORE = {"google": TOKEN, "azure": token_for("https://management.azure.com")}  # got on the way
 PIPELINE = """
 from kfp import dsl
@@ -71,7 +75,7 @@ pytest.importorskip("azure.ai.ml", reason="azure-ai-ml is a developer's dependen
 
 SECRETS = {
     name: forms(value) for name, value in {**PLANTED, **MORE}.items() if name != "AWS_ACCESS_KEY_ID"
-}  # fmt: skip
+}
 
 
 def leaks(content: bytes, where: str) -> list[str]:
@@ -105,14 +109,27 @@ def test_steps_that_print_their_secrets_leave_none_on_this_machine(tmp_path: Pat
     )
     found, outputs = list[str](), list[str]()
     for words in (
-        ["run", "c.yaml", "-v"], ["run", "c.yaml", "--set", "arguments.fail=true", "-v", "--json"], ["logs"],
-        ["status", "--json"], ["report"],
-        ["compile", "c.yaml", "--platform", "kubeflow,vertex", *PLATFORMS["vertex"][0], "-o", "out"],
-    ):  # fmt: skip
+        ["run", "c.yaml", "-v"],
+        ["run", "c.yaml", "--set", "arguments.fail=true", "-v", "--json"],
+        ["logs"],
+        ["status", "--json"],
+        ["report"],
+        [
+            "compile",
+            "c.yaml",
+            "--platform",
+            "kubeflow,vertex",
+            *PLATFORMS["vertex"][0],
+            "-o",
+            "out",
+        ],
+    ):
         done = subprocess.run(
-            [sys.executable, "-m", "rekindle.cli.main", *words], cwd=tmp_path, capture_output=True,
+            [sys.executable, "-m", "rekindle.cli.main", *words],
+            cwd=tmp_path,
+            capture_output=True,
             env={**os.environ, **PLANTED},
-        )  # fmt: skip
+        )
         outputs.append((done.stdout + done.stderr).decode())
         found += leaks(done.stdout + done.stderr, " ".join(words))
     assert found + of_files(tmp_path) == []
@@ -195,35 +212,52 @@ def careless(
     tokens = {resource: token_for(resource) for resource in azure_facts.RESOURCES}
     with echoing() as url, identity(tokens) as msi:
         environment = {
-            **PLANTED, **hosts.environment, **msi, "AWS_ENDPOINT_URL": url,
+            **PLANTED,
+            **hosts.environment,
+            **msi,
+            "AWS_ENDPOINT_URL": url,
             "GOOGLE_APPLICATION_CREDENTIALS": str(hosts.folder / "account.json"),
-        }  # fmt: skip
+        }
         del environment["AZURE_CLIENT_SECRET"]
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         places = {
             "kubeflow": [f"host={url}", "token=env:KFP_TOKEN"],
-            "sagemaker": ["secrets={HF_TOKEN: 'arn:aws:secretsmanager:eu-central-1:123456789012:secret:hub'}"],
-            "vertex": ["secrets={HF_TOKEN: projects/p/secrets/hub/versions/1}", "service_account=a@b.c"],
+            "sagemaker": [
+                "secrets={HF_TOKEN: 'arn:aws:secretsmanager:eu-central-1:123456789012:secret:hub'}"
+            ],
+            "vertex": [
+                "secrets={HF_TOKEN: projects/p/secrets/hub/versions/1}",
+                "service_account=a@b.c",
+            ],
             "azureml": [
-                f"subscription={SUBSCRIPTION}", "resource_group=rg", "workspace=forge",
+                f"subscription={SUBSCRIPTION}",
+                "resource_group=rg",
+                "workspace=forge",
                 "secrets={HF_TOKEN: 'https://my-vault.vault.azure.net/secrets/hub'}",
             ],
-        }  # fmt: skip
+        }
         yield {
             name: [
-                str(ROOT / "configs" / "digits.yaml"), "--platform", name, *PLATFORMS[name][0], *TRACKED,
+                str(ROOT / "configs" / "digits.yaml"),
+                "--platform",
+                name,
+                *PLATFORMS[name][0],
+                *TRACKED,
                 *(word for one in settings for word in ("--set", f"platforms.{name}.{one}")),
             ]
             for name, settings in places.items()
-        }  # fmt: skip
+        }
 
 
 @pytest.mark.parametrize("platform", first(1, ("kubeflow", "sagemaker", "vertex", "azureml")))
 def test_what_a_service_sends_back_is_not_passed_on(
-    platform: str, careless: dict[str, list[str]], capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
+    platform: str,
+    careless: dict[str, list[str]],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     from rekindle.app import submit
     from rekindle.platforms import reads
 
@@ -253,9 +287,11 @@ def test_what_a_service_sends_back_is_not_passed_on(
 
 
 def test_what_entra_says_of_a_secret_is_not_passed_on(
-    careless: dict[str, list[str]], hosts: Hosts, capfd: pytest.CaptureFixture[str],
+    careless: dict[str, list[str]],
+    hosts: Hosts,
+    capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     secret = PLANTED["AZURE_CLIENT_SECRET"]
     made = azure_facts.Facts(azure_facts.Workspace())
     made.login = {

@@ -20,17 +20,22 @@ from tests.support.cli_killed import service_of
 
 pytest.importorskip("azure.ai.ml", reason="azure-ai-ml is a developer's dependency")
 CREATES = {
-    "kubeflow": "POST runs", "vertex": "POST pipelineJobs", "sagemaker": "StartPipelineExecution",
+    "kubeflow": "POST runs",
+    "vertex": "POST pipelineJobs",
+    "sagemaker": "StartPipelineExecution",
     "azureml": "PUT jobs",
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", CREATES)
 def test_a_call_that_is_never_answered_is_one_run(
-    platform: str, world: World, request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    platform: str,
+    world: World,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from rekindle.platforms.azureml import client as azureml
     from rekindle.platforms.kubeflow import client as kubeflow
     from rekindle.platforms.sagemaker import client as sagemaker

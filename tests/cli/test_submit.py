@@ -59,7 +59,12 @@ def test_a_submission_is_shown_sent_once_and_says_where_to_look(service, capsys)
 
 @pytest.mark.slow
 def test_machines_are_shown_as_the_config_asks_for_them(service, capsys):
-    more = ["resources.nodes=2", "resources.gpus_per_node=8", "resources.accelerator=H100", "resources.spot=true"]  # fmt: skip
+    more = [
+        "resources.nodes=2",
+        "resources.gpus_per_node=8",
+        "resources.accelerator=H100",
+        "resources.spot=true",
+    ]
     assert invoke(words("submit", "--yes", settings=[*WORKSPACE, *more])) == 0
     assert re.search(r"finetune +2 x Standard_ND96isr_H100_v5 \(spot\)\n", capsys.readouterr().err)
     (job,) = service.jobs.values()
@@ -79,8 +84,12 @@ def test_on_a_terminal_one_is_asked(answer, code, jobs, service):
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-m", "rekindle.cli.main", *words("submit")],
-        cwd=ROOT, stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdin=theirs,
+        stderr=theirs,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     os.close(theirs)
     shown = ""
     while "[y/N]" not in shown:
@@ -100,7 +109,14 @@ def test_on_a_terminal_one_is_asked(answer, code, jobs, service):
 
 
 def test_everything_that_lacks_is_said_at_once(service, capsys):
-    asked = ["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", "azureml", "--yes", "--json"]  # fmt: skip
+    asked = [
+        "submit",
+        str(ROOT / "configs" / "digits.yaml"),
+        "--platform",
+        "azureml",
+        "--yes",
+        "--json",
+    ]
     assert invoke(asked) == 2
     where = {problem["where"] for problem in told(capsys)["errors"]}
     section = "platforms.azureml"
@@ -111,7 +127,12 @@ def test_everything_that_lacks_is_said_at_once(service, capsys):
 
 @pytest.mark.parametrize("name", PLATFORMS)
 def test_nothing_that_lacks_is_said_twice(name, capsys):
-    assert invoke(["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", name, "--yes", "--json"]) == 2  # fmt: skip
+    assert (
+        invoke(
+            ["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", name, "--yes", "--json"]
+        )
+        == 2
+    )
     said = [(problem["what"], problem["where"]) for problem in told(capsys)["errors"]]
     assert len(said) == len(set(said)) > 1
 
@@ -206,8 +227,11 @@ def test_a_schedule_is_set_listed_paused_and_deleted(service, capsys):
     settings = [*WORKSPACE, WEEKLY]
     assert invoke(words("schedule", "set", "--yes", "--json", settings=settings)) == 0
     expected = {
-        "id": "digits", "cron": "0 3 * * 1", "timezone": "W. Europe Standard Time", "enabled": True,
-    }  # fmt: skip
+        "id": "digits",
+        "cron": "0 3 * * 1",
+        "timezone": "W. Europe Standard Time",
+        "enabled": True,
+    }
     assert told(capsys)["schedules"] == [expected]
     assert invoke(words("schedule", "pause", settings=settings)) == 0
     capsys.readouterr()

@@ -59,9 +59,13 @@ def home(tmp_path_factory) -> Path:
     assert promoted_digits(made).run_id == DIGITS
     assert refused_reviews(made).run_id == REVIEWS
     made.run(
-        run_id=BROKEN, name="broken", status="failed", number=9, seconds=7500.0,
+        run_id=BROKEN,
+        name="broken",
+        status="failed",
+        number=9,
+        seconds=7500.0,
         started_at="2026-11-22T08:00:00+00:00",
-    )  # fmt: skip
+    )
     return folder
 
 
@@ -76,9 +80,14 @@ class Terminal:
         unset = ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR", "CI")
         kept = {name: value for name, value in os.environ.items() if name not in unset}
         self.process = subprocess.Popen(
-            [*REKINDLE, *words], stdin=slave, stdout=slave, stderr=slave, cwd=cwd,
-            env={**kept, "TERM": "xterm-256color", **environment}, start_new_session=True,
-        )  # fmt: skip
+            [*REKINDLE, *words],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=cwd,
+            env={**kept, "TERM": "xterm-256color", **environment},
+            start_new_session=True,
+        )
         os.close(slave)
 
     def read(self):

@@ -41,46 +41,113 @@ from tests.support.cli import rekindle
     [
         ({}, ("a", 0), Past(), True, "no run was judged before"),
         ({}, ("a", 0), past(), False, "the data have not changed since r1"),
-        ({}, ("a", 0), past(refused=True), False,
-         "the data have not changed since r1, whose candidate was refused"),
+        (
+            {},
+            ("a", 0),
+            past(refused=True),
+            False,
+            "the data have not changed since r1, whose candidate was refused",
+        ),
         ({}, ("b", 1), past(), True, "the data have changed since r1"),
         ({"new_rows": 50}, ("b", 49), past(), False, "49 new rows (due from 50)"),
         ({"new_rows": 50}, ("b", 50), past(), True, "50 new rows (due from 50)"),
         ({"new_rows": 0.1}, ("b", 99), past(), False, "99 new rows (due from 100)"),
         ({"new_rows": 0.1}, ("b", 1200), past(), True, "1,200 new rows (due from 100)"),
         ({"every": "2 weeks"}, ("b", 1), past(), False, "due at 2026-07-19 12:00 UTC"),
-        ({"every": "1 week"}, ("b", 1), past(), True, "the last judged run began at least 1 week ago"),
+        (
+            {"every": "1 week"},
+            ("b", 1),
+            past(),
+            True,
+            "the last judged run began at least 1 week ago",
+        ),
         ({"every": "1 week"}, ("a", 0), past(), False, "the data have not changed since r1"),
-        ({"every": "1 month", "new_rows": 5}, ("b", 3), past(), False,
-         "3 new rows (due from 5); due at 2026-08-05 12:00 UTC"),
+        (
+            {"every": "1 month", "new_rows": 5},
+            ("b", 3),
+            past(),
+            False,
+            "3 new rows (due from 5); due at 2026-08-05 12:00 UTC",
+        ),
         ({"every": "1 month", "new_rows": 5}, ("b", 7), past(), True, "7 new rows (due from 5)"),
-        ({"cooldown": "2 weeks"}, ("b", 1), past(), False,
-         "the data have changed since r1, but the cooldown of 2 weeks ends at 2026-07-19 12:00 UTC"),
-        ({"cooldown": "6 days"}, ("b", 1), past(lost=1), False,
-         "the data have changed since r1, but the cooldown of 6 days (x 2: 1 in a row refused or failed) ends at "
-         "2026-07-17 12:00 UTC"),
+        (
+            {"cooldown": "2 weeks"},
+            ("b", 1),
+            past(),
+            False,
+            "the data have changed since r1, but the cooldown of 2 weeks ends at 2026-07-19 12:00 UTC",
+        ),
+        (
+            {"cooldown": "6 days"},
+            ("b", 1),
+            past(lost=1),
+            False,
+            "the data have changed since r1, but the cooldown of 6 days (x 2: 1 in a row refused or failed) ends at "
+            "2026-07-17 12:00 UTC",
+        ),
         ({"cooldown": "6 days"}, ("b", 1), past(), True, "the data have changed since r1"),
-        ({"cooldown": "1 day"}, ("b", 1), past(ago(days=31), lost=99), False,
-         "the data have changed since r1, but the cooldown of 1 day (x 32: 99 in a row refused or failed) ends at "
-         "2026-07-16 12:00 UTC"),
-        ({"max_per_week": 2}, ("b", 1), past(ago(days=1), ago(days=6), ago(days=8)), False,
-         "the data have changed since r1, but 2 runs began within seven days, and 2 may"),
-        ({"max_per_week": 2}, ("b", 1), past(ago(days=1), ago(days=8)), True,
-         "the data have changed since r1"),
+        (
+            {"cooldown": "1 day"},
+            ("b", 1),
+            past(ago(days=31), lost=99),
+            False,
+            "the data have changed since r1, but the cooldown of 1 day (x 32: 99 in a row refused or failed) ends at "
+            "2026-07-16 12:00 UTC",
+        ),
+        (
+            {"max_per_week": 2},
+            ("b", 1),
+            past(ago(days=1), ago(days=6), ago(days=8)),
+            False,
+            "the data have changed since r1, but 2 runs began within seven days, and 2 may",
+        ),
+        (
+            {"max_per_week": 2},
+            ("b", 1),
+            past(ago(days=1), ago(days=8)),
+            True,
+            "the data have changed since r1",
+        ),
         # a failed turn is tried again, though the data are as they were; the cooldown holds for it too
-        ({}, ("a", 0), past(failed="failed: no deployment"), True,
-         "the last turn failed: no deployment"),
-        ({"cooldown": "2 weeks"}, ("a", 0), past(failed="failed: x"), False,
-         "the last turn failed: x, but the cooldown of 2 weeks ends at 2026-07-19 12:00 UTC"),
+        (
+            {},
+            ("a", 0),
+            past(failed="failed: no deployment"),
+            True,
+            "the last turn failed: no deployment",
+        ),
+        (
+            {"cooldown": "2 weeks"},
+            ("a", 0),
+            past(failed="failed: x"),
+            False,
+            "the last turn failed: x, but the cooldown of 2 weeks ends at 2026-07-19 12:00 UTC",
+        ),
         # a clock that was wrong dated a run into the future: it holds nothing up
-        ({"cooldown": "1 day"}, ("b", 1), past(ago(days=-900), ago(days=10)), True,
-         "the data have changed since r1"),
-        ({"every": "1 week"}, ("b", 1), past(ago(days=-900)), True, "the last judged run began at least 1 week ago"),
+        (
+            {"cooldown": "1 day"},
+            ("b", 1),
+            past(ago(days=-900), ago(days=10)),
+            True,
+            "the data have changed since r1",
+        ),
+        (
+            {"every": "1 week"},
+            ("b", 1),
+            past(ago(days=-900)),
+            True,
+            "the last judged run began at least 1 week ago",
+        ),
         # runs that failed put nothing off
-        ({"every": "1 week"}, ("b", 1), past(ago(days=1), judged_at=ago(days=9)), True,
-         "the last judged run began at least 1 week ago"),
+        (
+            {"every": "1 week"},
+            ("b", 1),
+            past(ago(days=1), judged_at=ago(days=9)),
+            True,
+            "the last judged run began at least 1 week ago",
+        ),
     ],
-)  # fmt: skip
+)
 def test_when_a_run_is_due(triggers, held, before, is_due, because):
     data, new = held
     found = due(
@@ -112,10 +179,12 @@ def job(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_jsonl(tmp_path / "r.jsonl", rows(300))
     config = {
-        "name": "reviews", "task": "text_classification", "data": {"source": "r.jsonl"},
+        "name": "reviews",
+        "task": "text_classification",
+        "data": {"source": "r.jsonl"},
         "model": {"source": {"model_type": "distilbert", "dim": 32, "n_layers": 1, "n_heads": 2}},
         "triggers": {"new_rows": 20, "act": "suggest"},
-    }  # fmt: skip
+    }
     Path("c.yaml").write_text(yaml.safe_dump(config))
     return tmp_path
 
@@ -234,7 +303,9 @@ def _left(home, number, make=runs.refused_reviews, **fields):
     known = fingerprint(spec.task, spec.data, spec.model, spec.train, champion=None)
     root.artifact(run.run_id, "fingerprint", "fingerprint", known)
     count = Path("r.jsonl").read_text().count("\n")
-    held = homes.manifest("text_classification", "r.jsonl", ("bad",), {"train": count - 50, "test": 50})  # fmt: skip
+    held = homes.manifest(
+        "text_classification", "r.jsonl", ("bad",), {"train": count - 50, "test": 50}
+    )
     root.artifact(run.run_id, "shard", "shards", held)
     run = run.model_copy(update={"name": "reviews", "number": number, **fields})
     run.write(home / "runs" / run.run_id / "run.json")
@@ -501,7 +572,7 @@ def test_after_a_roll_back_by_hand_a_person_starts_the_next_run(judged):
     write_jsonl(Path("r.jsonl"), rows(330))
     done = look("--set", "triggers.act=run", check=False)
     assert done.returncode == 3
-    said = "a run is suggested because 30 new rows (due from 20), but version 3 was rolled back: a week of wrong labels. The data that it learnt from are still among the data"  # fmt: skip
+    said = "a run is suggested because 30 new rows (due from 20), but version 3 was rolled back: a week of wrong labels. The data that it learnt from are still among the data"
     assert said in done.stdout
     assert "`rekindle run c.yaml`" in done.stdout
     # a run of a person's, judged since, lets the loop go on
@@ -522,10 +593,18 @@ def test_a_run_that_a_loop_started_does_not_count_as_a_persons(judged):
     ("read", "now", "gone"),
     [
         ("", "", False),
-        ("2026-01-01T00:00:00/2026-04-01T00:00:00", "2026-04-01T00:00:00/2026-07-01T00:00:00", True),
-        ("2026-01-01T00:00:00/2026-04-01T00:00:00", "2026-03-31T00:00:00/2026-07-01T00:00:00", False),
+        (
+            "2026-01-01T00:00:00/2026-04-01T00:00:00",
+            "2026-04-01T00:00:00/2026-07-01T00:00:00",
+            True,
+        ),
+        (
+            "2026-01-01T00:00:00/2026-04-01T00:00:00",
+            "2026-03-31T00:00:00/2026-07-01T00:00:00",
+            False,
+        ),
         ("2026-01-01T00:00:00/2026-04-01T00:00:00", "", False),
     ],
-)  # fmt: skip
+)
 def test_data_of_a_window_are_gone_once_it_lies_before_that_of_now(read, now, gone):
     assert _have_gone(read, now) is gone

@@ -86,13 +86,24 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         kfp_rest.serving(made.kfp) as kfp,
         identity(tokens) as msi,
     ):
-        yield Served(made, {
-            **hosts.environment, **msi, "AWS_ENDPOINT_URL": aws, "AWS_ACCESS_KEY_ID": "x",
-            "AWS_SECRET_ACCESS_KEY": "x", "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_SHARED_CREDENTIALS_FILE": "/nowhere", "AWS_CONFIG_FILE": "/nowhere",
-            "GOOGLE_APPLICATION_CREDENTIALS": str(key_file(folder)), "NO_GCE_CHECK": "true",
-            "CLOUDSDK_CONFIG": str(folder), "KFP_TOKEN": kfp_rest.TOKEN,
-        }, kfp)  # fmt: skip
+        yield Served(
+            made,
+            {
+                **hosts.environment,
+                **msi,
+                "AWS_ENDPOINT_URL": aws,
+                "AWS_ACCESS_KEY_ID": "x",
+                "AWS_SECRET_ACCESS_KEY": "x",
+                "AWS_EC2_METADATA_DISABLED": "true",
+                "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
+                "AWS_CONFIG_FILE": "/nowhere",
+                "GOOGLE_APPLICATION_CREDENTIALS": str(key_file(folder)),
+                "NO_GCE_CHECK": "true",
+                "CLOUDSDK_CONFIG": str(folder),
+                "KFP_TOKEN": kfp_rest.TOKEN,
+            },
+            kfp,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -121,21 +132,29 @@ def world(served: Served, compiled: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 def config(kfp: str, pipeline: Path) -> dict[str, Any]:
     return {
-        "name": "c", "pipeline": str(pipeline), "arguments": {"n": 3},
+        "name": "c",
+        "pipeline": str(pipeline),
+        "arguments": {"n": 3},
         "platforms": {
             "kubeflow": {"host": kfp, "token": "env:KFP_TOKEN", "artifact_root": "/mnt/r"},
             "vertex": {
-                "project": PROJECT, "region": REGION, "artifact_root": "gs://lake/r",
+                "project": PROJECT,
+                "region": REGION,
+                "artifact_root": "gs://lake/r",
                 "image": f"europe-docker.pkg.dev/{PROJECT}/r/train@{DIGEST}",
             },
             "sagemaker": {
-                "region": "eu-central-1", "role_arn": f"arn:aws:iam::{ACCOUNT}:role/me",
-                "artifact_root": "s3://bucket/r", "image": f"{ECR}/train@{DIGEST}",
+                "region": "eu-central-1",
+                "role_arn": f"arn:aws:iam::{ACCOUNT}:role/me",
+                "artifact_root": "s3://bucket/r",
+                "image": f"{ECR}/train@{DIGEST}",
             },
             "azureml": {
-                "subscription": SUBSCRIPTION, "resource_group": "rg", "workspace": "forge",
+                "subscription": SUBSCRIPTION,
+                "resource_group": "rg",
+                "workspace": "forge",
                 "artifact_root": "abfs://lake@acc.dfs.core.windows.net/r",
                 "image": f"lake.azurecr.io/train@{DIGEST}",
             },
         },
-    }  # fmt: skip
+    }

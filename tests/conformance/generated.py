@@ -186,9 +186,11 @@ class _Author:
     def text(self, known: _Known) -> None:
         text, number = self.a_text(known), self.an_int(known)
         calls = [
-            f"greet(name={text})", "chosen()", f"chosen(word={text}, n={number})",
+            f"greet(name={text})",
+            "chosen()",
+            f"chosen(word={text}, n={number})",
             f"fingerprint(name={text}, source={self.a_text(known)}, executor_input={number})",
-        ]  # fmt: skip
+        ]
         if self.containers:
             calls += [f"write(text={text})", "perhaps()", f"perhaps(word={text})"]
         if known.data:
@@ -246,14 +248,16 @@ class _Author:
 
     def loop(self, known: _Known, depth: int) -> None:
         inner, name = known.inner(), self.name()
-        items, ints, texts = self.chance.choice([
-            ("[1, 2]", [name], []),
-            ("['x', 'yy', 'z']", [], [name]),
-            ("[{'n': 1, 's': 'p'}, {'n': 4, 's': 'q'}]", [f"{name}.n"], [f"{name}.s"]),
-            ("numbers", [name], []),
-            ("numbers", [name], []),
-            (f"count_to(n={self.an_int(known)}).output", [name], []),
-        ])  # fmt: skip
+        items, ints, texts = self.chance.choice(
+            [
+                ("[1, 2]", [name], []),
+                ("['x', 'yy', 'z']", [], [name]),
+                ("[{'n': 1, 's': 'p'}, {'n': 4, 's': 'q'}]", [f"{name}.n"], [f"{name}.s"]),
+                ("numbers", [name], []),
+                ("numbers", [name], []),
+                (f"count_to(n={self.an_int(known)}).output", [name], []),
+            ]
+        )
         inner.ints += ints
         inner.texts += texts
         limit = self.chance.choice(["", "", ", parallelism=1", ", parallelism=2"])

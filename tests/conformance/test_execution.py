@@ -38,25 +38,36 @@ pytestmark = [pytest.mark.slow, needs_these_samples]
 
 # conditions, nested pipelines, loops, lists, artifacts, OneOf; what needs a network or pip is left out
 EVERYWHERE = [
-    "artifacts_simple.yaml", "cross_loop_after_topology.yaml", "identity.yaml",
+    "artifacts_simple.yaml",
+    "cross_loop_after_topology.yaml",
+    "identity.yaml",
     "local_execution/pipeline_with_caching.yaml",
-    "local_execution/pipeline_with_collected_artifacts.yaml", "nested_return.yaml",
+    "local_execution/pipeline_with_collected_artifacts.yaml",
+    "nested_return.yaml",
     "nested_with_parameters.yaml",
     "parallel_and_nested/nested_pipeline_opt_input_child_level_compiled.yaml",
     "parallel_and_nested/nested_pipeline_opt_inputs_nil_compiled.yaml",
     "parallel_and_nested/nested_pipeline_opt_inputs_parent_level_compiled.yaml",
     "parallel_and_nested/pipeline_in_pipeline.yaml",
-    "parallel_and_nested/pipeline_in_pipeline_complex.yaml", "parameters_complex.yaml",
-    "pipeline_producer_consumer.yaml", "pipeline_with_utils.yaml", "preprocess.yaml",
-    "pythonic_artifacts_with_multiple_returns.yaml", "pipeline_with_nested_loops.yaml",
+    "parallel_and_nested/pipeline_in_pipeline_complex.yaml",
+    "parameters_complex.yaml",
+    "pipeline_producer_consumer.yaml",
+    "pipeline_with_utils.yaml",
+    "preprocess.yaml",
+    "pythonic_artifacts_with_multiple_returns.yaml",
+    "pipeline_with_nested_loops.yaml",
     "pythonic_artifacts_with_list_of_artifacts.yaml",
-]  # fmt: skip
+]
 BRANCHES = [
-    "if_elif_else_with_oneof_parameters.yaml", "if_else_with_oneof_artifacts.yaml",
-    "if_else_with_oneof_parameters.yaml", "conditional_producer_and_consumers.yaml",
-    "local_execution/local_execution_pipeline_with_oneof.yaml", "artifacts_complex.yaml",
-    "collected_artifacts.yaml", "pipeline_with_loops_and_conditions.yaml",
-]  # fmt: skip
+    "if_elif_else_with_oneof_parameters.yaml",
+    "if_else_with_oneof_artifacts.yaml",
+    "if_else_with_oneof_parameters.yaml",
+    "conditional_producer_and_consumers.yaml",
+    "local_execution/local_execution_pipeline_with_oneof.yaml",
+    "artifacts_complex.yaml",
+    "collected_artifacts.yaml",
+    "pipeline_with_loops_and_conditions.yaml",
+]
 RANDOM = {"if_elif_else_with_oneof_parameters.yaml", "if_else_with_oneof_parameters.yaml"}
 # what kfp.local cannot do, in its own words
 CANNOT = {
@@ -97,9 +108,13 @@ def ask_kfp_local(name: str, root: Path) -> Any:
     (root / "pip" / "__main__.py").write_text("")
     word = f"{SAMPLES / name}={json.dumps(arguments(graph_of(name)))}"
     done = subprocess.run(
-        [sys.executable, str(PIPELINES / "run_corpus.py"), str(root), word], cwd=root, text=True,
-        capture_output=True, timeout=120, env={**os.environ, "PYTHONPATH": str(root)},
-    )  # fmt: skip
+        [sys.executable, str(PIPELINES / "run_corpus.py"), str(root), word],
+        cwd=root,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
     assert done.returncode == 0, done.stderr
     (answer,) = json.loads(done.stdout.splitlines()[-1]).values()
     return answer

@@ -93,7 +93,7 @@ EXCEPTIONS = {
     "v5_null": NO_MORE,
     "v7_fstrings": f"a quotation mark in an f-string (VB5): {SUCCEEDS_HERE}",
     "v8_outputs": f"a DEL in a text (VB7): {SUCCEEDS_HERE}",
-}  # fmt: skip
+}
 # what is refused here before it runs, and KFP takes
 REFUSED = {
     "k7m_plain": "fields of a pod as variables: there is no pod here",

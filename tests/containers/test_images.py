@@ -69,20 +69,29 @@ class Containers:
 
     def start(self, *words: str, run: tuple[str, ...] = NETWORKLESS) -> str:
         """The id of a container of the image that runs a command."""
-        mounts = (f"--volume={self.folder}:/shared", f"--volume={self.shards}:/shards:ro",
-                  f"--volume={Path(__file__).parent}:/tests:ro",
-                  f"--volume={ROOT / 'configs' / 'engines'}:/scripts:ro")  # fmt: skip
+        mounts = (
+            f"--volume={self.folder}:/shared",
+            f"--volume={self.shards}:/shards:ro",
+            f"--volume={Path(__file__).parent}:/tests:ro",
+            f"--volume={ROOT / 'configs' / 'engines'}:/scripts:ro",
+        )
         return self.words("run", "--detach", self.label, *run, *mounts, self.image, *words)
 
     def train(self, job: str, run: tuple[str, ...] = NETWORKLESS, **changes: Any) -> str:
         """The id of a container that trains digits."""
         train = TrainSpec(**{"steps": 40, "checkpoint": {"every": 10}, "lr": 1e-3} | changes)
         job_of = Job.of(
-            artifact_root="/shared", run_key="key", task="image_classification", shards="/shards",
-            output=f"/shared/{job}/model", history=f"/shared/{job}/training", init="",
-            init_from="base", train=train,
+            artifact_root="/shared",
+            run_key="key",
+            task="image_classification",
+            shards="/shards",
+            output=f"/shared/{job}/model",
+            history=f"/shared/{job}/training",
+            init="",
+            init_from="base",
+            train=train,
             model=ModelSpec(source={"channels": [8, 16], "hidden": 32}),
-        )  # fmt: skip
+        )
         job_of.write(self.folder / f"{job}.json")
         return self.start("python3", "/tests/train.py", f"/shared/{job}.json", run=run)
 
@@ -230,16 +239,26 @@ def _node(containers: Containers, node: int, network: str) -> str:
 PLATFORMS: dict[str, tuple[str, dict[str, str], str, str, str]] = {
     "SageMaker": ("/opt/ml/model", {}, "8080", "/ping", "/invocations"),
     "Vertex AI": (
-        "/staged", {"AIP_STORAGE_URI": "/staged", "AIP_HTTP_PORT": "8085", "AIP_HEALTH_ROUTE": "/health",
-                    "AIP_PREDICT_ROUTE": "/v1/endpoints/7:predict"},
-        "8085", "/health", "/v1/endpoints/7:predict",
+        "/staged",
+        {
+            "AIP_STORAGE_URI": "/staged",
+            "AIP_HTTP_PORT": "8085",
+            "AIP_HEALTH_ROUTE": "/health",
+            "AIP_PREDICT_ROUTE": "/v1/endpoints/7:predict",
+        },
+        "8085",
+        "/health",
+        "/v1/endpoints/7:predict",
     ),
     "Azure ML": (
-        "/var/azureml-app/azureml-models/tickets/1/v3", {"AZUREML_MODEL_DIR": "/var/azureml-app/azureml-models/tickets/1",
-        "REKINDLE_SERVE": "1"}, "8080", "/health/ready", "/predict",
+        "/var/azureml-app/azureml-models/tickets/1/v3",
+        {"AZUREML_MODEL_DIR": "/var/azureml-app/azureml-models/tickets/1", "REKINDLE_SERVE": "1"},
+        "8080",
+        "/health/ready",
+        "/predict",
     ),
     "KServe": ("/mnt/models", {}, "8080", "/v2/health/ready", "/v2/models/tickets/infer"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -250,8 +269,10 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from tests.serve import models
 
     root = tmp_path_factory.mktemp("staged")
-    found = {kind: Path(stage(models.made(root / f"{kind}-made", kind), str(root / kind)))
-             for kind in ("image", "text-lm")}  # fmt: skip
+    found = {
+        kind: Path(stage(models.made(root / f"{kind}-made", kind), str(root / kind)))
+        for kind in ("image", "text-lm")
+    }
     found["changed"] = shutil.copytree(found["image"], root / "changed")
     weights = next(found["changed"].rglob("*.safetensors"))
     content = bytearray(weights.read_bytes())
@@ -274,13 +295,16 @@ def test_it_serves_where_each_platform_puts_the_model_and_drains_on_sigterm(
             name: containers.start(
                 *(() if "REKINDLE_SERVE" in environment else ("serve",)),
                 run=(
-                    *hardened, f"--volume={staged['text-lm' if name == 'KServe' else 'image']}:{place}:ro",
+                    *hardened,
+                    f"--volume={staged['text-lm' if name == 'KServe' else 'image']}:{place}:ro",
                     *(f"--env={key}={value}" for key, value in environment.items()),
                 ),
             )
             for name, (place, environment, *_) in PLATFORMS.items()
-        }  # fmt: skip
-        changed = containers.start("serve", run=(*hardened, f"--volume={staged['changed']}:/opt/ml/model:ro"))  # fmt: skip
+        }
+        changed = containers.start(
+            "serve", run=(*hardened, f"--volume={staged['changed']}:/opt/ml/model:ro")
+        )
         inspect = f'--format={{{{(index .NetworkSettings.Networks "{network}").IPAddress}}}}'
         for name, node in nodes.items():
             _ask(containers, node, containers.words("inspect", inspect, node), name, staged)

@@ -22,9 +22,11 @@ ROOT = Path(__file__).parents[2]
 
 def run(*words, path):
     return subprocess.run(
-        [sys.executable, ROOT / "containers" / "selftest.py", *words], capture_output=True, text=True,
+        [sys.executable, ROOT / "containers" / "selftest.py", *words],
+        capture_output=True,
+        text=True,
         env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow
@@ -126,8 +128,13 @@ def test_a_torch_that_the_engine_cannot_import_is_named_with_the_range_that_work
 
 
 BASES = {
-    "2.9.1+cu128": 1, "2.10.0a0+b4e4ee81d3.nv25.12": 0, "2.11.0": 0, "2.13.1": 0, "2.14.0.dev20261101": 1, "": 0,
-}  # fmt: skip
+    "2.9.1+cu128": 1,
+    "2.10.0a0+b4e4ee81d3.nv25.12": 0,
+    "2.11.0": 0,
+    "2.13.1": 0,
+    "2.14.0.dev20261101": 1,
+    "": 0,
+}
 
 
 @pytest.mark.parametrize("version", BASES)
@@ -144,9 +151,16 @@ def test_a_base_image_whose_torch_is_out_of_range_is_refused_before_anything_is_
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     done = subprocess.run(
-        ["sh", str(ROOT / "containers" / "install.sh"), "torch", str(python), str(ROOT / "containers" / "requirements.txt")],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            "sh",
+            str(ROOT / "containers" / "install.sh"),
+            "torch",
+            str(python),
+            str(ROOT / "containers" / "requirements.txt"),
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == BASES[version], done.stderr
     if done.returncode:
         assert (

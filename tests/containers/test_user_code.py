@@ -57,9 +57,10 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     config = {
-        "version": 0.1, "http": {"addr": address},
+        "version": 0.1,
+        "http": {"addr": address},
         "storage": {"filesystem": {"rootdirectory": str(folder / "store")}},
-    }  # fmt: skip
+    }
     (folder / "config.yml").write_text(yaml.safe_dump(config))
     command = [program, "serve", str(folder / "config.yml")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
@@ -80,12 +81,16 @@ def project(tmp_path: Path) -> Path:
         shutil.copy(HERE / name, tmp_path)
     (tmp_path / "secret.txt").write_text("mine")
     config: dict[str, Any] = {
-        "name": "own", "task": "linear.py:Linear", "data": {"source": "sklearn:digits"},
+        "name": "own",
+        "task": "linear.py:Linear",
+        "data": {"source": "sklearn:digits"},
         "model": {"source": {"linear": True}},
         "train": {"epochs": 2, "lr": 1e-2},
         "register": {"tracking_uri": "https://mlflow.example.com"},
-        "platforms": {"kubeflow": {"artifact_root": "/gcs/lake/rekindle", "image": "r.example/own:1"}},
-    }  # fmt: skip
+        "platforms": {
+            "kubeflow": {"artifact_root": "/gcs/lake/rekindle", "image": "r.example/own:1"}
+        },
+    }
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
     return tmp_path
 
@@ -115,8 +120,11 @@ def test_an_image_is_built_pushed_and_from_then_on_known_by_its_digest(
 
     listing = ["run", "--rm", "--network=none", f"{registry}/team/own@{digest}", "/bin/ls"]
     done = subprocess.run(
-        docker.words(*listing, "-nR", "/opt/rekindle/code"), capture_output=True, text=True, check=True
-    )  # fmt: skip
+        docker.words(*listing, "-nR", "/opt/rekindle/code"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     files = re.findall(r"^-rw-r--r-- .* (\S+)$", done.stdout, re.MULTILINE)
     assert files == ["linear.py", "scale.py"]
 
@@ -211,14 +219,18 @@ PLACES = {
     "azureml": {"image": "lake.azurecr.io/own:1"},
     "kubeflow": {"image": "r.example/own:1"},
     "sagemaker": {
-        "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/own:1", "region": "eu-central-1",
-        "role_arn": "arn:aws:iam::123456789012:role/me", "artifact_root": "s3://b/r",
+        "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/own:1",
+        "region": "eu-central-1",
+        "role_arn": "arn:aws:iam::123456789012:role/me",
+        "artifact_root": "s3://b/r",
     },
     "vertex": {
-        "image": "europe-docker.pkg.dev/p/r/own:1", "project": "p", "region": "europe-west4",
+        "image": "europe-docker.pkg.dev/p/r/own:1",
+        "project": "p",
+        "region": "europe-west4",
         "artifact_root": "gs://b/r",
     },
-}  # fmt: skip
+}
 
 
 def test_on_every_platform_a_component_imports_a_module_of_ones_own_from_the_image(
@@ -229,9 +241,11 @@ def test_on_every_platform_a_component_imports_a_module_of_ones_own_from_the_ima
     (tmp_path / "tools" / "words.py").write_text("split = str.split\n")
     (tmp_path / "counting.py").write_text(COMPONENT)
     config = {
-        "name": "own", "pipeline": "counting.py:counting", "image": {"base": SMALL},
+        "name": "own",
+        "pipeline": "counting.py:counting",
+        "image": {"base": SMALL},
         "platforms": PLACES,
-    }  # fmt: skip
+    }
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
     out = compiled(tmp_path, capsys)
     (tmp_path / "tools" / "words.py").unlink()
@@ -260,10 +274,15 @@ def _processing(docker: Docker, out: Path, lake: Path) -> Any:
     result = _folder(lake / "sagemaker")
     python, *words = job["AppSpecification"]["ContainerEntrypoint"]
     _started(
-        docker, f"--volume={bundle}:{source['S3Input']['LocalPath']}:ro",
-        f"--volume={result}:{left['S3Output']['LocalPath']}", "--tmpfs=/opt/ml/output",
-        "--env=REKINDLE_P0=a b c", f"--entrypoint={python}", BUILT, *words,
-    )  # fmt: skip
+        docker,
+        f"--volume={bundle}:{source['S3Input']['LocalPath']}:ro",
+        f"--volume={result}:{left['S3Output']['LocalPath']}",
+        "--tmpfs=/opt/ml/output",
+        "--env=REKINDLE_P0=a b c",
+        f"--entrypoint={python}",
+        BUILT,
+        *words,
+    )
     return json.loads((result / "result.json").read_text())["parameters"]["Output"]
 
 
@@ -275,9 +294,15 @@ def _command(docker: Docker, out: Path, lake: Path) -> Any:
     text = component["command"].replace("${{inputs.text}}", job["inputs"]["text"])
     text = text.replace("${{outputs.rekindle_result}}", "/result")
     _started(
-        docker, f"--volume={out / component['code']}:/code:ro", f"--volume={result}:/result",
-        "--workdir=/code", "--entrypoint=/bin/sh", BUILT, "-c", text,
-    )  # fmt: skip
+        docker,
+        f"--volume={out / component['code']}:/code:ro",
+        f"--volume={result}:/result",
+        "--workdir=/code",
+        "--entrypoint=/bin/sh",
+        BUILT,
+        "-c",
+        text,
+    )
     return json.loads((result / "result.json").read_text())["parameters"]["Output"]
 
 
@@ -297,8 +322,10 @@ def _started(docker: Docker, *words: str) -> None:
     """A container that runs to its end, as a user without rights."""
     done = subprocess.run(
         docker.words("run", "--rm", *HARDENED, UNTRACKED, "--user=10001", "--tmpfs=/tmp", *words),
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -332,10 +359,15 @@ class Steps:
         given = self.pipeline["root"]["inputDefinitions"]["parameters"]
         wanted = self.pipeline["components"][f"comp-{step}"]["inputDefinitions"]["parameters"]
         values = {n: parameters[n] if n in parameters else given[n]["defaultValue"] for n in wanted}
-        executor_input = json.dumps({
-            "inputs": {"parameterValues": values, "artifacts": dict(map(_artifact, reads))},
-            "outputs": {"artifacts": dict(map(_artifact, leaves)), "outputFile": "/gcs/lake/result.json"},
-        })  # fmt: skip
+        executor_input = json.dumps(
+            {
+                "inputs": {"parameterValues": values, "artifacts": dict(map(_artifact, reads))},
+                "outputs": {
+                    "artifacts": dict(map(_artifact, leaves)),
+                    "outputFile": "/gcs/lake/result.json",
+                },
+            }
+        )
         words = [*container["command"], *container["args"]]
         words = [executor_input if word == "{{$}}" else word for word in words]
         _started(self.docker, f"--volume={self.lake}:/gcs/lake", BUILT, *words)

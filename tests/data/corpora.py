@@ -54,9 +54,13 @@ def ingested(
 
 
 def sharded(
-    data: DataSpec, out: Path, task: str = "Words", workers: int | None = None, store: str = "",
+    data: DataSpec,
+    out: Path,
+    task: str = "Words",
+    workers: int | None = None,
+    store: str = "",
     window: str = "",
-) -> ShardManifest:  # fmt: skip
+) -> ShardManifest:
     """Examples in `out/examples`, shards in `out/shards`, by so many workers."""
     data, modality = data.model_copy(update={"workers": workers or data.workers}), "text"
     if task == "Pixels":

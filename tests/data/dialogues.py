@@ -12,9 +12,13 @@ from rekindle.spec.model import DataSpec, ModelSpec
 from tests.data.corpora import write_jsonl
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 FORMS: dict[str, dict[str, Any]] = {
     "text": {"columns": {"text": "text"}},
     "completion": {"columns": {"prompt": "question", "completion": "answer"}},

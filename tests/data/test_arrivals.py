@@ -138,7 +138,9 @@ def written(path, rows):
 
 
 def all_columns(count):
-    return [{**row, "id": f"r{i}", "lang": "de", "who": f"w{i}"} for i, row in enumerate(rows(count))]  # fmt: skip
+    return [
+        {**row, "id": f"r{i}", "lang": "de", "who": f"w{i}"} for i, row in enumerate(rows(count))
+    ]
 
 
 @pytest.mark.parametrize("format", ["jsonl", "csv", "parquet"])

@@ -51,12 +51,17 @@ def test_rows_with_faults_are_left_out_counted_and_listed(tmp_path):
     malformed, *others = map(json.loads, listed)
     assert malformed["value"].startswith("Expecting property name")
     assert malformed | {"value": ""} == {
-        "kind": "malformed", "place": "x.jsonl:10", "value": "", "rows": 1,
-    }  # fmt: skip
+        "kind": "malformed",
+        "place": "x.jsonl:10",
+        "value": "",
+        "rows": 1,
+    }
     assert [(each["kind"], each["place"]) for each in others] == [
-        ("empty text", "x.jsonl:20"), ("empty text", "x.jsonl:30"),
-        ("empty label", "x.jsonl:30"), ("empty label", "x.jsonl:40"),
-    ]  # fmt: skip
+        ("empty text", "x.jsonl:20"),
+        ("empty text", "x.jsonl:30"),
+        ("empty label", "x.jsonl:30"),
+        ("empty label", "x.jsonl:40"),
+    ]
     assert sharded(data, tmp_path / "b").bad_rows == counts
     assert content(tmp_path / "a") == content(tmp_path / "b" / "examples"), "the same bytes"
 

@@ -31,9 +31,11 @@ def test_a_cluster_writes_the_bytes_of_one_process(tmp_path, monkeypatch, execut
     again = [{**r, "id": f"{r['id']} again", "text": r["text"].upper()} for r in records[:30]]
     source = write_jsonl(tmp_path / "x.jsonl", [*again, *records])
     fields = {
-        "columns": {"key": "id", "time": "month"}, "split": {"by": "time"}, "shard_rows": 20,
+        "columns": {"key": "id", "time": "month"},
+        "split": {"by": "time"},
+        "shard_rows": 20,
         "duplicates": "folded",
-    }  # fmt: skip
+    }
     sharded(text_spec(source, **fields), tmp_path / "one")
     data = text_spec(source, **fields, executor=executor)
     sharded(data, tmp_path / executor, store=str(tmp_path / "store"))

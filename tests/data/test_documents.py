@@ -75,13 +75,19 @@ REFUSED = {
     "a turn without a role": ([{"content": "Hi"}], ["without a chat"]),
     "a turn without content": ([{"role": "user", "content": None}], ["without a chat"]),
     "content in parts": ([{"role": "user", "content": [{"type": "text"}]}], ["without a chat"]),
-    "a turn that says more": ([{**GOOD[0], "tool_calls": [1]}, GOOD[1]], ["without a chat", "with no other keys"]),
+    "a turn that says more": (
+        [{**GOOD[0], "tool_calls": [1]}, GOOD[1]],
+        ["without a chat", "with no other keys"],
+    ),
     "an unknown role": ([turn("human", "Hi"), GOOD[1]], ["with a role that is unknown", "(human)"]),
-    "a system turn out of place": ([*GOOD, turn("system", "Be brief.")], ["out of place", "(system)"]),
+    "a system turn out of place": (
+        [*GOOD, turn("system", "Be brief.")],
+        ["out of place", "(system)"],
+    ),
     "an empty turn": ([GOOD[0], turn("assistant", " \n")], ["with an empty turn", "(assistant)"]),
     "no answer": ([GOOD[0]], ["without a turn of the assistant"]),
     "half a surrogate pair": ([GOOD[0], turn("assistant", "\ud800")], ["not UTF-8", "x.jsonl:3"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("messages", "said"), REFUSED.values(), ids=REFUSED)
@@ -199,19 +205,21 @@ def forms_of(folder):
     alpaca = [
         {"instruction": r["question"], "input": ["", "Briefly."][i % 2], "output": r["answer"]}
         for i, r in enumerate(records)
-    ]  # fmt: skip
+    ]
     for name, rows in {
         "openai": [{"messages": r["messages"]} for r in records],
         "sharegpt": [{"conversations": conversations(r)} for r in records],
-        "alpaca": alpaca, "asked": asked,
-    }.items():  # fmt: skip
+        "alpaca": alpaca,
+        "asked": asked,
+    }.items():
         (folder / name).mkdir()
         write_jsonl(folder / name / "x.jsonl", rows)
     return {
-        "openai": {"messages": "messages"}, "sharegpt": {"messages": "conversations"},
+        "openai": {"messages": "messages"},
+        "sharegpt": {"messages": "conversations"},
         "alpaca": {"prompt": "instruction", "input": "input", "completion": "output"},
         "asked": {"prompt": "prompt", "completion": "completion"},
-    }  # fmt: skip
+    }
 
 
 def test_forms_of_others_give_equal_examples(tmp_path):
@@ -238,12 +246,15 @@ def test_rows_of_a_known_form_are_refused_with_the_columns_to_set(tmp_path):
 @pytest.mark.parametrize(
     ("turns", "kind"),
     [
-        ([{"from": "robot", "value": "x"}], "role"), ([{"from": "human", "value": None}], "chat"),
-        ([{"from": "human", "value": "x"}], "no answer"), ([{"from": 1, "value": "x"}], "role"),
+        ([{"from": "robot", "value": "x"}], "role"),
+        ([{"from": "human", "value": None}], "chat"),
+        ([{"from": "human", "value": "x"}], "no answer"),
+        ([{"from": 1, "value": "x"}], "role"),
         ([{"from": "human", "value": "x"}, {"role": "assistant", "content": "y"}], "chat"),
-        ([{"from": "human", "value": ["x"]}], "chat"), ([{"from": "human", "value": ""}], "empty turn"),
+        ([{"from": "human", "value": ["x"]}], "chat"),
+        ([{"from": "human", "value": ""}], "empty turn"),
     ],
-)  # fmt: skip
+)
 def test_turns_of_sharegpt_have_the_faults_of_others(tmp_path, turns, kind):
     path = write_jsonl(
         tmp_path / "x.jsonl", [{"c": conversations(r)} for r in dialogues()] + [{"c": turns}]

@@ -160,9 +160,12 @@ def test_images_are_compared_by_their_pixels(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (4, 4), min(i, 56)).save(path)
     summary = ingested(
-        text_spec(tmp_path / "d", duplicates="exact", split={"train": 0.5, "validation": 0, "test": 0.5}),
-        tmp_path / "out", modality="image",
-    )  # fmt: skip
+        text_spec(
+            tmp_path / "d", duplicates="exact", split={"train": 0.5, "validation": 0, "test": 0.5}
+        ),
+        tmp_path / "out",
+        modality="image",
+    )
     assert summary.left_out == {"duplicate": 3}
 
 
@@ -229,9 +232,16 @@ def test_a_gap_leaves_time_before_validation_and_test(tmp_path):
 
 @pytest.mark.parametrize(
     "setting",
-    ["data.duplicates=drop", "data.split.gap=7", "data.split.gap=7_days", "data.split.gap=-1_days",
-     "data.split.by=source data.columns.group=x", "task=image_classification data.duplicates=folded", "task=image_classification data.duplicates=near"],
-)  # fmt: skip
+    [
+        "data.duplicates=drop",
+        "data.split.gap=7",
+        "data.split.gap=7_days",
+        "data.split.gap=-1_days",
+        "data.split.by=source data.columns.group=x",
+        "task=image_classification data.duplicates=folded",
+        "task=image_classification data.duplicates=near",
+    ],
+)
 def test_what_cannot_be_done_is_refused(tmp_path, setting):
     path = tmp_path / "c.yaml"
     path.write_text("name: x\ntask: text_classification\ndata: {source: x.csv}\n")

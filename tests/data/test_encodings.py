@@ -75,16 +75,22 @@ def test_a_byte_that_an_encoding_lacks_is_told_with_its_line(tmp_path):
     ("content", "encoding", "message"),
     {
         "half a character": (as_csv().encode("utf-16-le")[:-1], "utf-16-le", "it is not utf-16-le"),
-        "UTF-16 as such": (as_csv().encode("utf-16"), "utf-8", "set data.encoding: utf-16, or conv"),
+        "UTF-16 as such": (
+            as_csv().encode("utf-16"),
+            "utf-8",
+            "set data.encoding: utf-16, or conv",
+        ),
         "without its mark": (as_csv().encode("utf-16-be"), "utf-8", "set data.encoding: utf-16-be"),
         "a code page": ("text,label,größe\na,b,c\n".encode("cp1252"), "utf-8", "such as to cp1252"),
         "another code page": (b"text,label,\x81\na,b,c\n", "utf-8", "such as to latin-1"),
         "a pipe": (as_csv("|").encode(), "utf-8", 'set data.delimiter: "|"'),
         "a tab behind commas": (
-            as_csv("\t").replace("month", "a,b").encode(), "utf-8", r'set data.delimiter: "\\t"',
+            as_csv("\t").replace("month", "a,b").encode(),
+            "utf-8",
+            r'set data.delimiter: "\\t"',
         ),
     }.values(),
-)  # fmt: skip
+)
 def test_what_fits_is_named_where_it_can_be_known(tmp_path, content, encoding, message):
     (tmp_path / "x.csv").write_bytes(content)
     with pytest.raises(DataError, match=message.replace("|", r"\|")) as caught:
@@ -95,15 +101,24 @@ def test_what_fits_is_named_where_it_can_be_known(tmp_path, content, encoding, m
 def test_encodings_are_guessed_from_marks_and_zeros():
     written = {name: "text,ß".encode(name) for name in (*ENCODINGS[:4], "utf-16-be", "utf-32")}
     assert {name: encoding_of(head) for name, head in written.items()} == {
-        **{name: name for name in written}, "latin-1": "cp1252",
-    }  # fmt: skip
+        **{name: name for name in written},
+        "latin-1": "cp1252",
+    }
 
 
 @pytest.mark.parametrize(
     "setting",
-    ["data.delimiter=''", "data.delimiter=a", "data.delimiter=';;'", "data.delimiter='\"'", "data.encoding=rot13",
-     "data.encoding=unicode_escape", "data.format=jsonl data.delimiter=;", "data.format=parquet data.encoding=cp1252"],
-)  # fmt: skip
+    [
+        "data.delimiter=''",
+        "data.delimiter=a",
+        "data.delimiter=';;'",
+        "data.delimiter='\"'",
+        "data.encoding=rot13",
+        "data.encoding=unicode_escape",
+        "data.format=jsonl data.delimiter=;",
+        "data.format=parquet data.encoding=cp1252",
+    ],
+)
 def test_what_is_no_delimiter_or_encoding_is_refused(tmp_path, setting):
     path = tmp_path / "c.yaml"
     path.write_text(

@@ -88,8 +88,11 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize(("same", "change"), [*((True, c) for c in SAME.values()), *((False, c) for c in OTHER.values())],
-                         ids=[*SAME, *OTHER])  # fmt: skip
+@pytest.mark.parametrize(
+    ("same", "change"),
+    [*((True, c) for c in SAME.values()), *((False, c) for c in OTHER.values())],
+    ids=[*SAME, *OTHER],
+)
 def test_settings_count_if_they_shape_the_weights(source, same, change):
     changed = taken(
         text_spec(source, **change.get("data", {})),
@@ -194,9 +197,14 @@ def test_the_first_run_starts_from_the_base_and_beats_nobody(source):
 def promoted(found, version):
     """The champion that this work became."""
     return ChampionState(
-        version, found.run_key, found.work_key, found.init_from, found.champion,
-        f"weights of {version}", found.champion_digest,
-    )  # fmt: skip
+        version,
+        found.run_key,
+        found.work_key,
+        found.init_from,
+        found.champion,
+        f"weights of {version}",
+        found.champion_digest,
+    )
 
 
 @pytest.mark.parametrize("init", ["base", "champion"])

@@ -58,8 +58,11 @@ print(json.dumps(answers))
 
 def write_split(folder, split, records, hidden=False):
     numbers = [-1 if hidden else LABELS.index(record["label"]) for record in records]
-    columns = {"text": [r["text"] for r in records], "label": pa.array(numbers, pa.int64()),
-               "category": [r["category"] for r in records]}  # fmt: skip
+    columns = {
+        "text": [r["text"] for r in records],
+        "label": pa.array(numbers, pa.int64()),
+        "category": [r["category"] for r in records],
+    }
     (folder / "data").mkdir(parents=True, exist_ok=True)
     pa.parquet.write_table(pa.table(columns), folder / f"data/{split}-00000-of-00001.parquet")
 
@@ -187,8 +190,10 @@ def test_tags_of_the_hub_have_names_and_hidden_ones_are_refused(tmp_path):
     folder.mkdir(parents=True)
     (folder / "README.md").write_text(TAG_CARD)
     source = {
-        "source": "hub:acme/cities", "columns": {"label": "tags", "key": "id"}, "task": "token_classification",
-    }  # fmt: skip
+        "source": "hub:acme/cities",
+        "columns": {"label": "tags", "key": "id"},
+        "task": "token_classification",
+    }
 
     def write(first):
         numbered = [

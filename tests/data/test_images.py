@@ -60,9 +60,11 @@ def test_images_are_scaled_on_request(size, shape, tmp_path):
     image_folder(tmp_path / "p", change=lambda i, image: image[: 2 + i % 3])
     source = {"channels": [8], "hidden": 16}
     config = {
-        "name": "pets", "task": "image_classification", "model": {"source": source},
+        "name": "pets",
+        "task": "image_classification",
+        "model": {"source": source},
         "data": {"source": str(tmp_path / "p"), "image_size": size},
-    }  # fmt: skip
+    }
     (tmp_path / "c.yaml").write_text(json.dumps(config))
     summary = ingested(load_target(tmp_path / "c.yaml").data, tmp_path / "out", modality="image")
     assert summary.image_shape == shape

@@ -68,16 +68,31 @@ def swapped(folder):
 
 
 BROKEN = {
-    "one bit in the data": (lambda f: flip(f / "train-00001.arrow", 2_000), "train-00001.arrow has other bytes"),
-    "one bit at the end": (lambda f: flip(f / "train-00000.arrow", -1), "train-00000.arrow has other bytes"),
+    "one bit in the data": (
+        lambda f: flip(f / "train-00001.arrow", 2_000),
+        "train-00001.arrow has other bytes",
+    ),
+    "one bit at the end": (
+        lambda f: flip(f / "train-00000.arrow", -1),
+        "train-00000.arrow has other bytes",
+    ),
     "a shard cut short": (
-        lambda f: (f / "train-00000.arrow").write_bytes((f / "train-00000.arrow").read_bytes()[:-8]), "bytes and not the",
+        lambda f: (f / "train-00000.arrow").write_bytes(
+            (f / "train-00000.arrow").read_bytes()[:-8]
+        ),
+        "bytes and not the",
     ),
     "a shard gone": (lambda f: (f / "train-00002.arrow").unlink(), "train-00002.arrow is missing"),
     "no manifest": (lambda f: (f / "manifest.json").unlink(), "never completed"),
     "half a manifest": (lambda f: (f / "manifest.json").write_text('{"schema_'), "cannot be read"),
-    "a list for a manifest": (lambda f: (f / "manifest.json").write_text("[]"), "schema version None"),
-    "a later version": (replaced(schema_version=99), "schema version 99, and this rekindle reads 1"),
+    "a list for a manifest": (
+        lambda f: (f / "manifest.json").write_text("[]"),
+        "schema version None",
+    ),
+    "a later version": (
+        replaced(schema_version=99),
+        "schema version 99, and this rekindle reads 1",
+    ),
     "an unknown field": (replaced(colour="red"), "is not a manifest: colour"),
     "other rows in total": (replaced(rows={"train": 1, "validation": 2, "test": 3}), "promises"),
     "other examples": (replaced(examples="0" * 32), "other examples"),
@@ -88,9 +103,12 @@ BROKEN = {
     "a way out": (escaping, "outside of its folder: ../outside.arrow"),
     "an absolute path": (first_shard(path="/etc/passwd"), "outside of its folder"),
     "another order": (swapped, "other examples"),
-    "another tokenizer": (lambda f: flip(f / "assets/tokenizer.json", 50), "assets has other files"),
+    "another tokenizer": (
+        lambda f: flip(f / "assets/tokenizer.json", 50),
+        "assets has other files",
+    ),
     "no tokenizer": (lambda f: (f / "assets/tokenizer.json").unlink(), "assets has other files"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("break_it", "message"), BROKEN.values(), ids=list(BROKEN))

@@ -45,15 +45,23 @@ def folder(tmp_path):
 
 def mixture(folder, weights=(0.2, 0.5, 0.3), **fields):
     crm, tickets, base = weights or (None,) * 3
-    return DataSpec.model_validate({
-        "sources": [
-            {"source": str(folder / "crm.csv"), "delimiter": ";", "weight": crm,
-             "columns": {"text": "body", "label": "verdict"}},
-            {"source": str(folder / "tickets" / "{window:%Y-%m}.jsonl"), "weight": tickets},
-            {"source": str(folder / "base.parquet"), "weight": base},
-        ],
-        "window": {"size": "2 months", "every": "1 month"}, "shard_rows": 20, **fields,
-    })  # fmt: skip
+    return DataSpec.model_validate(
+        {
+            "sources": [
+                {
+                    "source": str(folder / "crm.csv"),
+                    "delimiter": ";",
+                    "weight": crm,
+                    "columns": {"text": "body", "label": "verdict"},
+                },
+                {"source": str(folder / "tickets" / "{window:%Y-%m}.jsonl"), "weight": tickets},
+                {"source": str(folder / "base.parquet"), "weight": base},
+            ],
+            "window": {"size": "2 months", "every": "1 month"},
+            "shard_rows": 20,
+            **fields,
+        }
+    )
 
 
 def made(data, folder, window=WINDOW, **fields):
@@ -153,10 +161,17 @@ def test_a_split_by_time_has_one_cut_for_all_sources(tmp_path):
 def test_copies_that_keys_of_sources_divide_are_refused(tmp_path, by):
     same = [{"text": f"the same {i}", "label": "ab"[i % 2]} for i in range(60)]
     sources = [
-        {"source": str(write_jsonl(tmp_path / f"{name}.jsonl", [{**row, "of": f"{name}{i}"} for i, row in enumerate(same)])),
-         "columns": {by: "of"}}
+        {
+            "source": str(
+                write_jsonl(
+                    tmp_path / f"{name}.jsonl",
+                    [{**row, "of": f"{name}{i}"} for i, row in enumerate(same)],
+                )
+            ),
+            "columns": {by: "of"},
+        }
         for name in "ab"
-    ]  # fmt: skip
+    ]
     data = DataSpec.model_validate({"sources": sources})
     with pytest.raises(DataError, match=r"more than one split"):
         ingest(data, "text", "", tmp_path / "examples")

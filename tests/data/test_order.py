@@ -41,9 +41,15 @@ def looked_up(values: npt.ArrayLike, sizes: Sequence[int]) -> Lookup:
 
 
 def order_of(
-    kind: str, rows: int, batch: int, seed: int, windows: int = 1, lengths: npt.ArrayLike = (),
-    pack_length: int = 128, **more: Any,
-) -> SampleOrder:  # fmt: skip
+    kind: str,
+    rows: int,
+    batch: int,
+    seed: int,
+    windows: int = 1,
+    lengths: npt.ArrayLike = (),
+    pack_length: int = 128,
+    **more: Any,
+) -> SampleOrder:
     sizes = cut(rows, seed) if windows > 1 else [rows]
     if kind != "plain":
         lengths = np.asarray(lengths) if len(lengths) else lengths_of(rows, seed)
@@ -297,9 +303,14 @@ def test_sources_are_drawn_by_their_shares_and_each_row_in_its_turn(windows, pac
         more = {"pack_length": 128, "sequences": sequences}
         more["lengths"] = lambda ids: np.concatenate([lengths[i] for i in ids])
     order = SampleOrder(
-        rows=sizes, global_batch_size=2, seed=3, windows=windows, sources=sources, shares=shares,
+        rows=sizes,
+        global_batch_size=2,
+        seed=3,
+        windows=windows,
+        sources=sources,
+        shares=shares,
         **more,
-    )  # fmt: skip
+    )
     starts, epochs = np.cumsum([0, *sizes]), 4
     drawn, times = np.zeros(3), np.zeros(sum(sizes))
     for step in range(epochs * order.steps_in_epoch):

@@ -126,7 +126,7 @@ def images_in_rows(path):
     records = [
         {"image": file.read_bytes(), "label": file.parent.name, "month": f"2026-{i // 10 + 1:02}"}
         for i, file in enumerate(found)
-    ]  # fmt: skip
+    ]
     for record in records[1:40:2]:
         held = io.BytesIO()
         Image.new("L", (9, 9)).save(held, "png")
@@ -144,13 +144,21 @@ def images_by_name(path):
 
 
 KINDS = {
-    "window by column": window_by_column, "images in rows": images_in_rows,
+    "window by column": window_by_column,
+    "images in rows": images_in_rows,
     "images by name": images_by_name,
-    "jsonl": lines, "jsonl.gz": compressed, "csv": quoted,
-    "crlf csv": lambda path: quoted(path, "\r\n", b"\xef\xbb\xbf"), "rows over lines": rows_over_lines,
-    "parquet": parquet, "by time": by_time, "by source": by_source, "partitions": partitions,
-    "images": images, "messy": messy,
-}  # fmt: skip
+    "jsonl": lines,
+    "jsonl.gz": compressed,
+    "csv": quoted,
+    "crlf csv": lambda path: quoted(path, "\r\n", b"\xef\xbb\xbf"),
+    "rows over lines": rows_over_lines,
+    "parquet": parquet,
+    "by time": by_time,
+    "by source": by_source,
+    "partitions": partitions,
+    "images": images,
+    "messy": messy,
+}
 
 
 def written(path, kind):
@@ -167,9 +175,16 @@ def test_rows_outside_of_a_window_by_column_leave_its_hash_in_pieces(tmp_path, m
     assert read(text_spec(source, **fields), "text", tmp_path / "more")[0].data == first.data
     with source.open("a") as file:
         file.write(json.dumps({**rows()[0], "month": "2026-08"}) + "\n")
-    assert fingerprint(
-        "text_classification", text_spec(source, **fields), ModelSpec(), TrainSpec(), champion=None
-    ).data != first.data  # fmt: skip
+    assert (
+        fingerprint(
+            "text_classification",
+            text_spec(source, **fields),
+            ModelSpec(),
+            TrainSpec(),
+            champion=None,
+        ).data
+        != first.data
+    )
 
 
 def test_faults_of_times_are_named_in_all_pieces_at_once(tmp_path, monkeypatch):
@@ -230,8 +245,9 @@ def test_examples_do_not_depend_on_how_a_source_is_cut(tmp_path, monkeypatch, ki
 
 @given(
     st.lists(st.sampled_from([b"a", b"\n", b'"', b"\r\n", b"bc"]), max_size=40).map(b"".join),
-    st.integers(1, 9), st.integers(1, 5),
-)  # fmt: skip
+    st.integers(1, 9),
+    st.integers(1, 5),
+)
 def test_each_line_lies_in_the_range_in_which_it_begins(text, width, most):
     """Lines of ranges of every width, read in pieces of every size."""
     found, line = [], 1
@@ -324,9 +340,15 @@ shard(examples, data, ModelSpec(), sys.argv[5], folder / "shards", store=store)
 def started(data, out, store, task, node, nodes):
     place = Rendezvous(nodes=nodes, node_rank=node, patience_seconds=60, port=1)
     command = [
-        sys.executable, "-c", NODE, data.model_dump_json(), str(out / str(node)), str(store),
-        str(out / "0" / "examples"), f"{TASKS}:{task}",
-    ]  # fmt: skip
+        sys.executable,
+        "-c",
+        NODE,
+        data.model_dump_json(),
+        str(out / str(node)),
+        str(store),
+        str(out / "0" / "examples"),
+        f"{TASKS}:{task}",
+    ]
     environment = {**os.environ, VARIABLE: json.dumps(dataclasses.asdict(place))}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
@@ -377,9 +399,13 @@ def test_the_step_says_how_many_pieces_were_new(tmp_path):
         seen = fingerprint("text_classification", data, ModelSpec(), TrainSpec(), champion=None)
         examples = dsl.Dataset(uri=str(tmp_path / str(month)))
         component.python_func(
-            task="text_classification", data=data.model_dump_json(), window=seen.window, data_key=seen.data,
-            artifact_root=str(tmp_path / "root"), examples=examples,
-        )  # fmt: skip
+            task="text_classification",
+            data=data.model_dump_json(),
+            window=seen.window,
+            data_key=seen.data,
+            artifact_root=str(tmp_path / "root"),
+            examples=examples,
+        )
         told.append(examples.metadata["pieces"])
         assert "pieces" not in (tmp_path / str(month) / "summary.json").read_text()
     assert told == ["3 of 3 new", "1 of 3 new"]

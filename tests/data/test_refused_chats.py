@@ -113,12 +113,20 @@ def test_a_template_that_ends_no_answer_is_noticed(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("drop", "odd", "expected"),
     [
-        ("on_bad_rows: refuse", ODD, ["2 rows whose chat the tokenizer's template refuses or alters"]),
+        (
+            "on_bad_rows: refuse",
+            ODD,
+            ["2 rows whose chat the tokenizer's template refuses or alters"],
+        ),
         ("on_bad_rows: drop", ODD, []),
         ("on_bad_rows: refuse", (), []),
-        ("on_bad_rows: drop", range(200), ["200 rows whose chat the tokenizer's template refuses or alters"]),
+        (
+            "on_bad_rows: drop",
+            range(200),
+            ["200 rows whose chat the tokenizer's template refuses or alters"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_doctor_renders_the_first_chats_by_the_tokenizer_of_a_folder(
     tmp_path, monkeypatch, drop, odd, expected
 ):

@@ -29,8 +29,12 @@ def bucket(monkeypatch):
         url = next(
             m[0] for line in server.stderr if (m := re.search(r"http://127\.0\.0\.1:\d+", line))
         )
-        for name, value in {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
-                            "AWS_DEFAULT_REGION": "us-east-1"}.items():  # fmt: skip
+        for name, value in {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "x",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
             monkeypatch.setenv(name, value)
         store = fsspec.filesystem("s3", skip_instance_cache=True)
         store.clear_instance_cache()  # other tests of this process had stores of their own

@@ -88,8 +88,10 @@ def named_images(folder, version):
 
 def named_images_in_a_window(folder, version):
     return {
-        **named_images(folder, version), "columns": {"time": "at"}, "window": {"size": "20 days"},
-    }  # fmt: skip
+        **named_images(folder, version),
+        "columns": {"time": "at"},
+        "window": {"size": "20 days"},
+    }
 
 
 KINDS = {
@@ -97,19 +99,28 @@ KINDS = {
     "csv.gz": texts("x.csv.gz", lambda rows: gzip.compress(csv(rows).encode())),
     "members.csv.gz": texts(
         "x.csv.gz",
-        lambda rows: gzip.compress(csv(rows[:99]).encode())
-        + gzip.compress(csv(rows).encode().split(b"\n", 100)[100]),
+        lambda rows: (
+            gzip.compress(csv(rows[:99]).encode())
+            + gzip.compress(csv(rows).encode().split(b"\n", 100)[100])
+        ),
     ),
     "jsonl": texts("x.jsonl", lambda rows: jsonl(rows).encode()),
-    "jsonl.bz2": texts("x.jsonl.bz2", lambda rows: __import__("bz2").compress(jsonl(rows).encode())),
+    "jsonl.bz2": texts(
+        "x.jsonl.bz2", lambda rows: __import__("bz2").compress(jsonl(rows).encode())
+    ),
     "irregular": texts("x.jsonl", irregular),
     "parquet": texts("x.parquet", parquet),
     "by time": lambda folder, version: {
-        **KINDS["csv"](folder, version), "columns": {"time": "at"}, "split": {"by": "time"},
+        **KINDS["csv"](folder, version),
+        "columns": {"time": "at"},
+        "split": {"by": "time"},
     },
-    "window": windowed, "partitions": partitioned, "images": images, "named": named_images,
+    "window": windowed,
+    "partitions": partitioned,
+    "images": images,
+    "named": named_images,
     "named, window": named_images_in_a_window,
-}  # fmt: skip
+}
 
 
 def read(data, folder):
@@ -117,9 +128,12 @@ def read(data, folder):
     task = "image_classification" if "image" in folder.name else "text_classification"
     seen = fingerprint(task, data, ModelSpec(), TrainSpec(), champion=None)
     return seen, lambda: ingest(
-        data, "image" if "image" in folder.name else "text", seen.window, folder / "out",
+        data,
+        "image" if "image" in folder.name else "text",
+        seen.window,
+        folder / "out",
         source=seen.data,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -53,9 +53,20 @@ def written(folder, modality, **splits):
     schema = schema_of(modality, ())
     with ExamplesWriter(folder, schema, tuple(f"{split}-00000" for split in splits)) as writer:
         for split, contents in splits.items():
-            rows = [{"id": str(i), "hash": bytes(schema.field("hash").type.byte_width), "split": split,
-                     **({} if modality == "document" else {"label": ["a"] if modality == "words" else "a"}), modality: one}
-                    for i, one in enumerate(contents)]  # fmt: skip
+            rows = [
+                {
+                    "id": str(i),
+                    "hash": bytes(schema.field("hash").type.byte_width),
+                    "split": split,
+                    **(
+                        {}
+                        if modality == "document"
+                        else {"label": ["a"] if modality == "words" else "a"}
+                    ),
+                    modality: one,
+                }
+                for i, one in enumerate(contents)
+            ]
             writer.write(f"{split}-00000", pa.Table.from_pylist(rows, schema))
     return folder
 

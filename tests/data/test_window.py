@@ -26,32 +26,56 @@ UNITS = st.sampled_from(["hour", "day", "week", "month", "year"])
 
 RESOLVED = {
     "the newest month is included whole": (
-        {"size": "3 months"}, "2026-05-17T09:30:00", "2026-03-01T00:00:00/2026-06-01T00:00:00",
+        {"size": "3 months"},
+        "2026-05-17T09:30:00",
+        "2026-03-01T00:00:00/2026-06-01T00:00:00",
     ),
     "an offset goes back by size where nothing else is said": (
-        {"size": "3 months", "offset": 2}, "2026-05-17", "2025-09-01T00:00:00/2025-12-01T00:00:00",
+        {"size": "3 months", "offset": 2},
+        "2026-05-17",
+        "2025-09-01T00:00:00/2025-12-01T00:00:00",
     ),
     "windows may overlap": (
-        {"size": "6 months", "every": "1 month", "offset": 1}, "2026-05-17", "2025-11-01T00:00:00/2026-05-01T00:00:00",
+        {"size": "6 months", "every": "1 month", "offset": 1},
+        "2026-05-17",
+        "2025-11-01T00:00:00/2026-05-01T00:00:00",
     ),
-    "days end at midnight": ({"size": "30 days"}, "2026-03-01T23:59:59", "2026-01-31T00:00:00/2026-03-02T00:00:00"),
-    "weeks begin on Monday": ({"size": "1 week"}, "2026-01-01", "2025-12-29T00:00:00/2026-01-05T00:00:00"),
+    "days end at midnight": (
+        {"size": "30 days"},
+        "2026-03-01T23:59:59",
+        "2026-01-31T00:00:00/2026-03-02T00:00:00",
+    ),
+    "weeks begin on Monday": (
+        {"size": "1 week"},
+        "2026-01-01",
+        "2025-12-29T00:00:00/2026-01-05T00:00:00",
+    ),
     "an explicit day is included": (
-        {"size": "1 month", "end": "2026-03-31"}, None, "2026-03-01T00:00:00/2026-04-01T00:00:00",
+        {"size": "1 month", "end": "2026-03-31"},
+        None,
+        "2026-03-01T00:00:00/2026-04-01T00:00:00",
     ),
     "an explicit month is included": (
-        {"size": "1 year", "end": "2024-02"}, None, "2023-03-01T00:00:00/2024-03-01T00:00:00",
+        {"size": "1 year", "end": "2024-02"},
+        None,
+        "2023-03-01T00:00:00/2024-03-01T00:00:00",
     ),
     "an explicit year is included": (
-        {"size": "2 years", "end": "2025"}, None, "2024-01-01T00:00:00/2026-01-01T00:00:00",
+        {"size": "2 years", "end": "2025"},
+        None,
+        "2024-01-01T00:00:00/2026-01-01T00:00:00",
     ),
     "an explicit minute is included": (
-        {"size": "1 hour", "end": "2026-01-01T09:59"}, None, "2026-01-01T09:00:00/2026-01-01T10:00:00",
+        {"size": "1 hour", "end": "2026-01-01T09:59"},
+        None,
+        "2026-01-01T09:00:00/2026-01-01T10:00:00",
     ),
     "a month before the 31st of March ends in February": (
-        {"size": "1 month", "end": "2026-03-30"}, None, "2026-02-28T00:00:00/2026-03-31T00:00:00",
+        {"size": "1 month", "end": "2026-03-30"},
+        None,
+        "2026-02-28T00:00:00/2026-03-31T00:00:00",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("fields", "newest", "expected"), RESOLVED.values(), ids=list(RESOLVED))
@@ -119,11 +143,21 @@ PARTITIONS = {
     "months": ("d/{window}/x.csv", "1 month", "d/2026-03/x.csv", dt.datetime(2026, 3, 1)),
     "a month that is none": ("d/{window}/x.csv", "1 month", "d/2026-13/x.csv", None),
     "another folder": ("d/{window}/x.csv", "1 month", "d/latest/x.csv", None),
-    "hive": ("y={window:%Y}/m={window:%m}/*.pq", "1 month", "y=2026/m=03/a.pq", dt.datetime(2026, 3, 1)),
+    "hive": (
+        "y={window:%Y}/m={window:%m}/*.pq",
+        "1 month",
+        "y=2026/m=03/a.pq",
+        dt.datetime(2026, 3, 1),
+    ),
     "hours": ("d/{window}.jsonl", "6 hours", "d/2026-03-01T18.jsonl", dt.datetime(2026, 3, 1, 18)),
-    "plain text around": ("d/v1-{window:%Y%m%d}/**/*.csv", "1 day", "d/v1-20260301/a/b.csv", dt.datetime(2026, 3, 1)),
+    "plain text around": (
+        "d/v1-{window:%Y%m%d}/**/*.csv",
+        "1 day",
+        "d/v1-20260301/a/b.csv",
+        dt.datetime(2026, 3, 1),
+    ),
     "dots are dots": ("d/{window:%Y.%m}/x", "1 month", "d/2026-03/x", None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

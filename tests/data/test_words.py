@@ -78,14 +78,23 @@ REFUSED = {
     "null": ({"tokens": None}, ["without a list of words", "x.jsonl:3"]),
     "no words": ({"tokens": [], "tags": []}, ["without a list of words"]),
     "an empty word": ({"tokens": ["a", " "], "tags": ["O", "O"]}, ["without a list of words"]),
-    "a number as a word": ({"tokens": ["a", 5], "tags": ["O", "O"]}, ["without a list of words", "(5)"]),
+    "a number as a word": (
+        {"tokens": ["a", 5], "tags": ["O", "O"]},
+        ["without a list of words", "(5)"],
+    ),
     "half a surrogate pair": ({"tokens": ["\ud800"], "tags": ["O"]}, ["not UTF-8"]),
-    "too few tags": ({"tokens": ["a", "b"], "tags": ["O"]}, ["without exactly one tag per word", "1 for 2 words"]),
+    "too few tags": (
+        {"tokens": ["a", "b"], "tags": ["O"]},
+        ["without exactly one tag per word", "1 for 2 words"],
+    ),
     "no tags": ({"tags": None}, ["without exactly one tag per word"]),
     "one tag for all": ({"tags": "O"}, ["without exactly one tag per word"]),
-    "an empty tag": ({"tokens": ["a", "b"], "tags": ["O", ""]}, ["without exactly one tag per word", "none for word 2"]),
+    "an empty tag": (
+        {"tokens": ["a", "b"], "tags": ["O", ""]},
+        ["without exactly one tag per word", "none for word 2"],
+    ),
     "half a number": ({"tokens": ["a"], "tags": [0.5]}, ["without exactly one tag per word"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("fields", "said"), REFUSED.values(), ids=REFUSED)
@@ -125,9 +134,13 @@ def test_a_tag_may_be_missing_from_a_split_but_not_from_training(tmp_path):
         (tmp_path / "s").mkdir(exist_ok=True)
         rows = [json.dumps(record) + "\n" for record in records if record["split"] == split]
         (tmp_path / f"s/{split}.jsonl").write_text("".join(rows))
-    data = DataSpec.model_validate({
-        "source": str(tmp_path / "s/*.jsonl"), "columns": {"label": "tags", "key": "id"}, "split": {"by": "source"},
-    })  # fmt: skip
+    data = DataSpec.model_validate(
+        {
+            "source": str(tmp_path / "s/*.jsonl"),
+            "columns": {"label": "tags", "key": "id"},
+            "split": {"by": "source"},
+        }
+    )
     summary = ingested(data, tmp_path / "out", modality="words")
     assert summary.class_rows["test"] == {"B-CITY": 0, "O": 20}
     swapped = data.model_copy(update={"labels": (*summary.labels, "B-X")})

@@ -35,9 +35,14 @@ def sh():
 
     def run(folder: Path, line: str) -> str:
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", line], cwd=folder, env=environment(), timeout=280,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            ["bash", "-euo", "pipefail", "-c", line],
+            cwd=folder,
+            env=environment(),
+            timeout=280,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         assert done.returncode == 0, f"{line}\n{done.stdout}"
         return done.stdout
 
@@ -81,9 +86,11 @@ def _executed(path: Path, work: Path) -> tuple[Path, nbformat.NotebookNode]:
     (work / "tests").symlink_to(ROOT / "tests")  # where the servers are
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
-        notebook, timeout=240, kernel_name="python3",
+        notebook,
+        timeout=240,
+        kernel_name="python3",
         resources={"metadata": {"path": str(work / "notebooks")}},
-    )  # fmt: skip
+    )
     client.create_kernel_manager()
     client.km.kernel_spec.argv[0] = sys.executable
     client.execute(env=environment())

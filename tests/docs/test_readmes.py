@@ -43,9 +43,16 @@ from tests.docs.conftest import environment
 
 HEAVY = "rekindle run "
 SERVED = (
-    "rekindle serve ", "rekindle predict ", "curl ", "rekindle deploy ", "rekindle champion ",
-    "rekindle rollback ", "rekindle watch ", "rekindle monitor ", "rekindle alarms ",
-)  # fmt: skip
+    "rekindle serve ",
+    "rekindle predict ",
+    "curl ",
+    "rekindle deploy ",
+    "rekindle champion ",
+    "rekindle rollback ",
+    "rekindle watch ",
+    "rekindle monitor ",
+    "rekindle alarms ",
+)
 NOT_RUN = ("make ", "python -m pip ", "python3 ", *SERVED)  # python3: only where there is a GPU
 TRAINS = r"rekindle\.run\(|models:/"  # what a block of Python says that takes long
 STARTER = ROOT / "configs" / "starter"
@@ -178,9 +185,14 @@ def test_a_python_block_without_a_file_name_runs(block, tmp_path, sh):
         shutil.copytree(STARTER, tmp_path, dirs_exist_ok=True)
         assert "promoted: first model" in sh(tmp_path, "rekindle run tickets.yaml")
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", block.text], cwd=tmp_path, env=environment(), text=True,
-        stderr=subprocess.STDOUT, stdout=subprocess.PIPE, timeout=240,
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", "-c", block.text],
+        cwd=tmp_path,
+        env=environment(),
+        text=True,
+        stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stdout
 
 

@@ -51,7 +51,9 @@ def test_a_model_is_trained_served_asked_and_predicts(page, tmp_path, sh):
             "--port",
             str(port),
         ]
-        server = subprocess.Popen(words, cwd=tmp_path, env=environment(), stdout=log, stderr=subprocess.STDOUT)  # fmt: skip
+        server = subprocess.Popen(
+            words, cwd=tmp_path, env=environment(), stdout=log, stderr=subprocess.STDOUT
+        )
     try:
         give_up = time.monotonic() + 120
         while "curl" not in (text := (tmp_path / "server.txt").read_text()):

@@ -19,9 +19,13 @@ class Cli:
 
     def __call__(self, *words, code=0, env=None):
         done = subprocess.run(
-            [sys.executable, "-m", "rekindle.cli.main", *map(str, words)], cwd=self.folder, text=True,
-            capture_output=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
-        )  # fmt: skip
+            [sys.executable, "-m", "rekindle.cli.main", *map(str, words)],
+            cwd=self.folder,
+            text=True,
+            capture_output=True,
+            timeout=240,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        )
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
@@ -32,10 +36,13 @@ class Cli:
     def start(self, *words):
         """The running process, a session of its own, its output in `out.txt`."""
         return subprocess.Popen(
-            [sys.executable, "-m", "rekindle.cli.main", *map(str, words)], cwd=self.folder,
-            stdout=(self.folder / "out.txt").open("w"), stderr=subprocess.STDOUT, start_new_session=True,
+            [sys.executable, "-m", "rekindle.cli.main", *map(str, words)],
+            cwd=self.folder,
+            stdout=(self.folder / "out.txt").open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture(scope="module")

@@ -163,8 +163,16 @@ def test_a_command_goes_by_who_is_champion_when_it_acts(cli):
 
 def test_a_run_ends_with_a_deployment_of_what_its_gate_let_pass(cli):
     home, port = "loop", free_port()
-    after = ["--home", home, "--set", "deploy.after_promotion=true", "--set", "deploy.canary=[]",
-             "--set", "deploy.precision=int8"]  # fmt: skip
+    after = [
+        "--home",
+        home,
+        "--set",
+        "deploy.after_promotion=true",
+        "--set",
+        "deploy.canary=[]",
+        "--set",
+        "deploy.precision=int8",
+    ]
     cli("deploy", "digits.yaml", "--home", home, "--port", port, code=2)  # there is no champion yet
     try:
         first = cli("run", "digits.yaml", *after, *WEAK)

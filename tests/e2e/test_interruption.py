@@ -95,8 +95,10 @@ def test_the_death_of_what_agents_are_forks_of_is_a_restart_and_changes_no_bit(
     process = cli.start("run", "c.yaml", "--home", "forked")
     until_checkpoint(process, config / "forked")
     (server,) = (
-        p for p in psutil.Process(process.pid).children() if "rekindle.launch.preloaded" in p.cmdline()
-    )  # fmt: skip
+        p
+        for p in psutil.Process(process.pid).children()
+        if "rekindle.launch.preloaded" in p.cmdline()
+    )
     server.kill()
     assert process.wait(120) == 0, (config / "out.txt").read_text()
     assert "restarting all ranks (1 of 3)" in (config / "out.txt").read_text()

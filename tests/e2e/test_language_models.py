@@ -36,9 +36,14 @@ def test_plain_texts_beat_the_frequency_of_their_tokens(cli):
 @pytest.mark.slow
 def test_a_layout_composed_of_proven_pairs_is_checked_or_refused_before_it_trains(cli):
     composed = [
-        "platforms.local.ranks=2", "train.layout={shard: 2}", "model.lora={rank: 4}", "train.steps=4",
-        "train.epochs=null", "train.activation_checkpointing=selective", "evaluate.floor={}",
-    ]  # fmt: skip
+        "platforms.local.ranks=2",
+        "train.layout={shard: 2}",
+        "model.lora={rank: 4}",
+        "train.steps=4",
+        "train.epochs=null",
+        "train.activation_checkpointing=selective",
+        "evaluate.floor={}",
+    ]
     words = [word for setting in composed for word in ("--set", setting)]
     checked = cli.json("run", CONFIGS / "chat.yaml", "--home", "composed", *words)
     (log,) = (cli.folder / "composed" / "runs" / checked["run_id"] / "steps" / "finetune").glob(
@@ -46,7 +51,13 @@ def test_a_layout_composed_of_proven_pairs_is_checked_or_refused_before_it_train
     )
     assert "two steps of a small network agree with one rank's" in log.read_text()
     refused = cli(
-        "run", CONFIGS / "chat.yaml", "--home", "refused", *words, "--set", "train.untested=refuse",
+        "run",
+        CONFIGS / "chat.yaml",
+        "--home",
+        "refused",
+        *words,
+        "--set",
+        "train.untested=refuse",
         code=2,
-    )  # fmt: skip
+    )
     assert "is refused: no test has trained all of it" in refused.stderr

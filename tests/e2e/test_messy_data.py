@@ -35,11 +35,13 @@ def exports(folder):
     """1,200 rows in three files of CRLF lines: texts of two lines with quotes, delimiters and umlauts; 12 bad rows, 30 copies."""
     rows = [
         {
-            "id": f"t{i}", "customer": f"c{i % 90}", "team": TEAMS[i % 3],
+            "id": f"t{i}",
+            "customer": f"c{i % 90}",
+            "team": TEAMS[i % 3],
             "body": f'Straße {i}: "{TEAMS[i % 3]}"; – grüße\nzweite Zeile {i % 50} für {i}',
         }
         for i in range(1_200)
-    ]  # fmt: skip
+    ]
     for i in range(30):  # in capitals, of another customer
         rows[800 + i]["body"] = "  " + rows[i]["body"].replace("Straße", "STRASSE").upper()
     for i in (100, 200, 300, 400):
@@ -76,8 +78,12 @@ def test_each_count_is_on_the_card_and_in_the_evidence(cli):
     result = cli.json("run", "c.yaml")
     (bad_rows,) = cli.folder.rglob("artifacts/*ingest*/*/examples/bad_rows.jsonl")
     counts = {
-        "malformed": 2, "undecodable": 1, "empty text": 5, "empty label": 4, "unknown label": 1,
-    }  # fmt: skip
+        "malformed": 2,
+        "undecodable": 1,
+        "empty text": 5,
+        "empty label": 4,
+        "unknown label": 1,
+    }
     listed = [json.loads(line) for line in bad_rows.read_text().splitlines()]
     assert [row["kind"] for row in listed] == [kind for kind, n in counts.items() for _ in range(n)]
     summary = json.loads((bad_rows.parent / "summary.json").read_text())

@@ -21,9 +21,13 @@ PATIENCE_SECONDS = 60
 
 def asked(folder, *words, code=0):
     done = subprocess.run(
-        [sys.executable, "-m", "rekindle.cli.main", *map(str, words)], cwd=folder, capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "rekindle.cli.main", *map(str, words)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
@@ -36,11 +40,16 @@ def test_drift_of_what_is_asked_retrains_what_serves(tmp_path):
     (tmp_path / "r.jsonl").write_text("\n".join(line for i, line in enumerate(known) if i % 5))
     (tmp_path / "labels.jsonl").write_text("\n".join(lines))
     config = {
-        "extends": str(ROOT / "configs/reviews.yaml"), "data": {"source": "r.jsonl"},
-        "evaluate": {"floor": {"accuracy": 0.34}, "gate": {"mode": "noninferiority", "margin": 0.3, "max_slice_drop": 0.9}},
+        "extends": str(ROOT / "configs/reviews.yaml"),
+        "data": {"source": "r.jsonl"},
+        "evaluate": {
+            "floor": {"accuracy": 0.34},
+            "gate": {"mode": "noninferiority", "margin": 0.3, "max_slice_drop": 0.9},
+        },
         "deploy": {"after_promotion": True, "canary": []},
-        "monitor": {"labels": "labels.jsonl"}, "triggers": {"drift": True, "new_rows": 100_000},
-    }  # fmt: skip
+        "monitor": {"labels": "labels.jsonl"},
+        "triggers": {"drift": True, "new_rows": 100_000},
+    }
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     port = free_port()
     asked(tmp_path, "run", "c.yaml", "--set", "deploy.after_promotion=false")
@@ -52,8 +61,11 @@ def test_drift_of_what_is_asked_retrains_what_serves(tmp_path):
         assert names == {"length", "unknown", "confidence", "prediction", "accuracy"}
         assert "a run" not in asked(tmp_path, "watch", "c.yaml", "--once")
         # the months after, in a slang that no training text has
-        new = [{"text": " ".join(word[::-1] for word in row["text"].split()), "id": f"n{row['id']}"}
-               for row in rows if row["month"] >= "2026-07"]  # fmt: skip
+        new = [
+            {"text": " ".join(word[::-1] for word in row["text"].split()), "id": f"n{row['id']}"}
+            for row in rows
+            if row["month"] >= "2026-07"
+        ]
         _send(port, new)
         alarm = _monitored(tmp_path, len(held) + len(new), code=3)
         assert "unknown" in {one["name"] for one in alarm["signals"] if one["alarm"]}

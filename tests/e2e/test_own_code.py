@@ -22,7 +22,10 @@ def folder(cli, tmp_path):
 
 @pytest.mark.slow
 def test_a_pipeline_of_ones_own(cli, folder):
-    write(folder, "mine.py", '''
+    write(
+        folder,
+        "mine.py",
+        """
         from kfp import dsl
 
 
@@ -44,13 +47,18 @@ def test_a_pipeline_of_ones_own(cli, folder):
             with dsl.If(counted.outputs["Output"] > limit):
                 praise(number=counted.outputs["Output"], words=counted.outputs["words"])
             return praise(number=counted.outputs["Output"], words=counted.outputs["words"]).output
-    ''')  # fmt: skip
-    write(folder, "mine.yaml", """
+    """,
+    )
+    write(
+        folder,
+        "mine.yaml",
+        """
         name: mine
         task: text_classification
         pipeline: mine.py:mine
         arguments: {text: "one two three"}
-    """)  # fmt: skip
+    """,
+    )
     result = cli.json("run", "mine.yaml")
     assert result["status"] == "succeeded"
     assert [s["status"] for s in result["steps"]] == ["succeeded"] * 3
@@ -64,7 +72,10 @@ def test_a_pipeline_of_ones_own(cli, folder):
 @pytest.mark.slow
 def test_a_task_class_of_ones_own(cli, folder):
     """Nearest centroid by gradient descent on raw pixels: a linear model in 40 lines, saved, judged, registered, loaded."""
-    write(folder, "linear.py", '''
+    write(
+        folder,
+        "linear.py",
+        """
         import numpy as np
         import pyarrow as pa
 
@@ -105,14 +116,19 @@ def test_a_task_class_of_ones_own(cli, folder):
                 network = torch.nn.Linear(tensors["weight"].shape[1], tensors["weight"].shape[0])
                 network.load_state_dict(tensors)
                 return network.eval()
-    ''')  # fmt: skip
-    write(folder, "linear.yaml", """
+    """,
+    )
+    write(
+        folder,
+        "linear.yaml",
+        """
         name: linear
         task: linear.py:Linear
         data: {source: "sklearn:digits"}
         train: {epochs: 5, lr: 1e-2}
         evaluate: {floor: {accuracy: 0.8}}
-    """)  # fmt: skip
+    """,
+    )
     result = cli.json("run", "linear.yaml")
     assert result["gate"]["promoted"] is True
     assert result["metrics"]["accuracy"] >= 0.8
@@ -121,7 +137,10 @@ def test_a_task_class_of_ones_own(cli, folder):
 @pytest.mark.slow
 def test_an_existing_torchrun_script(cli, folder):
     """A script that knows nothing of rekindle but its three folders, in a DDP of its own."""
-    write(folder, "train.py", '''
+    write(
+        folder,
+        "train.py",
+        """
         import argparse
         import os
         from pathlib import Path
@@ -154,8 +173,12 @@ def test_an_existing_torchrun_script(cli, folder):
         if rank == 0:
             save_file(model.module.state_dict(), Path(args.out) / "model.safetensors")
         dist.destroy_process_group()
-    ''')  # fmt: skip
-    write(folder, "load.py", '''
+    """,
+    )
+    write(
+        folder,
+        "load.py",
+        """
         from rekindle.tasks.image_classification import ImageClassification
 
 
@@ -174,14 +197,19 @@ def test_an_existing_torchrun_script(cli, folder):
                 network = torch.nn.Linear(*reversed(tensors["weight"].shape))
                 network.load_state_dict(tensors)
                 return network.eval()
-    ''')  # fmt: skip
-    write(folder, "script.yaml", """
+    """,
+    )
+    write(
+        folder,
+        "script.yaml",
+        """
         name: script
         task: load.py:Flat
         data: {source: "sklearn:digits"}
         train: {entrypoint: "train.py --data {data} --out {model} --ckpt {checkpoints} --epochs 20"}
         evaluate: {floor: {accuracy: 0.8}}
-    """)  # fmt: skip
+    """,
+    )
     result = cli.json("run", "script.yaml")
     assert result["gate"]["promoted"] is True, result
     seen = sorted(p.name for p in (folder / ".rekindle" / "checkpoints").rglob("seen-*"))

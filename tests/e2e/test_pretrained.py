@@ -95,9 +95,12 @@ def of_tf_idf(examples, rows):
     train = pa.Table.from_batches(list(open_examples(examples, "train")))
     search = GridSearchCV(
         make_pipeline(TfidfVectorizer(sublinear_tf=True), LogisticRegression(max_iter=2000)),
-        {"tfidfvectorizer__ngram_range": [(1, 1), (1, 2)], "logisticregression__C": [1, 3, 10, 30, 100]},
+        {
+            "tfidfvectorizer__ngram_range": [(1, 1), (1, 2)],
+            "logisticregression__C": [1, 3, 10, 30, 100],
+        },
         cv=5,
-    )  # fmt: skip
+    )
     search.fit(train.column("text").to_pylist(), train.column("label").to_pylist())
     return search.predict(rows.column("text").to_pylist()) == np.array(
         rows.column("label").to_pylist()
@@ -164,10 +167,14 @@ def test_the_export_loads_in_transformers_and_predicts_the_same(trained):
     with torch.no_grad():
         scores_NC = torch.cat(
             [
-                network(**tokenizer(part, padding=True, truncation=True, max_length=128, return_tensors="pt")).logits
+                network(
+                    **tokenizer(
+                        part, padding=True, truncation=True, max_length=128, return_tensors="pt"
+                    )
+                ).logits
                 for part in (texts[start : start + 50] for start in range(0, len(texts), 50))
             ]
-        )  # fmt: skip
+        )
     theirs_NC = torch.softmax(scores_NC.double(), -1).numpy()
     model = open_model(run.network)
     assert [network.config.id2label[i] for i in range(3)] == list(model.labels)

@@ -39,9 +39,15 @@ def test_minutes_are_predicted_judged_served_and_watched(cli, registry):
     assert "Validation accuracy" not in card
     assert "Confusion matrix" not in card
     weaker = cli.json(
-        "run", CONFIG, "--set", "train.epochs=1", "--set", "evaluate.floor={}",
-        "--set", "evaluate.audit=0.2",
-    )  # fmt: skip
+        "run",
+        CONFIG,
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "evaluate.floor={}",
+        "--set",
+        "evaluate.audit=0.2",
+    )
     assert not weaker["gate"]["promoted"]
     assert weaker["gate"]["comparison"]["metric"] == "r2"
     assert weaker["audit"]["rows"] > 20

@@ -49,19 +49,31 @@ class Months:
         self.client = threading.Thread(target=self._ask)
         config = {
             "extends": str(ROOT / "configs/reviews.yaml"),
-            "data": {"source": str(ROOT / "configs/data/reviews.jsonl"), "window": {"size": "6 months", "every": "1 month"}},
+            "data": {
+                "source": str(ROOT / "configs/data/reviews.jsonl"),
+                "window": {"size": "6 months", "every": "1 month"},
+            },
             "train": {"checkpoint": {"every": 5}},
             "evaluate": {"floor": {"accuracy": 0.38}},
             "triggers": {"new_rows": 250},
-            "deploy": {"after_promotion": True, "canary": [50], "step_minutes": 0, "min_requests": 60},
-        }  # fmt: skip
+            "deploy": {
+                "after_promotion": True,
+                "canary": [50],
+                "step_minutes": 0,
+                "min_requests": 60,
+            },
+        }
         (path / "c.yaml").write_text(yaml.safe_dump(config))
 
     def command(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "rekindle.cli.main", *words], cwd=self.path, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-m", "rekindle.cli.main", *words],
+            cwd=self.path,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def look(self, month: str) -> subprocess.Popen[str]:
         words = ["--once", "--now", f"{month}-28", "--set", f"data.window.end={month}"]

@@ -29,7 +29,11 @@ CONFIG = {
     },
     "model": {
         "source": {
-            "model_type": "distilbert", "dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64,
+            "model_type": "distilbert",
+            "dim": 32,
+            "n_layers": 1,
+            "n_heads": 2,
+            "hidden_dim": 64,
             "max_position_embeddings": 24,
         },
         "tokenizer": {"vocab_size": 600},
@@ -40,7 +44,7 @@ CONFIG = {
     "platforms": {"local": {"ranks": 1}},
     "deploy": {"after_promotion": True, "canary": []},
     "notify": {"webhook": "env:HOOK", "on": ["success", "refusal", "failure", "suggestion"]},
-}  # fmt: skip
+}
 
 
 class Clients:

@@ -27,9 +27,17 @@ pytest.importorskip("deepspeed", reason="the extra `deepspeed` is not installed"
 # as small as the model is, it would not be divided
 SMALL = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 1e5}
 STAGES = {
-    "0": {"stage": 0}, "1": {"stage": 1}, "2": {"stage": 2}, "3": {"stage": 3, **SMALL},
-    "3 offloaded": {"stage": 3, **SMALL, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
-}  # fmt: skip
+    "0": {"stage": 0},
+    "1": {"stage": 1},
+    "2": {"stage": 2},
+    "3": {"stage": 3, **SMALL},
+    "3 offloaded": {
+        "stage": 3,
+        **SMALL,
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "cpu"},
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +77,14 @@ def test_zero_1_trains_as_rekindle_does(tmp_path, texts, ours):
     summary = TrainingSummary.read(tmp_path / "training-1" / "training.json")
     assert (summary.engine, summary.layout, summary.world_size) == ("deepspeed", "dp 2", 2)
     assert dict(summary.in_effect) == {
-        "deepspeed": importlib.metadata.version("deepspeed"), "ZeRO stage": "1", "optimizer": "AdamW", "backend": "gloo",
-        "ranks": "2", "offload": "none", "precision": "fp32",
-    }  # fmt: skip
+        "deepspeed": importlib.metadata.version("deepspeed"),
+        "ZeRO stage": "1",
+        "optimizer": "AdamW",
+        "backend": "gloo",
+        "ranks": "2",
+        "offload": "none",
+        "precision": "fp32",
+    }
 
 
 @pytest.mark.slow
@@ -123,18 +136,44 @@ def test_matrices_of_two_ranks_go_on_with_other_replicas_and_another_stage_only(
 
 OTHERWISE = {
     "2": {
-        "stage": 2, "allgather_bucket_size": 10_000, "allgather_partitions": False, "contiguous_gradients": False,
-        "ignore_unused_parameters": False, "overlap_comm": True, "reduce_bucket_size": 10_000, "reduce_scatter": False,
+        "stage": 2,
+        "allgather_bucket_size": 10_000,
+        "allgather_partitions": False,
+        "contiguous_gradients": False,
+        "ignore_unused_parameters": False,
+        "overlap_comm": True,
+        "reduce_bucket_size": 10_000,
+        "reduce_scatter": False,
     },
     "3": {
-        "stage": 3, "contiguous_gradients": False, "log_trace_cache_warnings": True, "overlap_comm": True,
-        "reduce_bucket_size": 10_000, "reduce_scatter": False, "stage3_gather_16bit_weights_on_model_save": True,
-        "stage3_max_live_parameters": 10_000, "stage3_max_reuse_distance": 10_000, "stage3_model_persistence_threshold": 100,
-        "stage3_param_persistence_threshold": 100, "stage3_prefetch_bucket_size": 5_000, "sub_group_size": 5_000,
-        "offload_optimizer": {"device": "cpu", "pin_memory": False, "buffer_count": 5, "ratio": 0.5},
-        "offload_param": {"device": "cpu", "pin_memory": False, "buffer_count": 6, "buffer_size": 200_000, "max_in_cpu": 100_000},
+        "stage": 3,
+        "contiguous_gradients": False,
+        "log_trace_cache_warnings": True,
+        "overlap_comm": True,
+        "reduce_bucket_size": 10_000,
+        "reduce_scatter": False,
+        "stage3_gather_16bit_weights_on_model_save": True,
+        "stage3_max_live_parameters": 10_000,
+        "stage3_max_reuse_distance": 10_000,
+        "stage3_model_persistence_threshold": 100,
+        "stage3_param_persistence_threshold": 100,
+        "stage3_prefetch_bucket_size": 5_000,
+        "sub_group_size": 5_000,
+        "offload_optimizer": {
+            "device": "cpu",
+            "pin_memory": False,
+            "buffer_count": 5,
+            "ratio": 0.5,
+        },
+        "offload_param": {
+            "device": "cpu",
+            "pin_memory": False,
+            "buffer_count": 6,
+            "buffer_size": 200_000,
+            "max_in_cpu": 100_000,
+        },
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -210,10 +249,16 @@ def test_bf16_without_weights_in_full_precision_is_refused(tmp_path, texts):
 
 
 CONFIG = {
-    "train_batch_size": 32, "gradient_accumulation_steps": 4, "gradient_clipping": "auto", "bf16": {"enabled": "auto"},
-    "optimizer": {"type": "Lion", "params": {"lr": "auto", "weight_decay": 0.3}}, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}},
-    "fp16": {"enabled": False}, "zero_optimisation": {}, "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}},
-}  # fmt: skip
+    "train_batch_size": 32,
+    "gradient_accumulation_steps": 4,
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "Lion", "params": {"lr": "auto", "weight_decay": 0.3}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}},
+    "fp16": {"enabled": False},
+    "zero_optimisation": {},
+    "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}},
+}
 
 
 def test_what_deepspeed_does_not_do_or_says_twice_is_refused_at_once(tmp_path):
@@ -252,9 +297,10 @@ def test_what_deepspeed_s_tensor_parallelism_does_not_do_is_refused():
         "DeepSpeed divides neither adapters nor networks of images",
     ]
     images = {
-        "name": "x", "task": "image_classification",
+        "name": "x",
+        "task": "image_classification",
         "train": {**train, "engine_config": {"tensor_parallel": 4}},
-    }  # fmt: skip
+    }
     assert [what for _, what, _ in DeepSpeed().refuse(Spec.model_validate(images))] == [
         "DeepSpeed divides neither adapters nor networks of images",
         "`tensor_parallel` is a mapping of settings",
@@ -288,11 +334,23 @@ def test_settings_of_zero_that_ask_for_nothing_are_taken():
 
 
 HUGGING_FACE = {
-    "bf16": {"enabled": "auto"}, "gradient_clipping": "auto", "train_batch_size": "auto",
-    "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_num_steps": "auto"}},
-    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
-    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"},
-}  # fmt: skip
+    "bf16": {"enabled": "auto"},
+    "gradient_clipping": "auto",
+    "train_batch_size": "auto",
+    "scheduler": {
+        "type": "WarmupLR",
+        "params": {"warmup_min_lr": "auto", "warmup_num_steps": "auto"},
+    },
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+    },
+    "zero_optimization": {
+        "stage": 3,
+        "reduce_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+    },
+}
 
 
 def test_what_is_auto_in_a_config_of_the_hugging_face_trainer_is_filled_in(tmp_path):
@@ -311,15 +369,27 @@ def test_what_is_auto_in_a_config_of_the_hugging_face_trainer_is_filled_in(tmp_p
 
 @pytest.mark.parametrize(
     "section",
-    [{"zero_optimization": 3}, {"zero_optimization": {"stage": 4}}, {"zero_optimization": {"stage": "two"}}, {"optimizer": "AdamW"},
-     {"activation_checkpointing": {"partition_activations": True}}, {"torch_autocast": {"enabled": True}},
-     {"zero_optimization": {"round_robin_gradients": True}}, {"zero_optimization": {"offload_param": {"pinned": True}}},
-     {"zero_optimization": {"stage": "2"}}, {"zero_optimization": {"stage": True}}, {"zero_optimization": {"offload_optimizer": "cpu"}},
-     {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, {"zero_optimization": {"stages": 3}},
-     {"zero_optimization": {"stage:3": None}},
-     {"data_types": {"grad_accum_dtype": "bf16"}}, {"optimizer": {"params": {"adam_w_mode": False}}}, {"optimizer": {"params": {"amsgrad": True}}}],
+    [
+        {"zero_optimization": 3},
+        {"zero_optimization": {"stage": 4}},
+        {"zero_optimization": {"stage": "two"}},
+        {"optimizer": "AdamW"},
+        {"activation_checkpointing": {"partition_activations": True}},
+        {"torch_autocast": {"enabled": True}},
+        {"zero_optimization": {"round_robin_gradients": True}},
+        {"zero_optimization": {"offload_param": {"pinned": True}}},
+        {"zero_optimization": {"stage": "2"}},
+        {"zero_optimization": {"stage": True}},
+        {"zero_optimization": {"offload_optimizer": "cpu"}},
+        {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+        {"zero_optimization": {"stages": 3}},
+        {"zero_optimization": {"stage:3": None}},
+        {"data_types": {"grad_accum_dtype": "bf16"}},
+        {"optimizer": {"params": {"adam_w_mode": False}}},
+        {"optimizer": {"params": {"amsgrad": True}}},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_section_that_cannot_be_meant_is_refused(section):
     train = {"engine": "deepspeed", "engine_config": section}
     spec = Spec.model_validate({"name": "x", "task": "causal_lm", "train": train})
@@ -329,11 +399,17 @@ def test_a_section_that_cannot_be_meant_is_refused(section):
 
 @pytest.mark.parametrize(
     ("train", "what"),
-    [({"engine_config": "none.json"}, "cannot read"), ({"engine_config": "list.json"}, "no JSON object"),
-     ({"engine": "rekindle", "engine_config": {}}, "rekindle's own engine has no settings"),
-     ({"entrypoint": "x.py"}, "your own script starts its engine itself"), ({"engine": "deepsped"}, "deepspeed"),
-     ({"engine": "smddp"}, "for torch 2.4"), ({"engine": "FSDP"}, "shards with FSDP2"), ({"engine": "horovod"}, "train.entrypoint")],
-)  # fmt: skip
+    [
+        ({"engine_config": "none.json"}, "cannot read"),
+        ({"engine_config": "list.json"}, "no JSON object"),
+        ({"engine": "rekindle", "engine_config": {}}, "rekindle's own engine has no settings"),
+        ({"entrypoint": "x.py"}, "your own script starts its engine itself"),
+        ({"engine": "deepsped"}, "deepspeed"),
+        ({"engine": "smddp"}, "for torch 2.4"),
+        ({"engine": "FSDP"}, "shards with FSDP2"),
+        ({"engine": "horovod"}, "train.entrypoint"),
+    ],
+)
 def test_a_config_that_names_no_engine_is_refused(tmp_path, train, what):
     (tmp_path / "list.json").write_text("[1]")
     values = {
@@ -359,9 +435,15 @@ def test_the_stage_is_no_part_of_what_a_run_is_identified_by(tmp_path):
         {"zero_optimization": {"stage": 1}, "prescale_gradients": True},
     ]
     keys = [
-        fingerprint("causal_lm", data, model, TrainSpec(engine="deepspeed", engine_config=one), champion=None).run_key
+        fingerprint(
+            "causal_lm",
+            data,
+            model,
+            TrainSpec(engine="deepspeed", engine_config=one),
+            champion=None,
+        ).run_key
         for one in configs
-    ]  # fmt: skip
+    ]
     assert keys[0] == keys[1] != keys[2]
 
 
@@ -383,9 +465,15 @@ def test_what_a_file_says_identifies_the_work(tmp_path):
 
 
 HEAD_NORMS = {
-    "model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "intermediate_size": 64, "max_position_embeddings": 64,
-}  # fmt: skip
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
 
 
 QWEN3 = GPT2.model_copy(update={"source": HEAD_NORMS})
@@ -396,7 +484,7 @@ QWEN3 = GPT2.model_copy(update={"source": HEAD_NORMS})
     ("task", "model", "kept"),
     [("causal_lm", QWEN3, "selective"), ("text_classification", DISTILBERT, "full")],
     ids=["norms of heads", "texts with a class"],
-)  # fmt: skip
+)
 def test_other_networks_are_divided_by_tensor_parallel_ranks(tmp_path, task, model, kept):
     """Each rank has the whole norm of Qwen 3's heads, and a share of its gradient."""
     texts = written(tmp_path, task, model)

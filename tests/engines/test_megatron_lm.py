@@ -63,8 +63,9 @@ def test_megatron_reads_the_documents_that_it_writes(tmp_path, texts):
     words = [ENGINES / "own_megatron_lm.py", texts.folder, tmp_path / "data" / "train"]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WRITE_AND_READ, *map(str, words)],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     tokens = texts.table("train").column("input_ids")
     assert done.stdout.split() == f"{len(tokens)} {tokens[7].as_py()} {len(tokens)}".split()
 

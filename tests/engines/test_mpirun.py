@@ -49,9 +49,16 @@ def test_a_killed_rank_restarts_all_and_the_bits_are_those_of_torchrun(gang, by_
 @pytest.mark.slow
 def test_hosts_of_a_batch_system_or_of_another_mpirun_are_not_taken(gang, by_torchrun):
     gang.environment = {
-        "SLURM_JOB_ID": "7", "SLURM_JOBID": "7", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "other[1-2]", "SLURM_NODELIST": "other[1-2]",
-        "SLURM_TASKS_PER_NODE": "1(x2)", "OMPI_MCA_orte_default_hostfile": "/nowhere", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0",
-    }  # fmt: skip
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOBID": "7",
+        "SLURM_NNODES": "2",
+        "SLURM_JOB_NODELIST": "other[1-2]",
+        "SLURM_NODELIST": "other[1-2]",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+        "OMPI_MCA_orte_default_hostfile": "/nowhere",
+        "OMPI_COMM_WORLD_RANK": "0",
+        "PMIX_RANK": "0",
+    }
     gang.start().finish()
     same(gang, by_torchrun)
 

@@ -25,7 +25,9 @@ def test_accelerate_stops_when_asked_and_goes_on_to_the_same_bits(tmp_path):
 
     def gang(name):
         train = TrainSpec(entrypoint=str(SCRIPTS / "own_accelerate.py"), lr=1e-3)
-        return Gang(tmp_path / name, texts, train=train, task="text_classification", model=DISTILBERT)  # fmt: skip
+        return Gang(
+            tmp_path / name, texts, train=train, task="text_classification", model=DISTILBERT
+        )
 
     whole = gang("whole").start().finish()
     assert '"step": 40, "steps": 40' in whole.said
@@ -41,11 +43,17 @@ def test_accelerate_stops_when_asked_and_goes_on_to_the_same_bits(tmp_path):
 
 LLAMA = ModelSpec(
     source={
-        "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False,
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
     },
     tokenizer={"vocab_size": 320},
-)  # fmt: skip
+)
 SMALL = ModelSpec(source={"channels": [8, 16], "hidden": 32, "dropout": 0.0})
 
 
@@ -59,12 +67,52 @@ def needs(package, name):
 @pytest.mark.parametrize(
     ("script", "task", "model", "ranks", "banner", "kill_at", "stop_at"),
     [
-        pytest.param("own_horovod.py", "text_classification", DISTILBERT, 2, "", 22, 30, marks=needs("horovod", "Horovod"), id="horovod"),
-        pytest.param("own_keras.py", "image_classification", SMALL, 1, "MirroredStrategy on 2 devices", 3, 5, marks=needs("tensorflow", "TensorFlow"), id="keras"),
-        pytest.param("own_multiworker.py", "image_classification", SMALL, 2, "MultiWorkerMirroredStrategy of 2 workers", 3, 5, marks=needs("tensorflow", "TensorFlow"), id="multiworker"),
-        pytest.param("own_megatron.py", "causal_lm", LLAMA, 2, "megatron-core on 2 ranks", 22, 45, marks=needs("megatron", "megatron-core"), id="megatron"),
+        pytest.param(
+            "own_horovod.py",
+            "text_classification",
+            DISTILBERT,
+            2,
+            "",
+            22,
+            30,
+            marks=needs("horovod", "Horovod"),
+            id="horovod",
+        ),
+        pytest.param(
+            "own_keras.py",
+            "image_classification",
+            SMALL,
+            1,
+            "MirroredStrategy on 2 devices",
+            3,
+            5,
+            marks=needs("tensorflow", "TensorFlow"),
+            id="keras",
+        ),
+        pytest.param(
+            "own_multiworker.py",
+            "image_classification",
+            SMALL,
+            2,
+            "MultiWorkerMirroredStrategy of 2 workers",
+            3,
+            5,
+            marks=needs("tensorflow", "TensorFlow"),
+            id="multiworker",
+        ),
+        pytest.param(
+            "own_megatron.py",
+            "causal_lm",
+            LLAMA,
+            2,
+            "megatron-core on 2 ranks",
+            22,
+            45,
+            marks=needs("megatron", "megatron-core"),
+            id="megatron",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_rank_is_killed_and_all_are_stopped_and_end_with_the_same_bits(
     tmp_path, shards, script, task, model, ranks, banner, kill_at, stop_at
 ):
@@ -136,7 +184,14 @@ def test_ray_train_is_killed_and_stopped_and_ends_with_the_same_bits(tmp_path):
 
     def gang(name):
         train = TrainSpec(entrypoint=str(SCRIPTS / "own_ray.py"), lr=1e-3)
-        return Gang(tmp_path / name, texts, ranks=1, train=train, task="text_classification", model=DISTILBERT)  # fmt: skip
+        return Gang(
+            tmp_path / name,
+            texts,
+            ranks=1,
+            train=train,
+            task="text_classification",
+            model=DISTILBERT,
+        )
 
     whole = gang("whole").start().finish()
     assert '"step": 40, ' in whole.said

@@ -185,11 +185,14 @@ def texts(rows: int, gain: float = 0.0) -> Draw:
         hard_N = random.normal(3, 0.5, rows)
         models = [
             TokenScores(
-                (hard_N + random.normal(-better, 0.2, rows)) * targets_N, targets_N / 3, targets_N,
-                4 * targets_N, 6.0,
+                (hard_N + random.normal(-better, 0.2, rows)) * targets_N,
+                targets_N / 3,
+                targets_N,
+                4 * targets_N,
+                6.0,
             )
             for better in (gain, 0.0)
-        ]  # fmt: skip
+        ]
         return models[0], models[1], None
 
     return draw
@@ -211,37 +214,96 @@ def rare_class(rows: int) -> Draw:
 
 
 NOT_WORSE = [
-    *(Case("breaks 1.0 % of rows, fixes none", n, "accuracy", breaking(n, 0.01), -0.01)
-      for n in (10, 20, 50, 100, 200, 400, 1_000)),
-    *(Case("breaks 2.5 %, fixes 1.5 %", n, "accuracy", differing(n, 0.04, -0.01), -0.01)
-      for n in (100, 400, 1_000)),
-    *(Case("0.1 % of texts broken", n, "log_loss", broken_texts(n), -0.01) for n in (50, 400, 1_000)),
+    *(
+        Case("breaks 1.0 % of rows, fixes none", n, "accuracy", breaking(n, 0.01), -0.01)
+        for n in (10, 20, 50, 100, 200, 400, 1_000)
+    ),
+    *(
+        Case("breaks 2.5 %, fixes 1.5 %", n, "accuracy", differing(n, 0.04, -0.01), -0.01)
+        for n in (100, 400, 1_000)
+    ),
+    *(
+        Case("0.1 % of texts broken", n, "log_loss", broken_texts(n), -0.01)
+        for n in (50, 400, 1_000)
+    ),
     *(Case("0.04 % of numbers far off", n, "r2", far_off(n), -0.01) for n in (50, 400, 1_000)),
-]  # fmt: skip
+]
 BETTER = [
-    *(Case(f"{share:.1%} of rows differ", n, "accuracy", differing(n, share))
-      for n, share in ((10, 0.5), (20, 0.3), (50, 0.1), (100, 0.05), (300, 0.02), (1_000, 0.005), (1_000, 0.1))),
-    *(Case("sure and wrong in 1 % of rows", n, "log_loss", rarely_wrong(n)) for n in (50, 200, 500, 1_000)),
+    *(
+        Case(f"{share:.1%} of rows differ", n, "accuracy", differing(n, share))
+        for n, share in (
+            (10, 0.5),
+            (20, 0.3),
+            (50, 0.1),
+            (100, 0.05),
+            (300, 0.02),
+            (1_000, 0.005),
+            (1_000, 0.1),
+        )
+    ),
+    *(
+        Case("sure and wrong in 1 % of rows", n, "log_loss", rarely_wrong(n))
+        for n in (50, 200, 500, 1_000)
+    ),
     *(Case("well behaved", n, "log_loss", calibrated(n)) for n in (50, 300, 1_000)),
-    *(Case("well behaved", 300, metric, calibrated(300))
-      for metric in ("roc_auc", "average_precision", "recall_at_90_precision", "calibration_error")),
+    *(
+        Case("well behaved", 300, metric, calibrated(300))
+        for metric in (
+            "roc_auc",
+            "average_precision",
+            "recall_at_90_precision",
+            "calibration_error",
+        )
+    ),
     *(Case("a class of 3 %", n, "macro_f1", rare_class(n)) for n in (100, 300)),
     *(Case("texts of uneven length", n, "log_loss", texts(n)) for n in (50, 300)),
-    *(Case(f"{n} clusters of 10 rows", 10 * n, "accuracy", clustered([10] * n)) for n in (10, 15, 40)),
-    *(Case(f"{n} clusters, one has half the rows", 20 * (n - 1), "accuracy", clustered([10 * (n - 1)] + [10] * (n - 1))) for n in (12, 30)),
-    Case("60 clusters of 2 to 80 rows", 1_120, "accuracy", clustered([2, 3, 5, 10, 20, 80] * 8 + [5, 10, 25] * 4)),
-    *(Case("log-normal errors", n, metric, numbers(n, 1.5)) for n in (10, 20, 50, 200, 1_000) for metric in ("mae", "rmse")),
-]  # fmt: skip
+    *(
+        Case(f"{n} clusters of 10 rows", 10 * n, "accuracy", clustered([10] * n))
+        for n in (10, 15, 40)
+    ),
+    *(
+        Case(
+            f"{n} clusters, one has half the rows",
+            20 * (n - 1),
+            "accuracy",
+            clustered([10 * (n - 1)] + [10] * (n - 1)),
+        )
+        for n in (12, 30)
+    ),
+    Case(
+        "60 clusters of 2 to 80 rows",
+        1_120,
+        "accuracy",
+        clustered([2, 3, 5, 10, 20, 80] * 8 + [5, 10, 25] * 4),
+    ),
+    *(
+        Case("log-normal errors", n, metric, numbers(n, 1.5))
+        for n in (10, 20, 50, 200, 1_000)
+        for metric in ("mae", "rmse")
+    ),
+]
 POWER = [
-    *(Case(f"+{gain:.0%}, {share:.0%} of rows differ", n, "accuracy", differing(n, share, gain))
-      for n, share, gain in ((100, 0.1, 0.05), (300, 0.1, 0.03), (1_000, 0.1, 0.02))),
-    *(Case(f"about +{nats} nats, well behaved", n, "log_loss", calibrated(n, gain))
-      for n, gain, nats in ((300, 0.3, 0.08), (1_000, 0.3, 0.08), (3_000, 0.3, 0.08))),
-    *(Case("+0.05 nats, texts of uneven length", n, "log_loss", texts(n, 0.05)) for n in (100, 300, 1_000)),
-    *(Case("errors smaller by 30 %, log-normal", n, "mae", numbers(n, 1.0, 0.3)) for n in (50, 200, 1_000)),
-    *(Case("30 clusters of 10 rows, +10 %", 300, "accuracy", draw) for draw in [
-        lambda random: _better_in_clusters(random)]),
-]  # fmt: skip
+    *(
+        Case(f"+{gain:.0%}, {share:.0%} of rows differ", n, "accuracy", differing(n, share, gain))
+        for n, share, gain in ((100, 0.1, 0.05), (300, 0.1, 0.03), (1_000, 0.1, 0.02))
+    ),
+    *(
+        Case(f"about +{nats} nats, well behaved", n, "log_loss", calibrated(n, gain))
+        for n, gain, nats in ((300, 0.3, 0.08), (1_000, 0.3, 0.08), (3_000, 0.3, 0.08))
+    ),
+    *(
+        Case("+0.05 nats, texts of uneven length", n, "log_loss", texts(n, 0.05))
+        for n in (100, 300, 1_000)
+    ),
+    *(
+        Case("errors smaller by 30 %, log-normal", n, "mae", numbers(n, 1.0, 0.3))
+        for n in (50, 200, 1_000)
+    ),
+    *(
+        Case("30 clusters of 10 rows, +10 %", 300, "accuracy", draw)
+        for draw in [lambda random: _better_in_clusters(random)]
+    ),
+]
 
 
 def _better_in_clusters(random: np.random.Generator) -> tuple[Scores, Scores, Any]:
@@ -292,10 +354,10 @@ def lines(repeats: int) -> Iterator[str]:
     """The table in Markdown."""
     yield f"`make gate-table`, {repeats} repeats each, seed {SEED}, {RESAMPLES:,} resamples."
     parts = (
-        ("false \"not worse\": truly at a margin of 0.01", NOT_WORSE),
-        ("false \"better\": truly equal", BETTER),
+        ('false "not worse": truly at a margin of 0.01', NOT_WORSE),
+        ('false "better": truly equal', BETTER),
         ("power: truly better", POWER),
-    )  # fmt: skip
+    )
     for title, cases in parts:
         yield from (
             "",

@@ -95,7 +95,9 @@ def tag_scores(folder, rows):
 def samples(folder, documents):
     opened = open_model(folder)
     chats = [json.loads(document) for document in documents]
-    prompts = [[tuple(t) for t in chat[:-1]] if chat[-1][0] == "assistant" else None for chat in chats]  # fmt: skip
+    prompts = [
+        [tuple(t) for t in chat[:-1]] if chat[-1][0] == "assistant" else None for chat in chats
+    ]
     assert None not in prompts
     texts = opened.task.generate(opened.task.load(folder), prompts, opened.settings, folder, 32)
     return tuple(
@@ -165,4 +167,4 @@ def evidence(spec, slice_columns, candidate, examples, champion=None):
         "excluded": len(everything) - len(rows),
         "examples": hashlib.sha256(b"".join(rows.column("hash").to_pylist())).hexdigest(),
         "trivial": ours.trivial(ours.METRIC),
-    }  # fmt: skip
+    }

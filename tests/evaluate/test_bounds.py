@@ -24,7 +24,11 @@ TAIL = 0.025
 def test_above_zero_they_are_the_exact_test_of_mcnemar(tail):
     for fixed in range(0, 25, 2):
         for broken in range(0, 12, 2):
-            p_value = stats.binomtest(fixed, fixed + broken, alternative="greater").pvalue if fixed + broken else 1.0  # fmt: skip
+            p_value = (
+                stats.binomtest(fixed, fixed + broken, alternative="greater").pvalue
+                if fixed + broken
+                else 1.0
+            )
             above = PairedAnswers(fixed, broken, 200).lower(tail) > 0
             assert above is bool(p_value <= tail), (fixed, broken, p_value)
             mirrored = PairedAnswers(broken, fixed, 200).chance_of_loss()
@@ -128,7 +132,10 @@ def test_they_are_gaffkes_bound_in_the_form_of_order_statistics():
     sums = 1 - np.sort(random.random((draws, n)), axis=1) @ gaps
     expected = (1 - np.quantile(sums, 1 - TAIL)) * 2 * cost - cost
     labels = np.zeros(n, np.int64)
-    pair = (ClassScores(np.stack([np.exp(-x), 1 - np.exp(-x)], 1), labels, ("a", "b")) for x in (ours, theirs))  # fmt: skip
+    pair = (
+        ClassScores(np.stack([np.exp(-x), 1 - np.exp(-x)], 1), labels, ("a", "b"))
+        for x in (ours, theirs)
+    )
     bounds = bounds_of(GateSpec(metric="log_loss", resamples=draws), "log_loss", *pair)
     assert bounds.lower(TAIL) == pytest.approx(expected, abs=0.06)
 
@@ -160,9 +167,12 @@ def nearly_equal():
     return [
         *((classes, name) for name in classes.metrics),
         *((tokens, name) for name in tokens.metrics),
-        *((NumberScores(true + 0.1, true, float(true.var())), name) for name in ("r2", "rmse", "mae")),
+        *(
+            (NumberScores(true + 0.1, true, float(true.var())), name)
+            for name in ("r2", "rmse", "mae")
+        ),
         *((texts, name) for name in texts.metrics),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(

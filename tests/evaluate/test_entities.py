@@ -57,8 +57,9 @@ def entities(tags):
 TAGS = ["O", *(f"{p}-{t}" for p in "BIESUL" for t in "AB")]
 SENTENCES = st.lists(
     st.lists(st.tuples(st.sampled_from(TAGS), st.sampled_from([*TAGS, None])), max_size=8),
-    min_size=1, max_size=5,
-)  # fmt: skip
+    min_size=1,
+    max_size=5,
+)
 
 
 @pytest.mark.slow

@@ -56,30 +56,134 @@ TABLE = [
     ("a first model that reaches the floor is promoted", FLOOR, 0.9, None, (), True, ""),
     ("a first model below the floor is not", FLOOR, 0.7, None, (), False, "floor_accuracy"),
     ("a first model that guesses the majority is not", {}, 0.25, None, (), False, "beats_majority"),
-    ("a ceiling on log-loss is a floor turned round", {"floor": {"log_loss": 0.1}}, 0.99, None, (), False, "floor_log_loss"),
+    (
+        "a ceiling on log-loss is a floor turned round",
+        {"floor": {"log_loss": 0.1}},
+        0.99,
+        None,
+        (),
+        False,
+        "floor_log_loss",
+    ),
     ("a clearly better model is promoted", FLOOR, 0.95, 0.85, (), True, ""),
     ("an equal model is not", FLOOR, 0.9, "same", (), False, "better_than_champion"),
     ("a model better by noise is not", FLOOR, 0.905, 0.9, (), False, "better_than_champion"),
     ("a worse model is not", FLOOR, 0.85, 0.95, (), False, "better_than_champion"),
-    ("better, but by less than min_delta, is not", {"gate": {"min_delta": 0.2}}, 0.95, 0.85, (), False, "better_than_champion"),
-    ("better in log-loss, where less is more", {"gate": {"metric": "log_loss"}}, 0.97, 0.8, (), True, ""),
-    ("better, but below the floor, is not", {"floor": {"accuracy": 0.97}}, 0.95, 0.8, (), False, "floor_accuracy"),
-    ("a slice that drops too much refuses", FLOOR, 0.95, 0.85, (part(0.7, 0.9),), False, "slice:c=a"),
+    (
+        "better, but by less than min_delta, is not",
+        {"gate": {"min_delta": 0.2}},
+        0.95,
+        0.85,
+        (),
+        False,
+        "better_than_champion",
+    ),
+    (
+        "better in log-loss, where less is more",
+        {"gate": {"metric": "log_loss"}},
+        0.97,
+        0.8,
+        (),
+        True,
+        "",
+    ),
+    (
+        "better, but below the floor, is not",
+        {"floor": {"accuracy": 0.97}},
+        0.95,
+        0.8,
+        (),
+        False,
+        "floor_accuracy",
+    ),
+    (
+        "a slice that drops too much refuses",
+        FLOOR,
+        0.95,
+        0.85,
+        (part(0.7, 0.9),),
+        False,
+        "slice:c=a",
+    ),
     ("a small slice does not decide", FLOOR, 0.95, 0.85, (part(0.0, 1.0, rows=29),), True, ""),
     ("an equal model is not worse", FRESH, 0.9, "same", (), True, ""),
-    ("a model that may be worse by more than the margin is not promoted", FRESH, 0.87, 0.9, (), False, "not_worse_than_champion"),
-    ("a drop that chance explains does not refuse", FLOOR, 0.95, 0.85, (part(0.7, 0.9, p_value=0.06),), True, ""),
-    ("a drop that chance does not explain refuses", FLOOR, 0.95, 0.85, (part(0.7, 0.9, p_value=0.04),), False, "slice:c=a"),
-    ("a drop that one of ten slices shows by chance does not", FLOOR, 0.95, 0.85,
-     (part(0.7, 0.9, p_value=0.04), *(part(0.9, 0.9, name=str(i), p_value=0.5) for i in range(9))), True, ""),
-    ("a slice below its floor refuses a first model", {"slice_floor": {"accuracy": 0.8}}, 0.9, None, (part(0.79, 0),), False,
-     "floor_accuracy:c=a"),
-    ("a slice at its floor does not", {"slice_floor": {"accuracy": 0.8}}, 0.9, None, (part(0.8, 0),), True, ""),
-    ("a small slice has no floor", {"slice_floor": {"accuracy": 0.8}}, 0.9, None, (part(0.1, 0, rows=29),), True, ""),
-    ("a slice that lacks the metric is below its floor", {"slice_floor": {"roc_auc": 0.8}}, 0.9, None, (part(0.9, 0),), False,
-     "floor_roc_auc:c=a"),
+    (
+        "a model that may be worse by more than the margin is not promoted",
+        FRESH,
+        0.87,
+        0.9,
+        (),
+        False,
+        "not_worse_than_champion",
+    ),
+    (
+        "a drop that chance explains does not refuse",
+        FLOOR,
+        0.95,
+        0.85,
+        (part(0.7, 0.9, p_value=0.06),),
+        True,
+        "",
+    ),
+    (
+        "a drop that chance does not explain refuses",
+        FLOOR,
+        0.95,
+        0.85,
+        (part(0.7, 0.9, p_value=0.04),),
+        False,
+        "slice:c=a",
+    ),
+    (
+        "a drop that one of ten slices shows by chance does not",
+        FLOOR,
+        0.95,
+        0.85,
+        (
+            part(0.7, 0.9, p_value=0.04),
+            *(part(0.9, 0.9, name=str(i), p_value=0.5) for i in range(9)),
+        ),
+        True,
+        "",
+    ),
+    (
+        "a slice below its floor refuses a first model",
+        {"slice_floor": {"accuracy": 0.8}},
+        0.9,
+        None,
+        (part(0.79, 0),),
+        False,
+        "floor_accuracy:c=a",
+    ),
+    (
+        "a slice at its floor does not",
+        {"slice_floor": {"accuracy": 0.8}},
+        0.9,
+        None,
+        (part(0.8, 0),),
+        True,
+        "",
+    ),
+    (
+        "a small slice has no floor",
+        {"slice_floor": {"accuracy": 0.8}},
+        0.9,
+        None,
+        (part(0.1, 0, rows=29),),
+        True,
+        "",
+    ),
+    (
+        "a slice that lacks the metric is below its floor",
+        {"slice_floor": {"roc_auc": 0.8}},
+        0.9,
+        None,
+        (part(0.9, 0),),
+        False,
+        "floor_roc_auc:c=a",
+    ),
     ("a drop within the limit is allowed", FLOOR, 0.95, 0.85, (part(0.85, 0.9),), True, ""),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -153,18 +257,82 @@ def rise(candidate, champion, rows=100):
 CEILING = {"floor": {"log_loss": 4.0}}
 OF_TOKENS = [
     ("a first model below the ceiling is promoted", CEILING, texts(3.5), None, (), True, ""),
-    ("a first model above the ceiling is not", CEILING, texts(4.5), None, (), False, "floor_log_loss"),
-    ("perplexity has a ceiling, too", {"floor": {"perplexity": 30}}, texts(3.5), None, (), False, "floor_perplexity"),
-    ("accuracy of tokens has a floor", {"floor": {"token_accuracy": 0.3}}, texts(3.5), None, (), False, "floor_token_accuracy"),
-    ("a metric that the task lacks is a floor that nothing reaches", {"floor": {"accuracy": 0.1}}, texts(3.5), None, (), False, "floor_accuracy"),
-    ("a first model that knows no more than frequencies is not", {}, texts(5.0, spread=0), None, (), False, "beats_unigram"),
+    (
+        "a first model above the ceiling is not",
+        CEILING,
+        texts(4.5),
+        None,
+        (),
+        False,
+        "floor_log_loss",
+    ),
+    (
+        "perplexity has a ceiling, too",
+        {"floor": {"perplexity": 30}},
+        texts(3.5),
+        None,
+        (),
+        False,
+        "floor_perplexity",
+    ),
+    (
+        "accuracy of tokens has a floor",
+        {"floor": {"token_accuracy": 0.3}},
+        texts(3.5),
+        None,
+        (),
+        False,
+        "floor_token_accuracy",
+    ),
+    (
+        "a metric that the task lacks is a floor that nothing reaches",
+        {"floor": {"accuracy": 0.1}},
+        texts(3.5),
+        None,
+        (),
+        False,
+        "floor_accuracy",
+    ),
+    (
+        "a first model that knows no more than frequencies is not",
+        {},
+        texts(5.0, spread=0),
+        None,
+        (),
+        False,
+        "beats_unigram",
+    ),
     ("a clearly better model is promoted", {}, texts(3.5), texts(3.8, seed=1), (), True, ""),
     ("an equal model is not", {}, texts(3.5), texts(3.5), (), False, "better_than_champion"),
     ("a worse model is not", {}, texts(3.8), texts(3.5, seed=1), (), False, "better_than_champion"),
-    ("better, but by less than min_delta, is not", {"gate": {"min_delta": 0.5}}, texts(3.5), texts(3.8, seed=1), (), False, "better_than_champion"),
-    ("a slice whose loss rises too much refuses", {}, texts(3.5), texts(3.8, seed=1), (rise(4.0, 3.9),), False, "slice:c=a"),
-    ("a rise within the limit is allowed", {}, texts(3.5), texts(3.8, seed=1), (rise(3.94, 3.9),), True, ""),
-]  # fmt: skip
+    (
+        "better, but by less than min_delta, is not",
+        {"gate": {"min_delta": 0.5}},
+        texts(3.5),
+        texts(3.8, seed=1),
+        (),
+        False,
+        "better_than_champion",
+    ),
+    (
+        "a slice whose loss rises too much refuses",
+        {},
+        texts(3.5),
+        texts(3.8, seed=1),
+        (rise(4.0, 3.9),),
+        False,
+        "slice:c=a",
+    ),
+    (
+        "a rise within the limit is allowed",
+        {},
+        texts(3.5),
+        texts(3.8, seed=1),
+        (rise(3.94, 3.9),),
+        True,
+        "",
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -272,8 +440,13 @@ def written(folder, ours, theirs, labels=("a", "b", "c", "a", "b", "c") * 10):
     )
     champion = {"champion": contender, "champion_version": "3"} if theirs else {}
     Scores(
-        objective="classes", candidate=contender, rows=len(labels), excluded=0, examples="e", **champion
-    ).write(folder / gate.RECORD)  # fmt: skip
+        objective="classes",
+        candidate=contender,
+        rows=len(labels),
+        excluded=0,
+        examples="e",
+        **champion,
+    ).write(folder / gate.RECORD)
     return folder
 
 
@@ -330,16 +503,19 @@ def test_the_column_of_clusters_is_no_slice_and_few_values_tell_nothing(tmp_path
     rows = pq.read_table(folder / gate.TABLE)
     columns = ("patient", "ward")
     for patients, promoted in ((30, True), (8, False)):
-        slices = pa.array([
-            {"patient": None if i == 0 else f"p{i % patients}", "ward": "ab"[i % 2]} for i in range(60)
-        ])  # fmt: skip
+        slices = pa.array(
+            [
+                {"patient": None if i == 0 else f"p{i % patients}", "ward": "ab"[i % 2]}
+                for i in range(60)
+            ]
+        )
         pq.write_table(rows.append_column("slices", slices), folder / gate.TABLE)
         found = gate.evaluate(
             spec(gate={"cluster": "patient"}), DataSpec(source="-", slices=columns), folder
         )
         assert {one.column for one in found.slices} == {"ward"}
         assert found.promote is promoted, found.reason
-    said = "the 9 values of patient among the test examples tell as much as 8.2 of equal size: it takes 10 to tell models apart"  # fmt: skip
+    said = "the 9 values of patient among the test examples tell as much as 8.2 of equal size: it takes 10 to tell models apart"
     assert found.reason == said
 
 
@@ -371,9 +547,14 @@ def test_of_texts_without_classes_no_churn_is_known_and_a_limit_refuses(tmp_path
     pq.write_table(rows, tmp_path / gate.TABLE)
     known = Contender(run_key="k", digest="d", scores="s", precision="fp32", unigram_nats=9.0)
     record = Scores(
-        objective="tokens", candidate=known, champion=known, champion_version="3", rows=40,
-        excluded=0, examples="e",
-    )  # fmt: skip
+        objective="tokens",
+        candidate=known,
+        champion=known,
+        champion_version="3",
+        rows=40,
+        excluded=0,
+        examples="e",
+    )
     record.write(tmp_path / gate.RECORD)
     assert gate.evaluate(spec(), DATA, tmp_path).promote
     found = gate.evaluate(spec(gate={"max_churn": 0.5}), DATA, tmp_path)
@@ -450,7 +631,10 @@ def test_a_gate_with_few_rows_says_how_many_it_takes():
         verdict = judge(spec(), *pair, ())
         assert verdict.promote is promoted, verdict.reason
         if not promoted:
-            assert f"{rows} test rows cannot show a gain, it takes 6 that all speak for it" in verdict.reason  # fmt: skip
+            assert (
+                f"{rows} test rows cannot show a gain, it takes 6 that all speak for it"
+                in verdict.reason
+            )
 
 
 def test_equal_answers_on_too_few_rows_do_not_show_that_nothing_is_lost():
@@ -490,7 +674,10 @@ def test_texts_of_which_one_holds_most_of_the_tokens_tell_nothing():
 def dropped(folder, judged, rows=200):
     """A scoring in which the champion, which is right in 45 of 60 rows, once was judged so."""
     theirs = ["b" if i % 4 == 0 else answer for i, answer in enumerate(RIGHT)]
-    theirs = [{"b": "c"}.get(t, t) if i % 4 == 0 and r == "b" else t for i, (t, r) in enumerate(zip(theirs, RIGHT, strict=True))]  # fmt: skip
+    theirs = [
+        {"b": "c"}.get(t, t) if i % 4 == 0 and r == "b" else t
+        for i, (t, r) in enumerate(zip(theirs, RIGHT, strict=True))
+    ]
     written(folder, RIGHT, theirs)
     record = Scores.read(folder / gate.RECORD)
     known = {"champion_judged": {"accuracy": judged}, "champion_judged_rows": rows}
@@ -526,7 +713,10 @@ def test_a_drop_of_the_champion_beyond_what_is_allowed_waits_for_a_person(
     assert found.promote is promoted, found.reason
     assert found.is_for_a_person is not promoted
     if not promoted:
-        assert "more than the 0.1 of evaluate.gate.max_champion_drop, so a person decides" in found.reason  # fmt: skip
+        assert (
+            "more than the 0.1 of evaluate.gate.max_champion_drop, so a person decides"
+            in found.reason
+        )
         assert "rekindle promote RUN --reason TEXT" in found.reason
 
 
@@ -537,10 +727,17 @@ def test_by_chance_a_champion_that_is_as_good_seems_to_drop_in_one_of_a_hundred_
         labels = random.integers(0, CLASSES, 200)
         champion = contender(random.binomial(200, 0.85) / 200, labels=labels)
         record = Scores(
-            objective="classes", candidate=Contender(run_key="k", digest="d", scores="s", precision="fp32"),
-            rows=200, excluded=0, examples="e", champion_judged={"accuracy": judged}, champion_judged_rows=300,
-        )  # fmt: skip
-        drop = gate._champion_drop(spec(gate={"resamples": 200}).gate, "accuracy", record, champion, None)  # fmt: skip
+            objective="classes",
+            candidate=Contender(run_key="k", digest="d", scores="s", precision="fp32"),
+            rows=200,
+            excluded=0,
+            examples="e",
+            champion_judged={"accuracy": judged},
+            champion_judged_rows=300,
+        )
+        drop = gate._champion_drop(
+            spec(gate={"resamples": 200}).gate, "accuracy", record, champion, None
+        )
         alarms += drop.is_sure
     assert alarms <= 400 * 0.01 + 3 * np.sqrt(400 * 0.01)
 

@@ -56,9 +56,10 @@ def test_areas_agree_with_scikit_learn(seed, rows, classes, tied):
     found = scores(probabilities, labels).metrics
     known = [c for c in range(classes) if 0 < (labels == c).sum() < rows]
     for name, function in (
-        ("roc_auc", reference.roc_auc_score), ("average_precision", reference.average_precision_score),
+        ("roc_auc", reference.roc_auc_score),
+        ("average_precision", reference.average_precision_score),
         ("recall_at_90_precision", recall_at_90_precision),
-    ):  # fmt: skip
+    ):
         each = [function(labels == c, probabilities[:, c]) for c in known]
         assert found[name] == pytest.approx(np.mean(each) if each else 0.5), name
 
@@ -83,9 +84,14 @@ def test_a_model_of_a_rare_class_has_to_beat_blind_answers_in_the_gates_metric()
     ranking = scores(np.stack([1 - rare, rare], 1), labels)
     blind = scores(np.tile([0.98, 0.02], (500, 1)), labels)
     for metric, expected in (
-        ("accuracy", 0.98), ("average_precision", 0.5), ("roc_auc", 0.5), ("macro_f1", 0.4949),
-        ("recall_at_90_precision", 0.5), ("log_loss", 0.0980), ("calibration_error", 0.98),
-    ):  # fmt: skip
+        ("accuracy", 0.98),
+        ("average_precision", 0.5),
+        ("roc_auc", 0.5),
+        ("macro_f1", 0.4949),
+        ("recall_at_90_precision", 0.5),
+        ("log_loss", 0.0980),
+        ("calibration_error", 0.98),
+    ):
         spec, told = EvaluateSpec(gate={"metric": metric}), (metric, ranking, None, [], "accuracy")
         check = next(c for c in judge(spec, *told).checks if c.name == "beats_majority")
         assert check.threshold == pytest.approx(expected, abs=1e-4), metric

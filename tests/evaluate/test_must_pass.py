@@ -81,7 +81,11 @@ class World:
         kind = TagScores if record.objective == "tags" else ClassScores
         contender = record.candidate
         answers = [contender.labels[i] for i in kind.of(rows, "candidate", contender).answers()[0]]
-        ids = [row for batch in open_examples(self.root / "examples", "test", "id") for row in batch.column(0).to_pylist()]  # fmt: skip
+        ids = [
+            row
+            for batch in open_examples(self.root / "examples", "test", "id")
+            for row in batch.column(0).to_pylist()
+        ]
         by_id = {str(row.get("id", f"x.jsonl:{i + 1}")): row for i, row in enumerate(self.lines)}
         chosen = [dict(by_id[one]) for one in ids[:count]]
         for row in chosen:
@@ -93,7 +97,12 @@ class World:
 
     def predicted(self, words: list[str]) -> list[str]:
         """The tags of a text of its own, those of words that are cut off as the first one is."""
-        rows = MustPass(rows=GoldenRows(format="jsonl", content=jsonl([{"tokens": words, "tags": ["O"] * len(words)}])), data=self.data)  # fmt: skip
+        rows = MustPass(
+            rows=GoldenRows(
+                format="jsonl", content=jsonl([{"tokens": words, "tags": ["O"] * len(words)}])
+            ),
+            data=self.data,
+        )
         found = scored(self.root / "state", self.model, self.root / "examples", must_pass=rows)
         logits = pq.read_table(found / "must_pass.parquet").column("logits")[0].as_py()
         labels = Scores.read(found / "scores.json").candidate.labels
@@ -180,7 +189,15 @@ def test_the_step_knows_what_is_left_and_hands_no_more_over_than_was_asked(texts
     rows = MustPass(
         rows=GoldenRows(format="jsonl", content=jsonl(texts.golden(5))), data=texts.data
     )
-    known = (texts.model, None, "", "", texts.root / "examples", step.TrainSpec(), str(texts.root / "state"))  # fmt: skip
+    known = (
+        texts.model,
+        None,
+        "",
+        "",
+        texts.root / "examples",
+        step.TrainSpec(),
+        str(texts.root / "state"),
+    )
     assert step._is_scored(step.job_of(*known))
     assert not step._is_scored(step.job_of(*known, must_pass=rows))
     output = scored(texts.root / "state", texts.model, texts.root / "examples", must_pass=rows)
@@ -212,8 +229,12 @@ def test_a_word_that_the_model_cuts_off_has_no_answer(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "what"),
-    [('{"body": "x"}\n', "there is no column `team`"), ("\n", "the file holds no rows"), ("{\n", "1 row that cannot be parsed")],
-)  # fmt: skip
+    [
+        ('{"body": "x"}\n', "there is no column `team`"),
+        ("\n", "the file holds no rows"),
+        ("{\n", "1 row that cannot be parsed"),
+    ],
+)
 def test_rows_that_cannot_be_read_stop_the_step(texts, content, what):
     with pytest.raises(DataError, match=what):
         texts.judged(content)

@@ -29,10 +29,13 @@ def scores_of(values, true=TRUE):
 
 def test_metrics_are_those_of_scikit_learn():
     values = TRUE + RANDOM.normal(20, 100, len(TRUE))
-    assert scores_of(values).metrics == pytest.approx({
-        "r2": r2_score(TRUE, values), "rmse": root_mean_squared_error(TRUE, values),
-        "mae": mean_absolute_error(TRUE, values),
-    })  # fmt: skip
+    assert scores_of(values).metrics == pytest.approx(
+        {
+            "r2": r2_score(TRUE, values),
+            "rmse": root_mean_squared_error(TRUE, values),
+            "mae": mean_absolute_error(TRUE, values),
+        }
+    )
     assert scores_of([], true=TRUE[:0]).metrics == {}
 
 

@@ -38,8 +38,15 @@ def test_classes_are_those_of_scikit_learn():
 
 def evidence_of(scores, champion=None):
     return Evidence(
-        run_key="k", promote=False, reason="", checks=(), metrics={}, classes=_classes(scores, champion), rows=20, examples="e",
-    )  # fmt: skip
+        run_key="k",
+        promote=False,
+        reason="",
+        checks=(),
+        metrics={},
+        classes=_classes(scores, champion),
+        rows=20,
+        examples="e",
+    )
 
 
 def test_a_class_that_is_never_predicted_is_warned_of_and_an_absent_one_is_not():
@@ -55,8 +62,15 @@ def test_of_many_classes_that_are_never_predicted_the_most_frequent_are_named():
         part.model_copy(update={"label": f"c{n}", "rows": n, "predicted": 0}) for n in range(1, 101)
     ]
     evidence = Evidence(
-        run_key="k", promote=False, reason="", checks=(), metrics={}, classes=tuple(never), rows=20, examples="e",
-    )  # fmt: skip
+        run_key="k",
+        promote=False,
+        reason="",
+        checks=(),
+        metrics={},
+        classes=tuple(never),
+        rows=20,
+        examples="e",
+    )
     assert evidence.warnings == (
         "the model never predicts `c100` (100 held out), `c99` (99 held out), `c98` (98 held out), "
         "`c97` (97 held out), `c96` (96 held out) and 95 more of 100 classes",

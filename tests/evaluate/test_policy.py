@@ -83,9 +83,12 @@ def test_rows_that_decide_nothing_do_not_flatter_the_champion():
             candidate = contest.model()
             if contest.promotes(candidate.picked(~aside), champion.picked(~aside), 0):
                 champion = candidate
-        found.append([
-            champion.picked(part).metrics["accuracy"] - contest.easy[part].mean() for part in (~aside, aside)
-        ])  # fmt: skip
+        found.append(
+            [
+                champion.picked(part).metrics["accuracy"] - contest.easy[part].mean()
+                for part in (~aside, aside)
+            ]
+        )
     judged, audited = 100 * np.mean(found, axis=0)
     deviation = 100 * np.std(found, axis=0)[1] / np.sqrt(2 * EPOCHS)
     print(

@@ -48,7 +48,7 @@ CASES = {
     "cnn-tp": ("cnn", {"tp": 2}),
     "cnn-pp": ("cnn", {"pp": 2}),
     "three-heads-tp": ("odd", {"tp": 2}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +62,14 @@ def models(tmp_path_factory):
         shards = sharded(folder / name, data, spec)
         made = model_of("causal_lm", spec, shards, folder / name / "model", i)
         found[name] = made, folder / name / "examples"
-    data = data.model_validate({
-        "source": str(write_jsonl(folder / "reviews.jsonl", reviews())), "max_length": 32,
-        "columns": {"text": "text", "label": "label"}, "split": {"train": 0.4, "validation": 0.1, "test": 0.5},
-    })  # fmt: skip
+    data = data.model_validate(
+        {
+            "source": str(write_jsonl(folder / "reviews.jsonl", reviews())),
+            "max_length": 32,
+            "columns": {"text": "text", "label": "label"},
+            "split": {"train": 0.4, "validation": 0.1, "test": 0.5},
+        }
+    )
     spec = ModelSpec.model_validate({"source": DISTILBERT, "tokenizer": {"vocab_size": 300}})
     found["distilbert"] = classifier("text_classification", folder / "distilbert", data, spec)
     data = tagged.source(folder / "words", max_length=12, split=SLICES["split"])
@@ -87,10 +91,21 @@ def ranks(models, request, tmp_path_factory):
     cases = {name: words(models, *CASES[name]) for name in names}
     (folder / "cases.json").write_text(json.dumps(cases))
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--local-addr=127.0.0.1",
-         str(Path(__file__).with_name("two_ranks.py")), str(folder / "cases.json"), str(folder)],
-        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "--local-addr=127.0.0.1",
+            str(Path(__file__).with_name("two_ranks.py")),
+            str(folder / "cases.json"),
+            str(folder),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return folder, done.stdout
 

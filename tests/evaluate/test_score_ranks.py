@@ -46,7 +46,9 @@ def worlds(tmp_path_factory):
         shutil.copytree(found["writes"], found[kind])
         describe(f"{task}:Bigrams", shards, found[kind], "key")
     # fewer places than a prompt and 32 tokens behind it take
-    short = ModelSpec.model_validate({"source": {**GPT2, "n_positions": 24}, "tokenizer": {"vocab_size": 400}})  # fmt: skip
+    short = ModelSpec.model_validate(
+        {"source": {**GPT2, "n_positions": 24}, "tokenizer": {"vocab_size": 400}}
+    )
     shards = sharded(folder / "short", source(folder, "text", max_length=24, **SLICES), short)
     found["fails"] = model_of("causal_lm", short, shards, folder / "short" / "model", 0)
     return found
@@ -57,9 +59,20 @@ def step(state, folder, hang_seconds=5):
     examples = folder.parent / "examples"
     train = TrainSpec(hang_seconds=hang_seconds, max_restarts=0).model_dump_json()
     done = subprocess.run(
-        [sys.executable, str(STEP), str(folder), str(examples), str(state), str(state / "out"), train],
-        capture_output=True, text=True, timeout=150, env={**ENVIRONMENT, **Rendezvous(ranks_per_node=2).environment()},
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(STEP),
+            str(folder),
+            str(examples),
+            str(state),
+            str(state / "out"),
+            train,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env={**ENVIRONMENT, **Rendezvous(ranks_per_node=2).environment()},
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -71,7 +84,7 @@ def step(state, folder, hang_seconds=5):
         ("fails", "IndexError: index out of range in self"),
         ("hangs", "`generate` has not ended within 15 s"),
     ],
-)  # fmt: skip
+)
 def test_samples_that_cannot_be_written_cost_no_scores(worlds, tmp_path, kind, says):
     code, log = step(tmp_path, worlds[kind])
     assert code == 0, log
@@ -113,12 +126,20 @@ def test_nodes_that_would_compute_unlike_each_other_are_refused(worlds, tmp_path
         train = job.train.model_copy(update={"precision": precision})
         own = dataclasses.replace(job, train=train, status=str(tmp_path / f"node{rank}"))
         own.write(tmp_path / f"{rank}.json")
-        place = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
-        ranks.append(subprocess.Popen(
-            [sys.executable, "-m", "rekindle.train.score_rank", str(tmp_path / f"{rank}.json")],
-            env={**ENVIRONMENT, **{name: str(value) for name, value in place.items()}},
-            stdout=subprocess.DEVNULL,
-        ))  # fmt: skip
+        place = {
+            "RANK": rank,
+            "LOCAL_RANK": 0,
+            "WORLD_SIZE": 2,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "rekindle.train.score_rank", str(tmp_path / f"{rank}.json")],
+                env={**ENVIRONMENT, **{name: str(value) for name, value in place.items()}},
+                stdout=subprocess.DEVNULL,
+            )
+        )
     assert [rank.wait(60) for rank in ranks] == [1, 1]
     for rank in (0, 1):
         (sign,) = heartbeats.read(tmp_path / f"node{rank}")

@@ -31,13 +31,20 @@ def world(tmp_path_factory):
     model, _ = classifier("image_classification", folder, data, spec)
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 10, ROWS)
-    table = pa.table({
-        "id": [f"r{i}" for i in range(ROWS)], "hash": [generator.bytes(16) for _ in range(ROWS)],
-        "split": ["test"] * ROWS, "label": labels.astype(str), "image": [generator.bytes(64) for _ in range(ROWS)],
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "id": [f"r{i}" for i in range(ROWS)],
+            "hash": [generator.bytes(16) for _ in range(ROWS)],
+            "split": ["test"] * ROWS,
+            "label": labels.astype(str),
+            "image": [generator.bytes(64) for _ in range(ROWS)],
+        }
+    )
     with ExamplesWriter(folder / "many", schema_of("image", ()), ("test-00000",)) as writer:
         writer.write("test-00000", table)
-    summary = ExamplesSummary(modality="image", window="", source="", labels=tuple("0123456789"), slices=())  # fmt: skip
+    summary = ExamplesSummary(
+        modality="image", window="", source="", labels=tuple("0123456789"), slices=()
+    )
     summary.write(folder / "many" / SUMMARY)
     return model, folder / "many"
 
@@ -55,9 +62,11 @@ class Step:
         environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
         with self.log.open("a") as log:
             return subprocess.Popen(
-                self.words, stdout=log, stderr=subprocess.STDOUT,
+                self.words,
+                stdout=log,
+                stderr=subprocess.STDOUT,
                 env={**environment, **Rendezvous(ranks_per_node=2).environment()},
-            )  # fmt: skip
+            )
 
     def pieces(self):
         """When each piece was committed."""

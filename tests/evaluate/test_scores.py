@@ -142,7 +142,12 @@ def test_a_table_has_one_row_an_example_with_all_that_decides(chat, tmp_path):
     assert table.column_names == ["id", "hash", "slices", "champion", "candidate"]
     assert table.column("id").to_pylist() == rows.column("id").to_pylist()
     assert table.column("hash").to_pylist() == rows.column("hash").to_pylist()
-    assert table.column("candidate")[0].as_py().keys() == {"nats", "right", "targets", "target_bytes"}  # fmt: skip
+    assert table.column("candidate")[0].as_py().keys() == {
+        "nats",
+        "right",
+        "targets",
+        "target_bytes",
+    }
     record = Scores.read(found / "scores.json")
     assert (record.champion_version, record.same_targets, record.rows) == ("2", True, len(rows))
     assert (record.candidate.run_key, record.champion.run_key) == ("key0", "key1")

@@ -21,10 +21,16 @@ LOUD = 5.0
 def scores_of(texts, labels=LABELS):
     """Of texts as lists of (true tag, predicted tag or None for a word that was cut off)."""
     logits = [[LOUD * (name == guess) for _, guess in text for name in labels] for text in texts]
-    rows = pa.table({
-        "label": pa.array([[true for true, _ in text] for text in texts], pa.list_(pa.string())),
-        "candidate": pa.array([{"logits": row} for row in logits], pa.struct([("logits", pa.list_(pa.float32()))])),
-    })  # fmt: skip
+    rows = pa.table(
+        {
+            "label": pa.array(
+                [[true for true, _ in text] for text in texts], pa.list_(pa.string())
+            ),
+            "candidate": pa.array(
+                [{"logits": row} for row in logits], pa.struct([("logits", pa.list_(pa.float32()))])
+            ),
+        }
+    )
     return TagScores.of(
         rows,
         "candidate",
@@ -42,10 +48,15 @@ TEXTS = [
 def test_metrics_are_ratios_over_all_texts():
     scores = scores_of(TEXTS)
     certain, wrong = -math.log(math.exp(5) / (math.exp(5) + 2)), -math.log(1 / (math.exp(5) + 2))
-    assert scores.metrics == pytest.approx({
-        "entity_f1": 2 * 1 / (3 + 3), "entity_precision": 1 / 3, "entity_recall": 1 / 3,
-        "token_accuracy": 5 / 9, "log_loss": (5 * certain + 2 * wrong + 2 * math.log(3)) / 9,
-    })  # fmt: skip
+    assert scores.metrics == pytest.approx(
+        {
+            "entity_f1": 2 * 1 / (3 + 3),
+            "entity_precision": 1 / 3,
+            "entity_recall": 1 / 3,
+            "token_accuracy": 5 / 9,
+            "log_loss": (5 * certain + 2 * wrong + 2 * math.log(3)) / 9,
+        }
+    )
     assert scores.confusion() == ((2, 0, 0), (0, 1, 1), (1, 0, 2))
     assert scores.trivial("entity_f1").passed
     assert scores.trivial("entity_f1").threshold == pytest.approx(4 / 9)
@@ -106,10 +117,12 @@ def test_a_better_tagger_wins_and_an_equal_one_does_not():
 def test_tags_that_the_model_does_not_know_and_other_words_are_refused():
     with pytest.raises(DataError, match=r"does not know: \['I-A'\]"):
         scores_of(TEXTS, labels=("B-A", "O"))
-    rows = pa.table({
-        "label": pa.array([["O", "O"]]),
-        "candidate": pa.array([{"logits": [1.0, 2.0, 3.0]}]),
-    })  # fmt: skip
+    rows = pa.table(
+        {
+            "label": pa.array([["O", "O"]]),
+            "candidate": pa.array([{"logits": [1.0, 2.0, 3.0]}]),
+        }
+    )
     with pytest.raises(DataError, match="other words"):
         TagScores.of(
             rows,

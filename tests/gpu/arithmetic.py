@@ -137,7 +137,7 @@ def check_fp16(here: Here) -> Iterator[Row]:
             "20 steps more",
             f"scale 2^{scale_found:g}, loss {curve[0]:.3f} to {curve[-1]:.3f}, {21 - done} overflow, counters {steps}",
             falls and steps == {float(done)} and done >= 18,
-        )  # fmt: skip
+        )
 
 
 def check_compile(here: Here) -> Iterator[Row]:

@@ -40,9 +40,13 @@ def config_of(kind: str) -> Any:
         return AutoConfig.for_model(kind, n_embd=heads * size, n_head=heads)
     more = {"sliding_window": window} if window else {}
     return AutoConfig.for_model(
-        kind, hidden_size=heads * size, num_attention_heads=heads, num_key_value_heads=groups,
-        head_dim=size, **more,
-    )  # fmt: skip
+        kind,
+        hidden_size=heads * size,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        head_dim=size,
+        **more,
+    )
 
 
 def check_varlen(here: Here) -> Iterator[Row]:
@@ -109,13 +113,19 @@ def check_kernels(here: Here) -> Iterator[Row]:
     bf16 = {"precision": "bf16"}
     cases = {
         "llama, packed, bf16": Case(plain("llama", here), length=length, train=bf16),
-        "llama, unpacked, bf16": Case(plain("llama", here), length=length, packing=False, train=bf16),
+        "llama, unpacked, bf16": Case(
+            plain("llama", here), length=length, packing=False, train=bf16
+        ),
         "llama, packed, fp32": Case(plain("llama", here), length=length),
         "gpt2, packed, dropout, bf16": Case(model("gpt2", here), length=length, train=bf16),
-        "gpt2, unpacked, dropout, bf16": Case(model("gpt2", here), length=length, packing=False, train=bf16),
+        "gpt2, unpacked, dropout, bf16": Case(
+            model("gpt2", here), length=length, packing=False, train=bf16
+        ),
         "bert, texts, no dropout, bf16": Case(plain("bert", here), TEXT, length, 8, 8, train=bf16),
-        "bert, texts in padded groups, dropout, bf16": Case(model("bert", here), TEXT, length, 8, 8, train=bf16),
-    }  # fmt: skip
+        "bert, texts in padded groups, dropout, bf16": Case(
+            model("bert", here), TEXT, length, 8, 8, train=bf16
+        ),
+    }
     with alone(here):
         for name, case in cases.items():
             trainer = trainer_of(case, here.device)

@@ -104,9 +104,12 @@ def alone(here: Here) -> Iterator[None]:
         if here.cuda:
             torch.cuda.set_device(here.device)
         dist.init_process_group(
-            "cuda:nccl,cpu:gloo" if here.cuda else "gloo", init_method=f"file://{folder}/meet", rank=0,
-            world_size=1, device_id=here.device if here.cuda else None,
-        )  # fmt: skip
+            "cuda:nccl,cpu:gloo" if here.cuda else "gloo",
+            init_method=f"file://{folder}/meet",
+            rank=0,
+            world_size=1,
+            device_id=here.device if here.cuda else None,
+        )
         try:
             yield
         finally:

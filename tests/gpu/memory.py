@@ -49,15 +49,23 @@ def case_of(
 ) -> Case:
     """The same as a trainer's: rows that fill a sequence each."""
     train = {
-        "precision": more.get("precision", "bf16"), "activation_checkpointing": more.get("checkpointing", "none"),
+        "precision": more.get("precision", "bf16"),
+        "activation_checkpointing": more.get("checkpointing", "none"),
         "weights": "bf16" if more.get("weights_bytes") == 2 else "fp32",
-    }  # fmt: skip
+    }
     lora = {"rank": more["lora"]} if "lora" in more else None
     vocabulary = config.get("vocab_size", 50257)
     return Case(
-        config, length=tokens, rows=micro * accumulation, micro=micro, full=True, vocabulary=vocabulary,
-        lora=lora, seeded=False, train=train,
-    )  # fmt: skip
+        config,
+        length=tokens,
+        rows=micro * accumulation,
+        micro=micro,
+        full=True,
+        vocabulary=vocabulary,
+        lora=lora,
+        seeded=False,
+        train=train,
+    )
 
 
 def check_memory(here: Here, traces: bool = True) -> Iterator[Row]:

@@ -106,9 +106,13 @@ def run(name: str, here: Here, log: Path | None = None) -> Result:
         began = time.perf_counter()
         with path.open("w") as out:
             process = subprocess.Popen(
-                command_of([name], here), stdout=out, stderr=subprocess.STDOUT, cwd=ROOT,
-                start_new_session=True, env=_environment(),
-            )  # fmt: skip
+                command_of([name], here),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                start_new_session=True,
+                env=_environment(),
+            )
             try:
                 code: int | None = process.wait(check.seconds)
             except subprocess.TimeoutExpired:
@@ -136,9 +140,12 @@ def _environment() -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     threads = str(min(8, os.cpu_count() or 1))  # some checks train on the CPU, to compare
     return {
-        **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1",
+        **os.environ,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": threads,
+        "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-    }  # fmt: skip
+    }
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

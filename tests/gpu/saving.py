@@ -25,9 +25,10 @@ def check_saving(here: Here) -> Iterator[Row]:
     """Saves from the device while training goes on, and restores into a trainer that starts from nothing."""
     many = {"num_hidden_layers": 8, "hidden_size": 1024, "intermediate_size": 3072}
     case = Case(
-        {**plain("llama", here), **({} if here.tiny else many)}, length=64 if here.tiny else 512,
+        {**plain("llama", here), **({} if here.tiny else many)},
+        length=64 if here.tiny else 512,
         train={"precision": "bf16"},
-    )  # fmt: skip
+    )
     with alone(here), tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(case, here.device)
         losses(trainer, 3)
@@ -131,8 +132,13 @@ def _spec(here: Here) -> tuple[TrainSpec, bool]:
     """What is trained, and whether the spec promises its bits."""
     promised = "deterministic" in TrainSpec.model_fields
     given = {
-        "steps": STEPS, "global_batch_size": 8, "micro_batch_size": 4, "lr": 1e-3, "max_restarts": len(KILLS),
-        "checkpoint": {"every": EVERY, "keep": 9}, "precision": "bf16" if here.cuda else "fp32",
+        "steps": STEPS,
+        "global_batch_size": 8,
+        "micro_batch_size": 4,
+        "lr": 1e-3,
+        "max_restarts": len(KILLS),
+        "checkpoint": {"every": EVERY, "keep": 9},
+        "precision": "bf16" if here.cuda else "fp32",
         **({"deterministic": True} if promised else {}),
-    }  # fmt: skip
+    }
     return TrainSpec.model_validate(given), promised

@@ -53,9 +53,12 @@ def check_start(here: Here) -> Iterator[Row]:
     """Imports the worker, and asks the selftest for what concerns training."""
     began = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"import {selftest.WORKER}"], capture_output=True, text=True, cwd=ROOT,
+        [sys.executable, "-W", "ignore", "-c", f"import {selftest.WORKER}"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
         timeout=120,
-    )  # fmt: skip
+    )
     seconds = time.perf_counter() - began
     said = done.stderr.strip().splitlines()[-1:] or [f"{seconds:.1f} s"]
     yield here.judged(f"import {selftest.WORKER}", said[0], done.returncode == 0)

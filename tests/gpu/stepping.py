@@ -31,7 +31,13 @@ def check_deepspeed(here: Here) -> Iterator[Row]:
     if importlib.util.find_spec("deepspeed") is None:
         yield here.skipped("DeepSpeed", "it is not installed")
         return
-    given = {"steps": 24, "global_batch_size": 16, "micro_batch_size": 4, "lr": 3e-4, "precision": "fp32"}  # fmt: skip
+    given = {
+        "steps": 24,
+        "global_batch_size": 16,
+        "micro_batch_size": 4,
+        "lr": 3e-4,
+        "precision": "fp32",
+    }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         network = ModelSpec(source=plain("gpt2", here), tokenizer={"vocab_size": 320})
@@ -43,9 +49,14 @@ def check_deepspeed(here: Here) -> Iterator[Row]:
 
         ours = started("ours")
         theirs = {
-            case: started(case, precision=precision, engine="deepspeed", engine_config={"zero_optimization": zero})
+            case: started(
+                case,
+                precision=precision,
+                engine="deepspeed",
+                engine_config={"zero_optimization": zero},
+            )
             for case, (precision, zero) in list(CASES.items())[: 1 if here.tiny else None]
-        }  # fmt: skip
+        }
         wanted = [loss for _, loss, *_ in ours.finish().losses]
         for case, gang in theirs.items():
             try:

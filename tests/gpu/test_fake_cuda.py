@@ -46,7 +46,9 @@ CASES = {
     "llama, packed, fp16": Case(plain("llama", TINY), train={"precision": "fp16"}),
     "llama, packed, fp32": Case(plain("llama", TINY)),
     "llama, unpacked": Case(plain("llama", TINY), packing=False, train=BF16),
-    "llama, packed, LoRA of bf16 weights": Case(plain("llama", TINY), lora={"rank": 4}, train={**BF16, "weights": "bf16"}),
+    "llama, packed, LoRA of bf16 weights": Case(
+        plain("llama", TINY), lora={"rank": 4}, train={**BF16, "weights": "bf16"}
+    ),
     "mistral with a window": Case({**plain("mistral", TINY), "sliding_window": 16}, train=BF16),
     "qwen3, packed": Case({**plain("qwen3", TINY), "head_dim": 8}, train=BF16),
     "qwen2, packed": Case(plain("qwen2", TINY), train=BF16),
@@ -59,7 +61,7 @@ CASES = {
     "distilbert, dropout": Case(model("distilbert", TINY), TEXT, train=BF16, rows=8, micro=8),
     "images": Case({"channels": [4, 6], "hidden": 10, "dropout": 0.2}, IMAGE, 8, train=BF16),
     "resnet": Case({"architecture": "resnet18"}, IMAGE, 32, train=BF16),
-}  # fmt: skip
+}
 CASES = {
     name: case if case.task == IMAGE else dataclasses.replace(case, length=LENGTH)
     for name, case in CASES.items()
@@ -173,8 +175,11 @@ def parts_of(case, mode):
     with unset_fake_temporarily():
         packs = case.task == TOKENS and case.packing
         order = shards.order(
-            "train", global_batch_size=case.rows, seed=0, pack_length=case.length if packs else None,
-        )  # fmt: skip
+            "train",
+            global_batch_size=case.rows,
+            seed=0,
+            pack_length=case.length if packs else None,
+        )
         host = Mesh(Layout(micro_batch_size=case.micro), CPU)
         work = Batches(task, shards, "train", order, host, 0, part.joins_texts).make(0)
     moved = [m.with_each(lambda t: mode.from_tensor(t).to(CUDA)) for m in work.micro]
@@ -311,8 +316,10 @@ def test_a_long_sequence_of_many_ranks_makes_no_whole_mask(kernel, monkeypatch):
     with traced(monkeypatch) as (mode, varlen), Attention() as seen, Largest(8192) as largest:
         documents = Documents.of(np.ones((1, 32_768), np.int64), 4, 3)
         documents = documents.with_each(lambda t: mode.from_tensor(t).to(CUDA))
-        query, keys = (torch.empty(1, 32, 8192, 128, dtype=torch.bfloat16, device=CUDA),
-                       torch.empty(sum(documents.keys), 8, 128, dtype=torch.bfloat16, device=CUDA))  # fmt: skip
+        query, keys = (
+            torch.empty(1, 32, 8192, 128, dtype=torch.bfloat16, device=CUDA),
+            torch.empty(sum(documents.keys), 8, 128, dtype=torch.bfloat16, device=CUDA),
+        )
         call = attention.Call(True, None, 0.0, None, attention.Peers(kernel=kernel))
         attend = attention._varlen if kernel == "varlen" else attention._by_document
         out = attend(query, keys, keys, documents, call)

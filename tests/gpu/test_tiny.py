@@ -47,8 +47,12 @@ def environment(tmp_path_factory):
 
 def rows_of(names, environment):
     done = subprocess.run(
-        runner.command_of(names, TINY), capture_output=True, text=True, cwd=ROOT, env={**environment, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        runner.command_of(names, TINY),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return runner.rows_in(done.stdout), done.stderr
 
@@ -124,10 +128,14 @@ def test_what_the_bench_asks_of_the_engine_is_not_refused(monkeypatch):
     for shape in bench_gpu.SHAPES:
         train = TrainSpec.model_validate(
             {
-                "precision": "bf16", "weights": shape.weights, "compile": True, "activation_checkpointing": shape.recompute,
-                "global_batch_size": shape.batch, "micro_batch_size": shape.micro,
+                "precision": "bf16",
+                "weights": shape.weights,
+                "compile": True,
+                "activation_checkpointing": shape.recompute,
+                "global_batch_size": shape.batch,
+                "micro_batch_size": shape.micro,
             }
-        )  # fmt: skip
+        )
         layout = Layout(shard=shape.ranks, micro_batch_size=shape.micro)
         require(cell_of("tokens", layout, train, shape.lora))
 
@@ -164,11 +172,14 @@ def test_an_error_is_a_row_that_fails_and_too_little_memory_one_that_is_skipped(
 
 def test_a_check_that_is_not_done_in_time_keeps_its_rows_and_fails(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        runner, "command_of", lambda names, here: [
-            sys.executable, "-c",
-            "import time; print('ROW {\"check\": \"fp16\", \"seen\": \"a\", \"figure\": \"b\", \"result\": \"pass\"}', flush=True); time.sleep(60)",
+        runner,
+        "command_of",
+        lambda names, here: [
+            sys.executable,
+            "-c",
+            'import time; print(\'ROW {"check": "fp16", "seen": "a", "figure": "b", "result": "pass"}\', flush=True); time.sleep(60)',
         ],
-    )  # fmt: skip
+    )
     monkeypatch.setitem(runner.CHECKS, "fp16", runner.Check("8 fp16", "arithmetic:check_fp16", 2))
     result = runner.run("fp16", TINY, tmp_path / "log")
     assert result.rows == (Row("a", "b", PASS), Row("did not end", "stopped after 2 s", FAIL))
@@ -187,13 +198,26 @@ def test_results_are_read_back_and_shown_in_the_order_of_the_checks(tmp_path):
     assert [one.check for one in results] == ["start", "fp16", "loss"]
     # a header for each machine, once
     assert table.markdown(results, runner.TITLES).splitlines() == [
-        "- device: a GPU", "- driver: 1.2", "- took: 0.1 minutes", "- failed: 1 of 3 rows", "",
-        "| check | what was seen | figure | result |", "|---|---|---|---|",
-        "| 1 start (1 s) | e | f | **fail** |", "| loss at V = 128k (4 s) | a\\|b | c | pass |", "|  | d |  | skipped: why |",
-        "", "- device: another GPU", "- driver: 1.2", "- took: 1.0 minutes", "- failed: 0 of 1 rows", "",
-        "| check | what was seen | figure | result |", "|---|---|---|---|",
+        "- device: a GPU",
+        "- driver: 1.2",
+        "- took: 0.1 minutes",
+        "- failed: 1 of 3 rows",
+        "",
+        "| check | what was seen | figure | result |",
+        "|---|---|---|---|",
+        "| 1 start (1 s) | e | f | **fail** |",
+        "| loss at V = 128k (4 s) | a\\|b | c | pass |",
+        "|  | d |  | skipped: why |",
+        "",
+        "- device: another GPU",
+        "- driver: 1.2",
+        "- took: 1.0 minutes",
+        "- failed: 0 of 1 rows",
+        "",
+        "| check | what was seen | figure | result |",
+        "|---|---|---|---|",
         "| 8 fp16 (60 s) | g | h | figure |",
-    ]  # fmt: skip
+    ]
     page = tmp_path / "page.md"
     page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
     table.write_into(page, "new")
@@ -219,16 +243,28 @@ def test_the_page_of_the_docs_takes_a_table_and_names_every_check():
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128, 128, 64, 4, false>>", "flash"),
-        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Traits>(Flash_bwd_params)", "flash"),
-        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<...>::Params)", "efficient"),
+        (
+            "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128, 128, 64, 4, false>>",
+            "flash",
+        ),
+        (
+            "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Traits>(Flash_bwd_params)",
+            "flash",
+        ),
+        (
+            "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<...>::Params)",
+            "efficient",
+        ),
         ("fmha_cutlassB_f16_aligned_64x64_k64_dropout_sm80", "efficient"),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0", "cudnn"),
+        (
+            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0",
+            "cudnn",
+        ),
         ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, float>", None),
         ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", None),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", None),
     ],
-)  # fmt: skip
+)
 def test_kernels_of_attention_are_known_by_their_names(name, kind):
     assert kernels.kernel_kind(name) == kind
 
@@ -258,9 +294,12 @@ def test_copies_beside_kernels_are_counted_and_their_streams_told_apart():
         }
 
     events = [
-        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 0, 2, 13), event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 5, 2, 13),
-        event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 9, 1, 7), event("kernel", "gemm", 4, 2, 7), event("cpu_op", "aten::mm", 0, 9, 1),
-    ]  # fmt: skip
+        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 0, 2, 13),
+        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 5, 2, 13),
+        event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 9, 1, 7),
+        event("kernel", "gemm", 4, 2, 7),
+        event("cpu_op", "aten::mm", 0, 9, 1),
+    ]
     copies = kernels.copies_to_device(events)
     ran = [one for one in events if one["cat"] == "kernel"]
     assert len(copies) == 2

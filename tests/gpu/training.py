@@ -40,8 +40,12 @@ def model(kind: str, here: Here, **more: Any) -> dict[str, Any]:
     elif kind == "distilbert":
         found = {"dim": width, "n_layers": layers, "n_heads": heads, "hidden_dim": 3 * width}
     else:
-        found = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": layers,
-                 "num_attention_heads": heads}  # fmt: skip
+        found = {
+            "hidden_size": width,
+            "intermediate_size": 3 * width,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+        }
         if kind != "bert":
             found |= {"num_key_value_heads": heads // 2, "max_position_embeddings": 4096}
     return {"model_type": kind, **found, **more}
@@ -49,8 +53,11 @@ def model(kind: str, here: Here, **more: Any) -> dict[str, Any]:
 
 def plain(kind: str, here: Here) -> dict[str, Any]:
     """The same without dropout."""
-    more = {"gpt2": _PLAIN, "distilbert": {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
-            "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}}  # fmt: skip
+    more = {
+        "gpt2": _PLAIN,
+        "distilbert": {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
+        "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    }
     return model(kind, here, **more.get(kind, {}))
 
 
@@ -92,26 +99,44 @@ def shards_of(case: Case, steps: int = 40) -> Shards:
         columns["input_ids"] = pa.array(texts, pa.list_(pa.int32()))
         if case.task == TOKENS:
             columns["supervised"] = pa.array([[1] * len(t) for t in texts], pa.list_(pa.uint8()))
-        settings = {"pad_token_id": 0, "eos_token_id": 0, "vocab_size": case.vocabulary,
-                    "max_length": case.length, "packing": case.packing}  # fmt: skip
+        settings = {
+            "pad_token_id": 0,
+            "eos_token_id": 0,
+            "vocab_size": case.vocabulary,
+            "max_length": case.length,
+            "packing": case.packing,
+        }
     manifest = ShardManifest(
-        task=case.task, source="random", labels=() if case.task == TOKENS else LABELS,
-        rows={"train": count, "validation": 0}, settings=settings,
-    )  # fmt: skip
+        task=case.task,
+        source="random",
+        labels=() if case.task == TOKENS else LABELS,
+        rows={"train": count, "validation": 0},
+        settings=settings,
+    )
     table = pa.table(columns)
     return Shards.of_tables(Path(), manifest, {"train": table})
 
 
 def trainer_of(case: Case, device: torch.device) -> Trainer:
     """One rank's, as the worker makes it."""
-    given = {"steps": 1000, "lr": 1e-3, "warmup": 0, "lr_schedule": "constant", "precision": "fp32",
-             "global_batch_size": case.rows, "micro_batch_size": case.micro}  # fmt: skip
+    given = {
+        "steps": 1000,
+        "lr": 1e-3,
+        "warmup": 0,
+        "lr_schedule": "constant",
+        "precision": "fp32",
+        "global_batch_size": case.rows,
+        "micro_batch_size": case.micro,
+    }
     train = TrainSpec.model_validate({**given, **case.train})
     task, shards = load_task(case.task), shards_of(case)
     with weights.deferred() as recorder:
         network = task.build(
-            ModelSpec(source=dict(case.model)), shards.manifest.labels, shards.manifest.settings, Path()
-        )  # fmt: skip
+            ModelSpec(source=dict(case.model)),
+            shards.manifest.labels,
+            shards.manifest.settings,
+            Path(),
+        )
     source = weights.Source(network, recorder, 0)
     mesh = Mesh.of(Layout(micro_batch_size=case.micro), device)
     origins, lora = modules.unfused(network), None
@@ -131,9 +156,12 @@ def trainer_of(case: Case, device: torch.device) -> Trainer:
     packs = case.task == TOKENS and case.packing
     padded = case.task == TEXT and not parts.stages[0].part.joins_texts
     order = shards.order(
-        "train", global_batch_size=case.rows, seed=0, by_length=packs or padded,
+        "train",
+        global_batch_size=case.rows,
+        seed=0,
+        by_length=packs or padded,
         pack_length=case.length if packs else None,
-    )  # fmt: skip
+    )
     return Trainer(task, shards, train, Plan.of(train, order), parts, 0)
 
 

@@ -29,19 +29,27 @@ def cases(here: Here) -> dict[str, Case]:
     image = {"channels": [4, 8], "hidden": 16, "dropout": 0.1} if here.tiny else RESNET
     return {
         "llama, packed, bf16, clip": Case(llama, length=length, train={**bf16, "clip_norm": 1.0}),
-        "llama, packed, bf16, no clip": Case(llama, length=length, train={**bf16, "clip_norm": None}),
+        "llama, packed, bf16, no clip": Case(
+            llama, length=length, train={**bf16, "clip_norm": None}
+        ),
         "llama, packed, fp16": Case(llama, length=length, train={"precision": "fp16"}),
         "llama, packed, fp32": Case(llama, length=length),
         "llama, unpacked, bf16": Case(llama, length=length, packing=False, train=bf16),
         "llama, packed, bf16, 4 micro-batches": Case(llama, length=length, rows=8, train=bf16),
-        "llama, packed, bf16, recomputation": Case(llama, length=length, train={**bf16, "activation_checkpointing": "full"}),
+        "llama, packed, bf16, recomputation": Case(
+            llama, length=length, train={**bf16, "activation_checkpointing": "full"}
+        ),
         "llama, packed, bf16, LoRA": Case(llama, length=length, lora={"rank": 4}, train=bf16),
         "gpt2, packed, bf16, dropout": Case(model("gpt2", here), length=length, train=bf16),
-        "distilbert, texts, bf16, dropout": Case(model("distilbert", here), TEXT, length, 16, 8, train=bf16),
-        "distilbert, texts, bf16, no dropout": Case(plain("distilbert", here), TEXT, length, 16, 8, train=bf16),
+        "distilbert, texts, bf16, dropout": Case(
+            model("distilbert", here), TEXT, length, 16, 8, train=bf16
+        ),
+        "distilbert, texts, bf16, no dropout": Case(
+            plain("distilbert", here), TEXT, length, 16, 8, train=bf16
+        ),
         "resnet18, images, bf16": Case(image, IMAGE, 16 if here.tiny else 64, 16, 8, train=bf16),
         "resnet18, images, fp32": Case(image, IMAGE, 16 if here.tiny else 64, 16, 8),
-    }  # fmt: skip
+    }
 
 
 def check_waiting(here: Here) -> Iterator[Row]:

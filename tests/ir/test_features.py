@@ -181,8 +181,9 @@ def test_what_only_a_driver_on_kubernetes_does_is_refused_elsewhere(platform: st
 
     assert "container_components" not in features(volumes)
     assert {where for where, _ in refused(volumes, platform)} == {
-        "root.dag.tasks.createpvc", "root.dag.tasks.deletepvc",
-    }  # fmt: skip
+        "root.dag.tasks.createpvc",
+        "root.dag.tasks.deletepvc",
+    }
     assert not refused(volumes, "kubeflow")
 
 

@@ -61,9 +61,12 @@ def test_a_loop_over_a_nested_pipelines_argument_is_unrolled_with_what_is_given(
     looped = graph("loops_over_what_was_given", "same")
     flat = {f.path: f for f in flatten(looped, {"items": ["p", "q"], "times": 2})}
     assert [path for path in flat if "greet" in path] == [
-        "each/for-loop-1/0/greet", "each/for-loop-1/1/greet", "for-loop-2/0/for-loop-3/0/greet",
-        "for-loop-2/0/for-loop-3/1/greet", "for-loop-2/1/for-loop-3/0/greet",
-    ]  # fmt: skip
+        "each/for-loop-1/0/greet",
+        "each/for-loop-1/1/greet",
+        "for-loop-2/0/for-loop-3/0/greet",
+        "for-loop-2/0/for-loop-3/1/greet",
+        "for-loop-2/1/for-loop-3/0/greet",
+    ]
     assert flat["each/for-loop-1/1/greet"].parameters == {"name": Constant("q")}
     assert flat["add"].parameters["a"] == Given("times"), "others stay what a run gives"
     assert flat["joined"].parameters["items"] == Constant(["p", "q"]), "one list everywhere"

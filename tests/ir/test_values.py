@@ -13,9 +13,13 @@ from rekindle.ir.values import bind, element, received
 from tests.support.read_pipeline import minimal
 
 KINDS = {
-    "STRING": "x", "NUMBER_INTEGER": 1, "NUMBER_DOUBLE": 1.5, "BOOLEAN": True, "LIST": [1],
+    "STRING": "x",
+    "NUMBER_INTEGER": 1,
+    "NUMBER_DOUBLE": 1.5,
+    "BOOLEAN": True,
+    "LIST": [1],
     "STRUCT": {"a": 1},
-}  # fmt: skip
+}
 NUMBERS = {"NUMBER_INTEGER", "NUMBER_DOUBLE"}
 
 
@@ -86,11 +90,18 @@ def test_any_number_is_taken_for_a_whole_one_as_kfp_takes_it(value: float, taken
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        ("NUMBER_INTEGER", "7"), ("STRING", 5), ("BOOLEAN", "true"), ("BOOLEAN", 1),
-        ("LIST", "[1, 2]"), ("STRUCT", '{"a": 1}'), ("NUMBER_DOUBLE", "0.5"),
-        ("NUMBER_INTEGER", True), ("LIST", [10**400]), ("NUMBER_DOUBLE", float("nan")),
+        ("NUMBER_INTEGER", "7"),
+        ("STRING", 5),
+        ("BOOLEAN", "true"),
+        ("BOOLEAN", 1),
+        ("LIST", "[1, 2]"),
+        ("STRUCT", '{"a": 1}'),
+        ("NUMBER_DOUBLE", "0.5"),
+        ("NUMBER_INTEGER", True),
+        ("LIST", [10**400]),
+        ("NUMBER_DOUBLE", float("nan")),
     ],
-)  # fmt: skip
+)
 def test_arguments_of_another_kind_are_refused(kind: str, value: Any) -> None:
     with pytest.raises(RequestError):
         bound(kind, value)

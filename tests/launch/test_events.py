@@ -14,16 +14,36 @@ from rekindle.launch.events import MARK, parse
 SHOWN = [
     {"event": "progress", "step": 3, "steps": 60},
     {"event": "progress", "step": 0.5, "steps": 6, "unit": "candidate: piece", "loss": None},
-    {"event": "progress", "step": 1, "steps": 2, "loss": 1e-9, "samples_per_second": 3, "eta_seconds": 7.5},
+    {
+        "event": "progress",
+        "step": 1,
+        "steps": 2,
+        "loss": 1e-9,
+        "samples_per_second": 3,
+        "eta_seconds": 7.5,
+    },
     {"event": "notice", "text": "[bold]as it is[/bold]"},
-]  # fmt: skip
+]
 BROKEN = [
-    "", "{", "[]", "null", "{}", '{"event": "progress"}', '{"event": "progress", "step": "1", "steps": 2}',
-    '{"event": "progress", "step": 1, "steps": NaN}', '{"event": "progress", "step": 1, "steps": Infinity}',
-    '{"event": "progress", "step": 1, "steps": 2, "eta_seconds": 1e300}', '{"event": "notice"}', '{"event": "notice", "text": 3}',
-    '{"event": "progress", "step": 1, "steps": 2, "loss": "x"}', '{"event": ["progress"]}', '{"event": "other"}',
-    '{"event": "progress", "step": ' + "9" * 5000 + ', "steps": 1}', "[" * 60000, "[" * 200000,
-]  # fmt: skip
+    "",
+    "{",
+    "[]",
+    "null",
+    "{}",
+    '{"event": "progress"}',
+    '{"event": "progress", "step": "1", "steps": 2}',
+    '{"event": "progress", "step": 1, "steps": NaN}',
+    '{"event": "progress", "step": 1, "steps": Infinity}',
+    '{"event": "progress", "step": 1, "steps": 2, "eta_seconds": 1e300}',
+    '{"event": "notice"}',
+    '{"event": "notice", "text": 3}',
+    '{"event": "progress", "step": 1, "steps": 2, "loss": "x"}',
+    '{"event": ["progress"]}',
+    '{"event": "other"}',
+    '{"event": "progress", "step": ' + "9" * 5000 + ', "steps": 1}',
+    "[" * 60000,
+    "[" * 200000,
+]
 
 
 def shown(event):
@@ -43,7 +63,9 @@ def test_what_is_no_event_is_a_line_like_others(text):
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just([])
-NAMES = st.sampled_from(["event", "step", "steps", "loss", "eta_seconds", "samples_per_second", "unit", "text"])  # fmt: skip
+NAMES = st.sampled_from(
+    ["event", "step", "steps", "loss", "eta_seconds", "samples_per_second", "unit", "text"]
+)
 
 
 @given(st.dictionaries(NAMES, VALUES), st.sampled_from(["progress", "notice"]))

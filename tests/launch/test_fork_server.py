@@ -55,9 +55,14 @@ def fork_server(env):
 def executor(folder, fork_server, source=STEP, **changes):
     folder.mkdir()
     file = task(
-        folder, [], source=source, kinds={"Output": "STRING"}, parent=fork_server.pid,
-        args=["--executor_input", {"ref": ["executor_input"]}, "--function_to_execute", "step"], **changes,
-    )  # fmt: skip
+        folder,
+        [],
+        source=source,
+        kinds={"Output": "STRING"},
+        parent=fork_server.pid,
+        args=["--executor_input", {"ref": ["executor_input"]}, "--function_to_execute", "step"],
+        **changes,
+    )
     content = json.loads(file.read_text())
     content["executor_input"]["outputs"]["artifacts"] = content["outputs"]["artifacts"] = {}
     file.write_text(json.dumps(content))

@@ -12,18 +12,23 @@ V2 = {
     "memory.stat": f"anon 1\ninactive_file {3 * GIB}\nactive_file {1 * GIB}\n",
 }
 V1 = {
-    "memory.limit_in_bytes": 8 * GIB, "memory.usage_in_bytes": 5 * GIB,
+    "memory.limit_in_bytes": 8 * GIB,
+    "memory.usage_in_bytes": 5 * GIB,
     "memory.stat": f"inactive_file 0\ntotal_inactive_file {GIB}\ntotal_active_file 0\n",
-}  # fmt: skip
+}
 CASES = {
     "no limit but the machine's": ("0::/", {"": {**V2, "memory.max": "max"}}, 40),
     "a container of version 2, whose pages of files count as free": ("0::/", {"": V2}, 10),
-    "a cgroup below another with less": ("0::/a/b", {"a/b": {**V2, "memory.max": 20 * GIB}, "a": V2}, 10),
+    "a cgroup below another with less": (
+        "0::/a/b",
+        {"a/b": {**V2, "memory.max": 20 * GIB}, "a": V2},
+        10,
+    ),
     "a container of version 1": ("4:memory:/", {"memory": V1}, 4),
     "version 1, where the host's path is not to be seen": ("4:memory:/pods/x", {"memory": V1}, 4),
     "a cgroup that is over its limit": ("0::/", {"": {**V2, "memory.current": 30 * GIB}}, 0),
     "no cgroup at all": ("", {}, 40),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -32,8 +32,10 @@ def test_a_script_of_the_vendor_is_asked_where_all_it_needs_is_there(tmp_path: P
     before = {"PATH": "/usr/bin:/bin", "NCCL_MINE": "own", "LD_LIBRARY_PATH": "/lib"}
     told, how = profiled({**before, PROFILE: f"{script}:{device}"})
     assert told == {
-        "NCCL_NET": "plugin", "NCCL_PROTO": "Simple", "LD_LIBRARY_PATH": "/plugin/lib:/lib",
-    }  # fmt: skip
+        "NCCL_NET": "plugin",
+        "NCCL_PROTO": "Simple",
+        "LD_LIBRARY_PATH": "/plugin/lib:/lib",
+    }
     assert how == f"NCCL as {script} says"
     device.rmdir()
     told, how = profiled({**before, PROFILE: f"{script}:{device}"})
@@ -67,9 +69,12 @@ def test_ranks_on_several_nodes_are_told_and_the_log_says_by_whom(tmp_path: Path
     for node in range(2):
         place = Rendezvous(2, node, 1, "127.0.0.1", port, 60.0, "5" * 64)
         env = {
-            **os.environ, **place.environment(), PROFILE: str(script), "LD_LIBRARY_PATH": "/own",
+            **os.environ,
+            **place.environment(),
+            PROFILE: str(script),
+            "LD_LIBRARY_PATH": "/own",
             "PYTHONPATH": str(HERE.parents[1]),
-        }  # fmt: skip
+        }
         words = [sys.executable, str(HERE / "supervise.py"), str(tmp_path / str(node)), train]
         said = (tmp_path / f"{node}.log").open("w")
         nodes.append(subprocess.Popen([*words, str(rank)], env=env, stdout=said, stderr=said))

@@ -38,9 +38,11 @@ class Served:
         (folder / "told.py").write_text(TOLD)
         self.server = Preloaded(["told"])
         self.env = {
-            **os.environ, **self.server.environment, "PYTHONPATH": f"{folder}:{os.pathsep.join(sys.path)}",
+            **os.environ,
+            **self.server.environment,
+            "PYTHONPATH": f"{folder}:{os.pathsep.join(sys.path)}",
             "IMPORTED": str(folder / "imported"),
-        }  # fmt: skip
+        }
         self.server.start(self.env)
         asked = {
             "OMP_NUM_THREADS": "1",

@@ -39,43 +39,76 @@ def exited(rank, code, when=100):
 OWN, PEER = words(102.0, "ValueError: 7"), words(101.0, "Connection reset", peer_lost=True)
 CASES = {
     "an own error counts before a peer's that was written earlier": (
-        [heartbeat(0, words=PEER), heartbeat(1, words=OWN)], [], (), 0,
+        [heartbeat(0, words=PEER), heartbeat(1, words=OWN)],
+        [],
+        (),
+        0,
         "rank 1 failed in step 7: ValueError: 7",
     ),
     "of two own errors the earlier one": (
-        [heartbeat(0, words=OWN), heartbeat(1, words=words(101.9, "first"))], [], (), 0,
+        [heartbeat(0, words=OWN), heartbeat(1, words=words(101.9, "first"))],
+        [],
+        (),
+        0,
         "rank 1 failed in step 7: first",
     ),
     "a killed rank before peers that noticed": (
-        [heartbeat(0, words=PEER), heartbeat(1)], [exited(1, -9), exited(0, 1)], (), 0,
+        [heartbeat(0, words=PEER), heartbeat(1)],
+        [exited(1, -9), exited(0, 1)],
+        (),
+        0,
         "rank 1 was killed by SIGKILL in step 7",
     ),
     "a killed rank before the strange error of a peer a second later": (
-        [heartbeat(0, words=OWN), heartbeat(1)], [exited(1, -9), exited(0, 1)], (), 0,
+        [heartbeat(0, words=OWN), heartbeat(1)],
+        [exited(1, -9), exited(0, 1)],
+        (),
+        0,
         "rank 1 was killed by SIGKILL in step 7",
     ),
     "a crash by its signal": (
-        [heartbeat(0, words=PEER), heartbeat(1)], [exited(1, -11), exited(0, 1)], (), 0,
+        [heartbeat(0, words=PEER), heartbeat(1)],
+        [exited(1, -11), exited(0, 1)],
+        (),
+        0,
         "rank 1 was killed by SIGSEGV in step 7",
     ),
     "missing memory if the kernel says so": (
-        [heartbeat(0, words=PEER), heartbeat(1)], [exited(1, -9)], (), 2,
+        [heartbeat(0, words=PEER), heartbeat(1)],
+        [exited(1, -9)],
+        (),
+        2,
         "rank 1 was killed in step 7: the kernel ran out of memory",
     ),
     "not the ranks that we killed": (
-        [heartbeat(0), heartbeat(1, words=PEER)], [exited(0, -9)], (0,), 0,
+        [heartbeat(0), heartbeat(1, words=PEER)],
+        [exited(0, -9)],
+        (0,),
+        0,
         "rank 1 failed in step 7: Connection reset",
     ),
     "an exit code before ranks that torchrun ended": (
-        [], [exited(0, -15), exited(1, 3)], (), 0, "rank 1 ended with exit code 3",
+        [],
+        [exited(0, -15), exited(1, 3)],
+        (),
+        0,
+        "rank 1 ended with exit code 3",
     ),
     "an own error before an exit code": (
-        [heartbeat(1, words=OWN)], [exited(0, 1)], (), 0, "rank 1 failed in step 7: ValueError: 7",
+        [heartbeat(1, words=OWN)],
+        [exited(0, 1)],
+        (),
+        0,
+        "rank 1 failed in step 7: ValueError: 7",
     ),
     "gloo's abort after a peer's end": (
-        [heartbeat(0), heartbeat(1)], [exited(0, -6), exited(1, -9, 101)], (), 0, "rank 1 was killed by SIGKILL in step 7",
+        [heartbeat(0), heartbeat(1)],
+        [exited(0, -6), exited(1, -9, 101)],
+        (),
+        0,
+        "rank 1 was killed by SIGKILL in step 7",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -181,9 +214,22 @@ print(sign.doing, sign.words["message"], sign.words["where"], sep="|")
 def test_last_words_reach_the_supervisor_although_the_disk_is_full(tmp_path):
     small = 'mount -t tmpfs -o size=4m none "$1" && exec "$2" -c "$3" "$1"'
     done = subprocess.run(
-        ["unshare", "--map-root-user", "--mount", "sh", "-c", small, "-", str(tmp_path), sys.executable, LAST_WORDS_ON_A_FULL_DISK],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+        [
+            "unshare",
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-c",
+            small,
+            "-",
+            str(tmp_path),
+            sys.executable,
+            LAST_WORDS_ON_A_FULL_DISK,
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"no file system can be mounted here: {done.stderr}")
     last = done.stdout.splitlines()[-1]

@@ -43,8 +43,13 @@ def out(name: str) -> dict[str, Any]:
 
 def test_outputs_are_read_from_their_files_by_type(tmp_path: Path) -> None:
     kinds = {
-        "s": "STRING", "n": "NUMBER_INTEGER", "f": "NUMBER_DOUBLE", "b": "BOOLEAN", "l": "LIST", "d": "STRUCT"
-    }  # fmt: skip
+        "s": "STRING",
+        "n": "NUMBER_INTEGER",
+        "f": "NUMBER_DOUBLE",
+        "b": "BOOLEAN",
+        "l": "LIST",
+        "d": "STRUCT",
+    }
     texts = {"s": " 1\n", "n": "3.0", "f": "2", "b": "TRUE", "l": "[1, 2.5]", "d": '{"a": 1}'}
     command = python(WRITE, *(word for name in kinds for word in (out(name), texts[name])))
     code, result, _ = run(task(tmp_path, command, kinds=kinds))
@@ -58,8 +63,13 @@ def test_outputs_are_read_from_their_files_by_type(tmp_path: Path) -> None:
         "d": {"a": 1},
     }
     assert [type(v).__name__ for v in result["parameters"].values()] == [
-        "str", "int", "float", "bool", "list", "dict"
-    ]  # fmt: skip
+        "str",
+        "int",
+        "float",
+        "bool",
+        "list",
+        "dict",
+    ]
 
 
 @pytest.mark.parametrize(

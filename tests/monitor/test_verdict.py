@@ -47,8 +47,14 @@ def table(rows, labels):
 
 def stream(draw, count, length=0.0, sure=0.0, share=0.3):
     """Rows of a stream of lengths and confidences, with changes of these sizes, and their labels."""
-    rows = [{"length": float(n), "probability": float(p)} for n, p in zip(
-        np.round(draw.lognormal(3 + length, 0.5, count)), np.clip(draw.beta(8, 2, count) - sure, 0, 1), strict=True)]  # fmt: skip
+    rows = [
+        {"length": float(n), "probability": float(p)}
+        for n, p in zip(
+            np.round(draw.lognormal(3 + length, 0.5, count)),
+            np.clip(draw.beta(8, 2, count) - sure, 0, 1),
+            strict=True,
+        )
+    ]
     return rows, np.where(draw.random(count) < share, "a", "b").tolist()
 
 
@@ -121,8 +127,10 @@ def test_few_texts_that_are_asked_often_are_too_few_to_tell():
 
 
 def test_expected_accuracy_counts_each_request():
-    bins = (CalibrationBin(lower=0.0, upper=0.5, rows=9, confidence=0.3, accuracy=0.2),
-            CalibrationBin(lower=0.5, upper=1.0, rows=9, confidence=0.8, accuracy=0.9))  # fmt: skip
+    bins = (
+        CalibrationBin(lower=0.0, upper=0.5, rows=9, confidence=0.3, accuracy=0.2),
+        CalibrationBin(lower=0.5, upper=1.0, rows=9, confidence=0.8, accuracy=0.9),
+    )
     rows = [{"probability": 0.9, "hash": "x"}] * 3 + [{"probability": 0.1, "hash": "y"}]
     evidence = PLAIN.model_copy(update={"calibration": bins})
     found = expected_accuracy(evidence, table(rows, ["a"] * 4))
@@ -172,10 +180,18 @@ BEGIN = dt.datetime(2026, 10, 1, tzinfo=dt.UTC)
 
 def waited(seconds, instances=1):
     """Rows of requests that took so long, one a minute, each of so many instances."""
-    return pa.Table.from_pylist([
-        {"id": "", "label": "a", "time": BEGIN + dt.timedelta(minutes=i), "seconds": float(took)}
-        for i, took in enumerate(seconds) for _ in range(instances)
-    ])  # fmt: skip
+    return pa.Table.from_pylist(
+        [
+            {
+                "id": "",
+                "label": "a",
+                "time": BEGIN + dt.timedelta(minutes=i),
+                "seconds": float(took),
+            }
+            for i, took in enumerate(seconds)
+            for _ in range(instances)
+        ]
+    )
 
 
 def slow(draw, count, median=0.02):
@@ -185,10 +201,14 @@ def slow(draw, count, median=0.02):
 @pytest.mark.parametrize(
     ("before", "now", "alarms"),
     [
-        (0.02, 0.04, True), (0.02, 0.02, False), (0.04, 0.02, False),  # slower only
-        (0.02, 0.028, False), (0.002, 0.004, False), (0.8, 1.5, True),  # 1.5 times, and 5 ms
+        (0.02, 0.04, True),
+        (0.02, 0.02, False),
+        (0.04, 0.02, False),  # slower only
+        (0.02, 0.028, False),
+        (0.002, 0.004, False),
+        (0.8, 1.5, True),  # 1.5 times, and 5 ms
     ],
-)  # fmt: skip
+)
 def test_a_server_that_became_slower_is_found(before, now, alarms):
     draw = np.random.default_rng(7)
     times = waited(slow(draw, 500, before)), waited(slow(draw, 500, now))
@@ -229,8 +249,9 @@ def answered(*parts):
     """Rows that were answered `a`, and their labels: of each slice `right` of `count`."""
     found = [
         Label("a" if i < right else "b", (("lang", value),) if value else ())
-        for value, count, right in parts for i in range(count)
-    ]  # fmt: skip
+        for value, count, right in parts
+        for i in range(count)
+    ]
     rows = table([{}] * len(found), ["a"] * len(found))
     return rows, {str(i): one for i, one in enumerate(found)}
 
@@ -238,22 +259,27 @@ def answered(*parts):
 def test_accuracy_of_a_slice_that_falls_is_found_where_both_sides_have_rows():
     evidence = sliced(("de", 150, 0.8), ("fr", 150, 0.8), ("it", 99, 0.9), ("", 150, 0.9))
     rows, truth = answered(
-        ("de", 150, 80), ("fr", 150, 121), ("it", 120, 0),  # too few were judged
+        ("de", 150, 80),
+        ("fr", 150, 121),
+        ("it", 120, 0),  # too few were judged
         ("pl", 150, 0),  # was not judged at all
         ("", 150, 0),  # no value, which is no slice either
         ("fr", 0, 0),
-    )  # fmt: skip
+    )
     found = {one.name: one for one in judge(evidence, rows, truth, 100, 0.05)}
     assert {name: one.alarm for name, one in found.items()} == {
-        "accuracy": True, "accuracy:lang=de": True, "accuracy:lang=fr": False,
-    }  # fmt: skip
+        "accuracy": True,
+        "accuracy:lang=de": True,
+        "accuracy:lang=fr": False,
+    }
     one = found["accuracy:lang=de"]
     assert (one.before, one.now, one.rows) == pytest.approx((0.8, 80 / 150, 150))
     assert one.effect == pytest.approx(0.8 - 80 / 150)
     few = answered(("de", 99, 0), ("fr", 150, 121))
     assert {one.name for one in judge(evidence, *few, 100, 0.05)} == {
-        "accuracy", "accuracy:lang=fr",
-    }  # fmt: skip
+        "accuracy",
+        "accuracy:lang=fr",
+    }
     assert judge(sliced(("de", 150, 0.8), metrics=False), rows, truth, 100, 0.05) == ()
 
 
@@ -280,8 +306,9 @@ def test_labels_come_with_the_slices_of_their_row(tmp_path, caplog):
     fields = {"source": "r.jsonl", "columns": {"label": "label", "key": "id"}}
     data = DataSpec(**fields, slices=("lang", "plan"))
     assert labels(data, "text", str(file), {"k", "l", "m", ""}) == {
-        "k": Label("new", (("lang", "fr"),)), "l": Label("x", (("plan", "3"),)),
-    }  # fmt: skip
+        "k": Label("new", (("lang", "fr"),)),
+        "l": Label("x", (("plan", "3"),)),
+    }
     assert not caplog.text
     data = DataSpec(**fields, slices=("lang", "country"))
     assert labels(data, "text", str(file), {"l"}) == {"l": Label("x")}
@@ -289,22 +316,30 @@ def test_labels_come_with_the_slices_of_their_row(tmp_path, caplog):
     assert "there is no column `country`" in caplog.text
     caplog.clear()
     with pytest.raises(DataError, match="no column `class`"):
-        labels(DataSpec(**{**fields, "columns": {"label": "class", "key": "id"}}, slices=("lang",)),
-               "text", str(file), {"l"})  # fmt: skip
+        labels(
+            DataSpec(**{**fields, "columns": {"label": "class", "key": "id"}}, slices=("lang",)),
+            "text",
+            str(file),
+            {"l"},
+        )
     assert not caplog.text  # which would say of slices what is wrong with all
 
 
 def everything(draw, count, accuracy=(0.9, 0.8, 0.7), took=0.02):
     """A month with all kinds of signals: rows, answers, labels by id with slices of two columns."""
     rows, asked = stream(draw, count)
-    rows = [{**row, "seconds": one, "time": BEGIN + dt.timedelta(minutes=i)}
-            for i, (row, one) in enumerate(zip(rows, slow(draw, count, took).tolist(), strict=True))]  # fmt: skip
+    rows = [
+        {**row, "seconds": one, "time": BEGIN + dt.timedelta(minutes=i)}
+        for i, (row, one) in enumerate(zip(rows, slow(draw, count, took).tolist(), strict=True))
+    ]
     langs, plans = np.arange(count) % 3, draw.integers(0, 2, count)
     right = draw.random(count) < np.array(accuracy)[langs]
     truth = {
-        str(i): Label(asked[i] if right[i] else "c", (("lang", f"{langs[i]}"), ("plan", f"{plans[i]}")))
+        str(i): Label(
+            asked[i] if right[i] else "c", (("lang", f"{langs[i]}"), ("plan", f"{plans[i]}"))
+        )
         for i in range(count)
-    }  # fmt: skip
+    }
     return rows, asked, truth, right
 
 
@@ -334,8 +369,9 @@ def test_with_latency_and_slices_a_stream_that_does_not_change_rarely_alarms():
             found[kind] += any(one.alarm for one in signals)
             found[f"{kind}, no floor"] += any(holm([one.p_value for one in signals], 0.05))
             found[f"{kind} by name"] += any(
-                one.alarm and one.name == {"slice": "accuracy:lang=2"}.get(kind, kind) for one in signals
-            )  # fmt: skip
+                one.alarm and one.name == {"slice": "accuracy:lang=2"}.get(kind, kind)
+                for one in signals
+            )
     print(dict(found))
     assert found["nothing"] <= times * 0.05
     assert found["nothing, no floor"] <= times * 0.05

@@ -19,9 +19,12 @@ def texts(count: int, seed: int, unknown: float = 0.1) -> list[str]:
     """Texts of 5 to 30 words, such a share of which is new."""
     draw = np.random.default_rng(seed)
     return [
-        " ".join(str(draw.choice(NEW if draw.random() < unknown else COMMON)) for _ in range(draw.integers(5, 30)))
+        " ".join(
+            str(draw.choice(NEW if draw.random() < unknown else COMMON))
+            for _ in range(draw.integers(5, 30))
+        )
         for _ in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def watched(folder: Path, log: Path | str, text: bool = False) -> ServedModel:
@@ -33,17 +36,27 @@ def watched(folder: Path, log: Path | str, text: bool = False) -> ServedModel:
         words=base64.b64encode(np.array(sorted(words), "<u4").tobytes()).decode(),
         inputs={name: tuple(round(row[name], 4) for row in rows) for name in ("length", "unknown")},
         confidence=tuple(np.random.default_rng(2).uniform(0.5, 1, 300)),
-    )  # fmt: skip
+    )
     classes = tuple(ClassResult(label=name, rows=100, predicted=100) for name in models.LABELS)
-    bins = tuple(CalibrationBin(lower=lower, upper=lower + 0.5, rows=150, confidence=lower + 0.25, accuracy=accuracy)
-                 for lower, accuracy in ((0.0, 0.5), (0.5, 0.8)))  # fmt: skip
+    bins = tuple(
+        CalibrationBin(
+            lower=lower, upper=lower + 0.5, rows=150, confidence=lower + 0.25, accuracy=accuracy
+        )
+        for lower, accuracy in ((0.0, 0.5), (0.5, 0.8))
+    )
     slices = tuple(
         Slice(column="lang", value=value, rows=150, candidate={"accuracy": 0.8})
         for value in ("de", "fr")
     )
     evidence = Evidence.read(model.evidence).model_copy(
-        update={"reference": reference, "classes": classes, "rows": 300, "metrics": {"accuracy": 0.8}, "calibration": bins,
-                "slices": slices}
-    )  # fmt: skip
+        update={
+            "reference": reference,
+            "classes": classes,
+            "rows": 300,
+            "metrics": {"accuracy": 0.8},
+            "calibration": bins,
+            "slices": slices,
+        }
+    )
     evidence.write(Path(model.evidence))
     return dataclasses.replace(model, log=LogTo(str(log), "id", text))

@@ -129,9 +129,13 @@ class _Simulation:
         """What was being done is done; the next thing begins."""
         was = self.state[who]
         for state, begin in (
-            (WAIT, self.start), (START, self.train), (TRAIN, self.hold),
-            (HOLD, self.save), (SAVE, self.after_save), (FINISH, self.finish),
-        ):  # fmt: skip
+            (WAIT, self.start),
+            (START, self.train),
+            (TRAIN, self.hold),
+            (HOLD, self.save),
+            (SAVE, self.after_save),
+            (FINISH, self.finish),
+        ):
             begin(who[was == state])
 
     def start(self, who: np.ndarray) -> None:

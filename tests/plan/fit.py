@@ -85,9 +85,13 @@ def fit(rows: Sequence[Row]) -> Fit:
         return [math.log1p(candidate.error(row)) for row in rows]
 
     found = least_squares(
-        residuals, start, bounds=(least, most), x_scale=np.maximum(start, 1e-6), loss="soft_l1",
+        residuals,
+        start,
+        bounds=(least, most),
+        x_scale=np.maximum(start, 1e-6),
+        loss="soft_l1",
         f_scale=_OUTLIER,
-    )  # fmt: skip
+    )
     return unpacked(found.x)
 
 

@@ -49,7 +49,13 @@ def config(draw, kind):
             "num_attention_heads": heads,
         }
         return {"model_type": "bert", **sizes}
-    return {"model_type": "distilbert", "dim": h, "hidden_dim": 4 * h, "n_layers": layers, "n_heads": heads}  # fmt: skip
+    return {
+        "model_type": "distilbert",
+        "dim": h,
+        "hidden_dim": 4 * h,
+        "n_layers": layers,
+        "n_heads": heads,
+    }
 
 
 def case(draw):

@@ -50,8 +50,14 @@ from tests.plan.stacks import Software, StackWork
 
 # A node's links where a row does not say: NVLink or PCIe one way, and the fastest network that the
 # makers of such clusters build in (DGX A100: 8 x 200 Gbit/s; DGX H100: 8 x 400). GB/s.
-_NODES = {"A100": (300, 200), "H100": (450, 400), "H200": (450, 400), "B200": (900, 400),
-          "V100": (150, 50), "L4": (32, 12.5)}  # fmt: skip
+_NODES = {
+    "A100": (300, 200),
+    "H100": (450, 400),
+    "H200": (450, 400),
+    "B200": (900, 400),
+    "V100": (150, 50),
+    "L4": (32, 12.5),
+}
 _ELSE = (32, 12.5)
 _WATTS = {"H100": 700.0}  # NVIDIA H100 data sheet, SXM
 _TRUE = ("true", "1", "yes")
@@ -90,10 +96,15 @@ def _ours(line: Mapping[str, str]) -> dict[str, str]:
     full = line["activation_checkpointing"].lower() in _TRUE
     return {
         **{key: line[key] for key in line if key not in ("sharding", "params", "mfu_percent")},
-        "precision": precision, "sharding": "fsdp", "stack": "llm-foundry",
-        "attention": "flash1", "prefetch": "no", "merged": "yes", "repeated": "1" if full else "",
+        "precision": precision,
+        "sharding": "fsdp",
+        "stack": "llm-foundry",
+        "attention": "flash1",
+        "prefetch": "no",
+        "merged": "yes",
+        "repeated": "1" if full else "",
         "activation_checkpointing": "full" if full else "none",
-    }  # fmt: skip
+    }
 
 
 def _row(line: Mapping[str, str]) -> Row:
@@ -118,11 +129,14 @@ def _row(line: Mapping[str, str]) -> Row:
     work = StackWork(
         shape=_shape(line),
         layout=Layout(dp, shard, tp, pp, cp, micro_batch_size=number("micro_batch", 1)),
-        accumulation=number("grad_accum", 1), sequence=number("seq_len", 0), precision=precision,
-        checkpointing=checkpointing, compile=(line.get("compile") or "").lower() in _TRUE,
+        accumulation=number("grad_accum", 1),
+        sequence=number("seq_len", 0),
+        precision=precision,
+        checkpointing=checkpointing,
+        compile=(line.get("compile") or "").lower() in _TRUE,
         sharding="optimizer" if sharding == "distributed_optimizer" else "weights",
         software=_software(line),
-    )  # fmt: skip
+    )
     gpu = _as_run(gpu_of(line["gpu"]), line)
     network = line.get("network_gbits") or ""
     cluster = _cluster(gpu, per_node, size // per_node, float(network) if network else None)
@@ -143,11 +157,13 @@ def _software(line: Mapping[str, str]) -> Software:
         scored=float(line["scored"]) if line.get("scored") else None,
         reduced_bytes=4 if line.get("reduce") == "fp32" else 2,
         merged=_yes(line, "merged", otherwise=False),
-        sequence=_yes(line, "sequence_parallel", otherwise=True), chunks=int(float(line.get("vp") or 0)),
+        sequence=_yes(line, "sequence_parallel", otherwise=True),
+        chunks=int(float(line.get("vp") or 0)),
         repeated=0.0 if only_core else None if word else number,
-        core=True if only_core else None, elementwise=not only_core,
+        core=True if only_core else None,
+        elementwise=not only_core,
         blocks=number if word and number else 1.0,
-    )  # fmt: skip
+    )
 
 
 def _yes(line: Mapping[str, str], name: str, otherwise: bool) -> bool:
@@ -158,33 +174,61 @@ def _shape(line: Mapping[str, str]) -> ModelShape:
     width, heads = int(line["d_model"]), int(line["heads"])
     ffn = int(line.get("ffn") or 4 * width)
     return decoder(
-        layers=int(line["layers"]), width=width, heads=heads,
-        kv_heads=int(line.get("kv_heads") or heads), ffn=ffn, vocab=int(line["vocab"]),
-        gated=_yes(line, "gated", otherwise=False), causal=_yes(line, "causal", otherwise=True),
+        layers=int(line["layers"]),
+        width=width,
+        heads=heads,
+        kv_heads=int(line.get("kv_heads") or heads),
+        ffn=ffn,
+        vocab=int(line["vocab"]),
+        gated=_yes(line, "gated", otherwise=False),
+        causal=_yes(line, "causal", otherwise=True),
         dropout=0.1 if _yes(line, "dropout", otherwise=False) else 0.0,
-    )  # fmt: skip
+    )
 
 
 def decoder(
-    layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocab: int, gated: bool,
-    causal: bool = True, dropout: float = 0.0,
-) -> ModelShape:  # fmt: skip
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    gated: bool,
+    causal: bool = True,
+    dropout: float = 0.0,
+) -> ModelShape:
     """A decoder of which nothing but the sizes is known: no biases, a tied table; RMS norms and
     rotary positions where it is gated, as Llama is."""
     kv = width // heads * kv_heads
     up = ("gate", "up") if gated else ("up",)
     return ModelShape(
-        model_type="decoder", layers=layers, d_model=width, heads=heads, kv_heads=kv_heads,
-        head_dim=width // heads, ffn=ffn, gated=gated, vocab=vocab, causal=causal,
-        norm="rms" if gated else "layer", dropout=dropout, attention_dropout=dropout,
+        model_type="decoder",
+        layers=layers,
+        d_model=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=width // heads,
+        ffn=ffn,
+        gated=gated,
+        vocab=vocab,
+        causal=causal,
+        norm="rms" if gated else "layer",
+        dropout=dropout,
+        attention_dropout=dropout,
         matrices=(
-            Matrix("q", width, width, divided="column"), Matrix("k", width, kv, divided="column"),
-            Matrix("v", width, kv, divided="column"), Matrix("o", width, width, divided="row"),
+            Matrix("q", width, width, divided="column"),
+            Matrix("k", width, kv, divided="column"),
+            Matrix("v", width, kv, divided="column"),
+            Matrix("o", width, width, divided="row"),
             *(Matrix(name, width, ffn, divided="column") for name in up),
             Matrix("down", ffn, width, divided="row"),
         ),
-        block_norms=2 * width, table=vocab * width, before=0, after=width, head=None,
-    )  # fmt: skip
+        block_norms=2 * width,
+        table=vocab * width,
+        before=0,
+        after=width,
+        head=None,
+    )
 
 
 def gpu_of(text: str) -> Gpu:

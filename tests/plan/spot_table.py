@@ -26,9 +26,18 @@ NODES = 8
 OFFER = Offer(spot_usd_per_hour=100.0, on_demand_usd_per_hour=250.0)
 NEEDS = Needs(max_run_hours=16.0, budget_usd=1_500.0, deadline_hours=16.0)
 HEADINGS = (
-    "hazard", "reclaims", "interrupted every", "save every", "hours p50 (p10 to p90)", "lost",
-    "cost", "in 16 h", "under $1,500", "on demand in the end", "cost then",
-)  # fmt: skip
+    "hazard",
+    "reclaims",
+    "interrupted every",
+    "save every",
+    "hours p50 (p10 to p90)",
+    "lost",
+    "cost",
+    "in 16 h",
+    "under $1,500",
+    "on demand in the end",
+    "cost then",
+)
 
 
 def table() -> str:

@@ -19,8 +19,11 @@ CONTENTION = 1.0
 # softmax reads and writes (backward it reads the gradient and its own output, and writes), and so does dropout, with a mask of
 # a byte
 MOVED = {
-    ("unfused", False): (4.0, 6.0), ("unfused", True): (9.0, 11.0), ("apart", False): (12.0, 10.0), ("apart", True): (17.0, 15.0),
-}  # fmt: skip
+    ("unfused", False): (4.0, 6.0),
+    ("unfused", True): (9.0, 11.0),
+    ("apart", False): (12.0, 10.0),
+    ("apart", True): (17.0, 15.0),
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,8 +51,12 @@ def test_kernels_reach_what_was_published_of_them():
     assert len(points) == 120
     assert statistics.mean(abs(_off(point)) for point in points) < 0.06
     # what a backward pass and its mask cost, which training consists of for the most part
-    causal = [p for p in points if p["head_dim"] == "128" and p["gpu"] != "H200"
-              if p["causal"] == "yes" or p["pass"] == "backward"]  # fmt: skip
+    causal = [
+        p
+        for p in points
+        if p["head_dim"] == "128" and p["gpu"] != "H200"
+        if p["causal"] == "yes" or p["pass"] == "backward"
+    ]
     assert max(abs(_off(point)) for point in causal) < 0.07
     assert max(abs(_off(point)) for point in points) < 0.3
 
@@ -78,8 +82,10 @@ def test_attention_that_is_written_out_takes_what_is_worked_out_beside_it():
     )
 
 
-@pytest.mark.parametrize(("slower", "faster"), [("unfused", "flash2"), ("flash2", "cudnn"),
-                                                ("cudnn", "flash3"), ("flash1", "flash2")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("slower", "faster"),
+    [("unfused", "flash2"), ("flash2", "cudnn"), ("cudnn", "flash3"), ("flash1", "flash2")],
+)
 def test_kernels_are_in_the_order_of_their_publications(slower, faster):
     times = [_terms(attention=name, sequence=8192)["attention"] for name in (slower, faster)]
     assert times[0] > 1.05 * times[1]
@@ -121,8 +127,10 @@ def test_recomputing_attention_alone_costs_its_forward_pass():
 
 
 def test_queries_keys_and_values_that_are_one_product_waste_less():
-    apart, merged = (StackWork(SEVEN_B, Layout(tp=8), 1, 4096, software=Software(merged=m))
-                     for m in (False, True))  # fmt: skip
+    apart, merged = (
+        StackWork(SEVEN_B, Layout(tp=8), 1, 4096, software=Software(merged=m))
+        for m in (False, True)
+    )
     assert len(apart.factors) == 7
     assert set(merged.factors) == {(4096, 1536), (512, 4096), (4096, 2752), (1376, 4096)}
     products = [_terms(Layout(tp=8), merged=m)["matrix products"] for m in (False, True)]
@@ -166,9 +174,14 @@ def test_a_row_says_how_its_software_differs(tmp_path):
     path.write_text("\n".join(lines) + "\n")
     bert, core, blocks = read_rows(path)
     assert bert.work.software == Software(
-        attention="apart", kernels="fused", prefetched=False, scored=0.15, reduced_bytes=4,
-        sequence=False, merged=True,
-    )  # fmt: skip
+        attention="apart",
+        kernels="fused",
+        prefetched=False,
+        scored=0.15,
+        reduced_bytes=4,
+        sequence=False,
+        merged=True,
+    )
     assert not bert.work.shape.causal
     assert bert.work.shape.attention_dropout > 0
     assert bert.cluster.gpu.bandwidth_bytes_per_second == 2410e9

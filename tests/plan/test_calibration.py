@@ -13,9 +13,18 @@ from rekindle.spec.load import load_target
 from tests.support.plan import ROOT
 
 BASE = Calibration(
-    run_id="r", gpu="A100-80GB", compiled=False, layout="shard 8", measured=2.0, predicted=1.0,
-    ratio=2.0, steps=9, left_out=5, job="another", constants=stamp(),
-)  # fmt: skip
+    run_id="r",
+    gpu="A100-80GB",
+    compiled=False,
+    layout="shard 8",
+    measured=2.0,
+    predicted=1.0,
+    ratio=2.0,
+    steps=9,
+    left_out=5,
+    job="another",
+    constants=stamp(),
+)
 
 
 def plan(*measured, **changes):

@@ -20,8 +20,17 @@ from tests.plan.fresh import case, finalist_of, shape_of
 
 FINALISTS = st.randoms(use_true_random=False).map(case).filter(bool).map(finalist_of)
 WORKS = FINALISTS.map(lambda one: one.work)
-SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-         "n_embd", "n_head", "dim", "hidden_dim", "n_heads")  # fmt: skip
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "n_embd",
+    "n_head",
+    "dim",
+    "hidden_dim",
+    "n_heads",
+)
 drawn = settings(max_examples=200, derandomize=True)
 few = settings(drawn, max_examples=40)
 
@@ -51,7 +60,7 @@ def larger(one):
         "layers": deeper(work, work.layout.stages),
         "width": dataclasses.replace(work, shape=wider),
         "micro-batches": dataclasses.replace(work, accumulation=2 * work.accumulation),
-    }  # fmt: skip
+    }
 
 
 def rule(work):
@@ -142,9 +151,13 @@ def test_a_step_takes_longer_with_more_work_and_no_longer_with_faster_links(one,
 
 @few
 @given(
-    st.integers(1, 20_000), st.integers(1, 20_000), st.floats(0.1, 30), st.floats(0, 120),
-    st.sampled_from(["calm", "moderate", "rough"]), st.integers(1, 16),
-)  # fmt: skip
+    st.integers(1, 20_000),
+    st.integers(1, 20_000),
+    st.floats(0.1, 30),
+    st.floats(0, 120),
+    st.sampled_from(["calm", "moderate", "rough"]),
+    st.integers(1, 16),
+)
 def test_a_longer_run_costs_more_on_either_kind_of_machine(steps, more, step, save, often, nodes):
     runs = [
         risk.Work(steps=n, step_seconds=step, save_seconds=save, restart_seconds=120)

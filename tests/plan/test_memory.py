@@ -133,10 +133,19 @@ def test_straight_lines_through_two_depths_meet_a_third(name):
 # One rank, fp32: weights [8, 8] of a table and a head, one block of 4 + 3 matrices and 3 norms.
 TINY = {
     "config": {
-        "model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 8,
+        "model_type": "llama",
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "vocab_size": 8,
     },
-    "task": "causal_lm", "layout": {}, "train": {}, "sequence": 8, "accumulation": 1,
-}  # fmt: skip
+    "task": "causal_lm",
+    "layout": {},
+    "train": {},
+    "sequence": 8,
+    "accumulation": 1,
+}
 
 
 @pytest.mark.slow

@@ -81,22 +81,37 @@ def test_what_six_scenarios_are_known_to_want():
 
 @settings(max_examples=25)
 @given(
-    st.sampled_from(["llama", "gpt2", "distilbert"]), st.integers(1, 12),
-    st.sampled_from([2, 4, 6, 8]), st.sampled_from([1, 2, 4, 8, 16]),
-    st.sampled_from([4, 8, 48, 64]), st.sampled_from(["fp32", "bf16"]), st.booleans(),
-)  # fmt: skip
+    st.sampled_from(["llama", "gpt2", "distilbert"]),
+    st.integers(1, 12),
+    st.sampled_from([2, 4, 6, 8]),
+    st.sampled_from([1, 2, 4, 8, 16]),
+    st.sampled_from([4, 8, 48, 64]),
+    st.sampled_from(["fp32", "bf16"]),
+    st.booleans(),
+)
 def test_every_layout_offered_is_legal_for_the_engine(
     kind, layers, heads, world, batch, precision, free
 ):
-    config = {"model_type": kind, "num_hidden_layers": layers, "num_attention_heads": heads,
-              "hidden_size": 64 * heads, "n_layer": layers, "n_head": heads, "n_embd": 64 * heads,
-              "n_layers": layers, "n_heads": heads, "dim": 64 * heads}  # fmt: skip
+    config = {
+        "model_type": kind,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "hidden_size": 64 * heads,
+        "n_layer": layers,
+        "n_head": heads,
+        "n_embd": 64 * heads,
+        "n_layers": layers,
+        "n_heads": heads,
+        "dim": 64 * heads,
+    }
     words = kind == "distilbert"
     asked = Asked(
-        "text" if words else "tokens", shape_of(config, 2 if words else None), 256,
+        "text" if words else "tokens",
+        shape_of(config, 2 if words else None),
+        256,
         TrainSpec(global_batch_size=batch, precision=precision),
         frozenset({"activation_checkpointing"} if free else ()),
-    )  # fmt: skip
+    )
     asked = Asked(asked.kind, asked.shape, 256, asked.train, asked.free | {"micro_batch_size"})
     cluster = Cluster(gpu("H100"), min(8, world), max(1, world // 8), 450e9, 400e9)
     found = search(asked, cluster)
@@ -109,11 +124,13 @@ def test_every_layout_offered_is_legal_for_the_engine(
 
 def of(**changes):
     base = {
-        "name": "job", "task": "causal_lm", "data": {"source": "s3://b/t.jsonl", "max_length": 2048},
+        "name": "job",
+        "task": "causal_lm",
+        "data": {"source": "s3://b/t.jsonl", "max_length": 2048},
         "model": {"source": "meta-llama/Llama-3.1-8B"},
         "train": {"steps": 2000, "global_batch_size": 256, "precision": "bf16"},
         "resources": {"machine": "auto"},
-    }  # fmt: skip
+    }
     return Spec.model_validate({**base, **changes})
 
 
@@ -178,17 +195,29 @@ def test_nothing_fits_and_the_nearest_miss_is_told():
     [
         ({"model": {"source": {"model_type": "mamba"}}}, "does not know the architecture `mamba`"),
         ({"task": "", "pipeline": "p.py:f"}, "does not know what a pipeline of your own computes"),
-        ({"task": "image_classification"}, "does not know what the task `image_classification` computes"),
+        (
+            {"task": "image_classification"},
+            "does not know what the task `image_classification` computes",
+        ),
         ({"model": {"source": "nobody/knows-it"}}, "`nobody/knows-it`"),
         ({"resources": {}}, "the planner knows this CPU in fp32, not in bf16"),
         ({"resources": {"machine": "p5.48xlarge"}}, "the config asks for no GPUs"),
         ({"resources": {"machine": "p5.99xlarge", "gpus_per_node": 8}}, "no machine `p5.99xlarge`"),
-        ({"resources": {"machine": "m5.xlarge", "gpus_per_node": 1}}, "m5.xlarge has no GPUs, not 1"),
-        ({"resources": {"accelerator": "X1", "gpus_per_node": 1}}, "no machine of the catalog has these GPUs"),
-        ({"resources": {"machine": "g4dn.xlarge", "gpus_per_node": 1}}, "knows no bf16 peak of T4, but fp32, fp16"),
+        (
+            {"resources": {"machine": "m5.xlarge", "gpus_per_node": 1}},
+            "m5.xlarge has no GPUs, not 1",
+        ),
+        (
+            {"resources": {"accelerator": "X1", "gpus_per_node": 1}},
+            "no machine of the catalog has these GPUs",
+        ),
+        (
+            {"resources": {"machine": "g4dn.xlarge", "gpus_per_node": 1}},
+            "knows no bf16 peak of T4, but fp32, fp16",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_what_cannot_be_planned_is_refused_by_name(changes, says, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(RequestError, match=says.replace("(", r"\(")):
@@ -236,8 +265,11 @@ def test_steps_that_depend_on_data_are_not_guessed():
 
 
 def test_what_the_config_fixes_stays_as_it_is():
-    fixed = ("train.layout={tp: 2, shard: 4}", "train.micro_batch_size=2",
-             "train.activation_checkpointing=full")  # fmt: skip
+    fixed = (
+        "train.layout={tp: 2, shard: 4}",
+        "train.micro_batch_size=2",
+        "train.activation_checkpointing=full",
+    )
     plan = planned("7b-spot", *fixed)
     work = plan.chosen.option.work
     assert (work.layout.tp, work.layout.shard, work.layout.dp) == (2, 4, 1)

@@ -12,29 +12,75 @@ from rekindle.families import FAMILIES
 from rekindle.plan.shape import shape_of
 
 LLAMA_3_8B = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
 CONFIGS = [
     *({"model_type": kind} for kind in FAMILIES),
     LLAMA_3_8B,
-    LLAMA_3_8B | {"num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 28672,
-                  "num_attention_heads": 64},
-    {"model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
-     "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1000,
-     "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
-    {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-     "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True},
-    {"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-     "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True},
+    LLAMA_3_8B
+    | {
+        "num_hidden_layers": 80,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_attention_heads": 64,
+    },
+    {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 1000,
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    {
+        "model_type": "qwen2",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    {
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    },
     {"model_type": "gpt2", "n_embd": 2048, "n_layer": 24, "n_head": 16},
     {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 100},
-    {"model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
-     "intermediate_size": 4096},
+    {
+        "model_type": "bert",
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
     {"model_type": "distilbert", "dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 256},
-    {"model_type": "vit", "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6,
-     "intermediate_size": 1536, "image_size": 32, "patch_size": 4},
-]  # fmt: skip
+    {
+        "model_type": "vit",
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+        "intermediate_size": 1536,
+        "image_size": 32,
+        "patch_size": 4,
+    },
+]
 
 
 def names(config):
@@ -55,7 +101,9 @@ def test_counts_are_those_of_transformers(config):
     kind = config["model_type"]
     given = {key: value for key, value in config.items() if key != "model_type"}
     made = AutoConfig.for_model(kind, **given, num_labels=5, pad_token_id=0)
-    classifier = AutoModelForImageClassification if kind == "vit" else AutoModelForSequenceClassification  # fmt: skip
+    classifier = (
+        AutoModelForImageClassification if kind == "vit" else AutoModelForSequenceClassification
+    )
     with torch.device("meta"):
         assert shape_of(config, 5).parameters == _count(classifier.from_config(made).parameters())
         if not shape_of(config).causal:

@@ -20,9 +20,12 @@ ALONE_USD = uninterrupted_seconds(WORK, interval(WORK, 0.0)) / 3600 * OFFER.on_d
 
 
 KINDS = {
-    "interrupted": "saving and starting again", "dear": "on demand", "late": "chance to take at most",
-    "over_budget": "chance to cost at most", "deadline": "would not make",
-}  # fmt: skip
+    "interrupted": "saving and starting again",
+    "dear": "on demand",
+    "late": "chance to take at most",
+    "over_budget": "chance to cost at most",
+    "deadline": "would not make",
+}
 
 
 def _kinds(reasons: tuple[str, ...]) -> list[str]:

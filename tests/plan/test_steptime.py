@@ -71,8 +71,11 @@ def test_model_sizes_that_were_left_out_are_predicted_within_five_and_a_half_per
 def test_the_command_prints_every_row_and_tells_the_gpus_and_fp8_apart():
     done = subprocess.run(
         [sys.executable, "-m", "tests.plan.validate", PUBLISHED, "--even-odd"],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
     lines = done.stdout.splitlines()
     assert len([line for line in lines if "predicted" in line]) == 216
     summaries = [line.split("  ")[0] for line in lines if "MAPE" in line]
@@ -97,9 +100,16 @@ def test_a_row_of_our_columns_is_read_with_defaults_for_what_is_empty(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("a100_40gb", "A100"), ("a100_80gb", "A100-80GB"), ("A100-80GB", "A100-80GB"),
-     ("h100_80gb", "H100"), ("H200", "H200"), ("A100-SXM4-40GB", "A100"), ("NVIDIA L4", "L4")],
-)  # fmt: skip
+    [
+        ("a100_40gb", "A100"),
+        ("a100_80gb", "A100-80GB"),
+        ("A100-80GB", "A100-80GB"),
+        ("h100_80gb", "H100"),
+        ("H200", "H200"),
+        ("A100-SXM4-40GB", "A100"),
+        ("NVIDIA L4", "L4"),
+    ],
+)
 def test_names_of_gpus_as_others_write_them(text, name):
     assert gpu_of(text).name == name
 

@@ -32,7 +32,10 @@ def test_llama_8b_has_64_36_and_22_gigabytes_of_moments():
 @pytest.mark.parametrize("name", updates.MOVED)
 def test_a_save_copies_what_the_optimizer_has_and_the_worst_moment_is_smaller(name):
     other, adamw = eight(name, pp=4), eight("adamw", pp=4)
-    less = [snapshot_bytes(adamw) - snapshot_bytes(other), memory(adamw).peak_bytes - memory(other).peak_bytes]  # fmt: skip
+    less = [
+        snapshot_bytes(adamw) - snapshot_bytes(other),
+        memory(adamw).peak_bytes - memory(other).peak_bytes,
+    ]
     assert min(less) > 0.4 * 8e9
     assert memory(other).terms["optimizer"] + 4e9 < memory(adamw).terms["optimizer"], (
         "of a fourth of the blocks"

@@ -26,11 +26,16 @@ STORED = json.loads(KEPT.read_text())["cases"]
 GIB = 2**30
 SEVEN = shape_of(
     {
-        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096,
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
     },
     None,
-)  # fmt: skip
+)
 
 
 def work(name):
@@ -221,8 +226,13 @@ def test_the_speed_of_another_engine_is_said_to_be_a_guess():
 
 def test_a_stage_that_shares_more_exchanges_more():
     seconds = [
-        planned("plan/7b-spot.yaml", "train.engine=deepspeed", f"train.engine_config={{zero_optimization: {{stage: {stage}}}}}",
-                "train.micro_batch_size=1", "train.activation_checkpointing=full").chosen.option.step.seconds
+        planned(
+            "plan/7b-spot.yaml",
+            "train.engine=deepspeed",
+            f"train.engine_config={{zero_optimization: {{stage: {stage}}}}}",
+            "train.micro_batch_size=1",
+            "train.activation_checkpointing=full",
+        ).chosen.option.step.seconds
         for stage in (2, 3)
-    ]  # fmt: skip
+    ]
     assert seconds[0] < seconds[1]

@@ -70,9 +70,10 @@ def _summary(name: str, members: Sequence[tuple[Row, float]]) -> str:
 def main(words: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.plan.validate", description=__doc__,
+        prog="python -m tests.plan.validate",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("file", type=Path)
     parser.add_argument("--even-odd", action="store_true", help="tell the two halves apart")
     asked = parser.parse_args(words)

@@ -69,9 +69,16 @@ class Zero(_Run):
 
 
 SHAPE = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "vocab_size": 4096, "tie_word_embeddings": False, "max_position_embeddings": 2048,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 4096,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 2048,
+}
 # buckets that the states would not be seen beside otherwise
 _BARE = {"reduce_bucket_size": 1000}
 _GATHERED = {
@@ -80,10 +87,13 @@ _GATHERED = {
     "stage3_max_reuse_distance": 1000,
 }
 STAGES = {
-    "0": {"stage": 0}, "1": {"stage": 1, **_BARE}, "2": {"stage": 2, **_BARE}, "3": {"stage": 3, **_BARE, **_GATHERED},
+    "0": {"stage": 0},
+    "1": {"stage": 1, **_BARE},
+    "2": {"stage": 2, **_BARE},
+    "3": {"stage": 3, **_BARE, **_GATHERED},
     "2, overlapping": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5_000_000},
     "3, all gathered": {"stage": 3, "reduce_bucket_size": 5_000_000},
-}  # fmt: skip
+}
 KEPT = Path(__file__).with_name("zero.json")
 
 
@@ -99,10 +109,15 @@ def case(stage: str, precision: str, ranks: int, sequence: int) -> Trace:
 
 # one sequence is so short that states decide, the other so long that activations do
 CASES = {
-    f"{stage}: {precision}, {ranks} ranks, {sequence} tokens": case(stage, precision, ranks, sequence)
-    for ranks in (2, 4) for precision in ("bf16", "fp32") for stage in STAGES for sequence in (16, 256)
+    f"{stage}: {precision}, {ranks} ranks, {sequence} tokens": case(
+        stage, precision, ranks, sequence
+    )
+    for ranks in (2, 4)
+    for precision in ("bf16", "fp32")
+    for stage in STAGES
+    for sequence in (16, 256)
     if (stage, precision) != ("0", "bf16")
-}  # fmt: skip
+}
 
 
 def measured(cases: dict[str, Trace], folder: Path) -> dict[str, Any]:

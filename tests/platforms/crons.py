@@ -21,15 +21,23 @@ import zoneinfo
 from collections.abc import Iterator
 
 WINDOWS = {
-    "UTC": "Etc/UTC", "W. Europe Standard Time": "Europe/Berlin", "GMT Standard Time": "Europe/London",
-    "Eastern Standard Time": "America/New_York", "Pacific Standard Time": "America/Los_Angeles",
-    "Lord Howe Standard Time": "Australia/Lord_Howe", "AUS Eastern Standard Time": "Australia/Sydney",
-    "India Standard Time": "Asia/Calcutta", "Nepal Standard Time": "Asia/Katmandu",
-    "Tokyo Standard Time": "Asia/Tokyo", "Morocco Standard Time": "Africa/Casablanca",
-    "Egypt Standard Time": "Africa/Cairo", "New Zealand Standard Time": "Pacific/Auckland",
-    "Cuba Standard Time": "America/Havana", "Chatham Islands Standard Time": "Pacific/Chatham",
+    "UTC": "Etc/UTC",
+    "W. Europe Standard Time": "Europe/Berlin",
+    "GMT Standard Time": "Europe/London",
+    "Eastern Standard Time": "America/New_York",
+    "Pacific Standard Time": "America/Los_Angeles",
+    "Lord Howe Standard Time": "Australia/Lord_Howe",
+    "AUS Eastern Standard Time": "Australia/Sydney",
+    "India Standard Time": "Asia/Calcutta",
+    "Nepal Standard Time": "Asia/Katmandu",
+    "Tokyo Standard Time": "Asia/Tokyo",
+    "Morocco Standard Time": "Africa/Casablanca",
+    "Egypt Standard Time": "Africa/Cairo",
+    "New Zealand Standard Time": "Pacific/Auckland",
+    "Cuba Standard Time": "America/Havana",
+    "Chatham Islands Standard Time": "Pacific/Chatham",
     "Paraguay Standard Time": "America/Asuncion",
-}  # fmt: skip
+}
 _NAMES = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
 _MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
 
@@ -39,8 +47,11 @@ def after(
 ) -> Iterator[dt.datetime]:
     """The starts after `moment`, in UTC."""
     evaluate = {
-        "kubeflow": _robfig, "sagemaker": _eventbridge, "vertex": _unix, "azureml": _windows,
-    }[platform]  # fmt: skip
+        "kubeflow": _robfig,
+        "sagemaker": _eventbridge,
+        "vertex": _unix,
+        "azureml": _windows,
+    }[platform]
     return evaluate(expression, timezone, moment)
 
 
@@ -153,9 +164,12 @@ def _eventbridge(expression: str, timezone: str, moment: dt.datetime) -> Iterato
     assert (day == "?") != (weekday == "?"), "`?` in one of the days, and in one only"
     assert year == "*"
     fields = (
-        _set(minute, 0, 59), _set(hour, 0, 23), _set(day, 1, 31), _set(month, 1, 12, _MONTHS, 1),
+        _set(minute, 0, 59),
+        _set(hour, 0, 23),
+        _set(day, 1, 31),
+        _set(month, 1, 12, _MONTHS, 1),
         {number - 1 for number in _set(weekday, 1, 7, _NAMES, 1)},
-    )  # fmt: skip
+    )
     for instants in _walked(fields, zoneinfo.ZoneInfo(timezone), moment):
         yield from instants[:1]
 
@@ -174,9 +188,12 @@ def _unix(expression: str, timezone: str, moment: dt.datetime) -> Iterator[dt.da
 def _windows(expression: str, timezone: str, moment: dt.datetime) -> Iterator[dt.datetime]:
     minute, hour, _, _, weekday = expression.split()
     fields = (
-        _set(minute, 0, 59), _set(hour, 0, 23), _set("*", 1, 31), _set("*", 1, 12),
+        _set(minute, 0, 59),
+        _set(hour, 0, 23),
+        _set("*", 1, 31),
+        _set("*", 1, 12),
         _set(weekday, 0, 6),
-    )  # fmt: skip
+    )
     for instants in _walked(fields, zoneinfo.ZoneInfo(WINDOWS[timezone]), moment):
         yield from instants if len(instants) == 1 else ()
 
@@ -218,8 +235,11 @@ def _walked(
                         utc
                         for offset in offsets
                         if offset is not None
-                        and (utc := (wall - offset).replace(tzinfo=dt.UTC)).astimezone(zone).replace(tzinfo=None) == wall
-                    }  # fmt: skip
+                        and (utc := (wall - offset).replace(tzinfo=dt.UTC))
+                        .astimezone(zone)
+                        .replace(tzinfo=None)
+                        == wall
+                    }
                     if kept := sorted(utc for utc in found if utc > moment):
                         yield kept if len(kept) == len(found) else sorted(found)
         day += dt.timedelta(1)

@@ -10,8 +10,13 @@ from rekindle.serve.rollout import Rollout
 from rekindle.spec.deploy import DeploySpec
 
 SHADOW = DeploySpec(
-    shadow=20, max_disagreement=0.1, canary=(), step_minutes=0, min_requests=100, max_error_rate=0.02
-)  # fmt: skip
+    shadow=20,
+    max_disagreement=0.1,
+    canary=(),
+    step_minutes=0,
+    min_requests=100,
+    max_error_rate=0.02,
+)
 
 
 def goes_through_the_shadow(

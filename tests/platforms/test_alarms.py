@@ -66,8 +66,19 @@ def cloudwatch(aws, monkeypatch):
         return {one["AlarmName"]: one for one in found} | dict.fromkeys(boards)
 
     def edit(name):
-        fields = ("AlarmName", "AlarmDescription", "Namespace", "MetricName", "Dimensions", "Statistic", "Period",
-                  "EvaluationPeriods", "Threshold", "TreatMissingData", "ComparisonOperator")  # fmt: skip
+        fields = (
+            "AlarmName",
+            "AlarmDescription",
+            "Namespace",
+            "MetricName",
+            "Dimensions",
+            "Statistic",
+            "Period",
+            "EvaluationPeriods",
+            "Threshold",
+            "TreatMissingData",
+            "ComparisonOperator",
+        )
         there = kept()[name]
         api.put_metric_alarm(**{key: there[key] for key in fields} | {"Threshold": 3.0})
 
@@ -85,9 +96,11 @@ def cloud_monitoring(tmp_path, monkeypatch):
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key_file(tmp_path)))
         made.service = service = Monitored(tmp_path / "bucket")
         settings = VertexSpec(
-            project=PROJECT, region=REGION, artifact_root="gs://lake/rekindle",
+            project=PROJECT,
+            region=REGION,
+            artifact_root="gs://lake/rekindle",
             alarm_actions=(f"projects/{PROJECT}/notificationChannels/1",),
-        )  # fmt: skip
+        )
 
         def kept():
             policies = {
@@ -197,8 +210,16 @@ def test_what_people_add_stays_when_the_config_changes(cloudwatch, cloud_monitor
     name = "rekindle-reviews-errors"
     cloudwatch.written(tmp_path)
     alarm = cloudwatch.kept()[name]
-    fields = ("AlarmName", "AlarmDescription", "AlarmActions", "EvaluationPeriods", "Threshold", "ComparisonOperator",
-              "TreatMissingData", "Metrics")  # fmt: skip
+    fields = (
+        "AlarmName",
+        "AlarmDescription",
+        "AlarmActions",
+        "EvaluationPeriods",
+        "Threshold",
+        "ComparisonOperator",
+        "TreatMissingData",
+        "Metrics",
+    )
     boto3.client("cloudwatch", region_name=AWS["region"]).put_metric_alarm(
         **{field: alarm[field] for field in fields}, OKActions=[TOPIC]
     )
@@ -258,8 +279,9 @@ def test_a_policy_that_two_writers_made_goes_whole(cloud_monitoring, tmp_path):
 def test_alarms_of_an_endpoint_that_is_gone_go_too(azure_monitor, azure_service, tmp_path):  # noqa: F811
     there, *_ = azure_monitor.written(tmp_path)
     azure_service.endpoints.there[there.endpoint.path.strip("/")] = {
-        "location": "westeurope", "properties": {},
-    }  # fmt: skip
+        "location": "westeurope",
+        "properties": {},
+    }
     _, _, told = azure_monitor.written(tmp_path)
     assert ("rekindle-reviews-slow", "created") in told
     azure_service.endpoints.there.clear()
@@ -275,9 +297,15 @@ def test_an_alarm_that_somebody_else_has_under_the_name_stays(cloudwatch, tmp_pa
     import boto3
 
     boto3.client("cloudwatch", region_name=AWS["region"]).put_metric_alarm(
-        AlarmName="rekindle-reviews-drift", Namespace="mine", MetricName="m", Statistic="Sum", Period=60,
-        EvaluationPeriods=1, Threshold=1, ComparisonOperator="GreaterThanThreshold",
-    )  # fmt: skip
+        AlarmName="rekindle-reviews-drift",
+        Namespace="mine",
+        MetricName="m",
+        Statistic="Sum",
+        Period=60,
+        EvaluationPeriods=1,
+        Threshold=1,
+        ComparisonOperator="GreaterThanThreshold",
+    )
     told = dict(cloudwatch.written(tmp_path)[2])
     assert told["rekindle-reviews-drift"] == "edited"
     assert cloudwatch.kept()["rekindle-reviews-drift"]["Namespace"] == "mine"
@@ -297,8 +325,11 @@ def test_the_verb_writes_says_what_was_edited_and_deletes(tmp_path, capsys):
         f"{text}\nplatforms: {{kubeflow: {{host: 'https://kubeflow.example.com'}}}}\n"
     )
     home, said = ["--home", str(tmp_path / "home")], capsys
-    words = ["register.tracking_uri=https://mlflow.example.com", "data.source=s3://lake/digits.csv",
-             "platforms.kubeflow.artifact_root=s3://lake/rekindle"]  # fmt: skip
+    words = [
+        "register.tracking_uri=https://mlflow.example.com",
+        "data.source=s3://lake/digits.csv",
+        "platforms.kubeflow.artifact_root=s3://lake/rekindle",
+    ]
     asked = [
         str(config),
         *(f"--set={word}" for word in words),
@@ -312,8 +343,9 @@ def test_the_verb_writes_says_what_was_edited_and_deletes(tmp_path, capsys):
     assert invoke(["alarms", "write", *asked, "--yes"]) == 0
     told = json.loads(said.readouterr().out)
     assert [(one["name"], one["state"]) for one in told["alarms"]] == [
-        ("prometheusrule.yaml", "created"), ("dashboard.json", "created"),
-    ]  # fmt: skip
+        ("prometheusrule.yaml", "created"),
+        ("dashboard.json", "created"),
+    ]
     rules = tmp_path / "home" / "alarms" / "reviews" / "prometheusrule.yaml"
     assert yaml.safe_load(rules.read_text())["kind"] == "PrometheusRule"
     assert invoke(["alarms", "write", *asked]) == 0, "what is the same needs no yes"

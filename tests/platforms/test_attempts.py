@@ -13,11 +13,27 @@ def job(name: str, state: str, created: float, ended: float | None = None) -> Jo
 
 
 A, B, C = (
-    {state: job(name, state, at, None if state in ("QUEUED", "RUNNING", "CANCELLING", "PAUSED") else at + 5)
-     for state in ("QUEUED", "RUNNING", "CANCELLING", "PAUSED", "SUCCEEDED", "FAILED", "CANCELLED",
-                   "EXPIRED", "PARTIALLY_SUCCEEDED")}
+    {
+        state: job(
+            name,
+            state,
+            at,
+            None if state in ("QUEUED", "RUNNING", "CANCELLING", "PAUSED") else at + 5,
+        )
+        for state in (
+            "QUEUED",
+            "RUNNING",
+            "CANCELLING",
+            "PAUSED",
+            "SUCCEEDED",
+            "FAILED",
+            "CANCELLED",
+            "EXPIRED",
+            "PARTIALLY_SUCCEEDED",
+        )
+    }
     for name, at in (("a", 10.0), ("b", 20.0), ("c", 30.0))
-)  # fmt: skip
+)
 DURING_A = job("b", "RUNNING", 12)
 GAVE_WAY = job("b", "CANCELLED", 12, 14)
 
@@ -92,11 +108,14 @@ def test_preemptions_and_failures_are_counted_apart() -> None:
 def test_times_are_read_as_the_service_writes_them() -> None:
     container = {"imageUri": "i", "command": ["python3", "/gcs/b/x/node.pyz"]}
     raw = {
-        "name": "projects/1/locations/l/customJobs/7", "createTime": "2026-11-22T10:00:00.123456789Z",
-        "startTime": "2026-11-22T10:00:01Z", "updateTime": "2026-11-22T10:00:03.5Z",
+        "name": "projects/1/locations/l/customJobs/7",
+        "createTime": "2026-11-22T10:00:00.123456789Z",
+        "startTime": "2026-11-22T10:00:01Z",
+        "updateTime": "2026-11-22T10:00:03.5Z",
         "jobSpec": {"workerPoolSpecs": [{"containerSpec": container}]},
-        "state": "JOB_STATE_EXPIRED", "error": {"message": "late"},
-    }  # fmt: skip
+        "state": "JOB_STATE_EXPIRED",
+        "error": {"message": "late"},
+    }
     found = job_of(raw)
     assert (found.number, found.state, found.error, found.ran_seconds) == (
         "7",

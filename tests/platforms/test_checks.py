@@ -22,16 +22,21 @@ def fails(error: Exception, login: bool = False) -> Check:
 def test_each_answer_is_one_of_three_and_one_question_may_find_several_problems() -> None:
     several = RequestError([Problem("one", fix="do"), Problem("two", "elsewhere", "do more")])
     asked = [
-        Check("a", "platforms.p.a", lambda: "there"), fails(NotChecked("you may not")), fails(several),
-        fails(UnreachableError("no answer")), fails(KeyError("of another shape")),
-    ]  # fmt: skip
+        Check("a", "platforms.p.a", lambda: "there"),
+        fails(NotChecked("you may not")),
+        fails(several),
+        fails(UnreachableError("no answer")),
+        fails(KeyError("of another shape")),
+    ]
     found = answered(asked)
     assert [(check.state, check.where, check.said) for check in found] == [
-        ("ok", "platforms.p.a", "there"), ("not asked", "platforms.p.a", "you may not"),
-        ("problem", "platforms.p.a", "one"), ("problem", "elsewhere", "two"),
+        ("ok", "platforms.p.a", "there"),
+        ("not asked", "platforms.p.a", "you may not"),
+        ("problem", "platforms.p.a", "one"),
+        ("problem", "elsewhere", "two"),
         ("not asked", "platforms.p.a", "no answer"),
         ("not asked", "platforms.p.a", "the answer cannot be read (KeyError)"),
-    ]  # fmt: skip
+    ]
     assert problems(found) == (
         Problem("one", "platforms.p.a", "do"),
         Problem("two", "elsewhere", "do more"),
@@ -80,16 +85,25 @@ def test_before_a_submission_only_what_is_quick_is_asked(monkeypatch: pytest.Mon
     found = run_checks([login, slow, late], early=True)
     never.set()
     assert [(check.name, check.said) for check in found] == [
-        ("login", "me"), ("slow", "no answer within 0.2 s"),
-    ]  # fmt: skip
+        ("login", "me"),
+        ("slow", "no answer within 0.2 s"),
+    ]
 
 
 def test_images_are_those_whose_registry_is_known_each_once() -> None:
     references = [
-        "a.example.com/b/c@sha256:00", "a.example.com:5000/b:1@sha256:00", "localhost:5000/b:1",
-        "gcr.io/p/b", "gcr.io/p/b", "python:3.11", "library/python:3.11", "",
-    ]  # fmt: skip
+        "a.example.com/b/c@sha256:00",
+        "a.example.com:5000/b:1@sha256:00",
+        "localhost:5000/b:1",
+        "gcr.io/p/b",
+        "gcr.io/p/b",
+        "python:3.11",
+        "library/python:3.11",
+        "",
+    ]
     assert images(references) == [
-        Image("a.example.com", "b/c", "sha256:00"), Image("a.example.com:5000", "b", "sha256:00"),
-        Image("gcr.io", "p/b", "latest"), Image("localhost:5000", "b", "1"),
-    ]  # fmt: skip
+        Image("a.example.com", "b/c", "sha256:00"),
+        Image("a.example.com:5000", "b", "sha256:00"),
+        Image("gcr.io", "p/b", "latest"),
+        Image("localhost:5000", "b", "1"),
+    ]

@@ -18,15 +18,23 @@ from tests.platforms.toy import ToySpec
 
 # method of Platform -> module and function of a platform
 FUNCTIONS = {
-    "compile": "compile.compile", "cache_keys": "client.cache_keys",
-    "submit": "client.submit", "describe": "runs.describe",
-    "read_log": "runs.read_log", "cancel": "runs.cancel", "resume": "runs.resume",
-    "artifacts": "runs.artifacts", "read": "runs.read",
-    "lowered": "schedule.lowered", "set_schedule": "schedule.set_",
-    "list_schedules": "schedule.list_", "pause_schedule": "schedule.pause",
-    "delete_schedule": "schedule.delete", "permissions": "doctor.permissions",
+    "compile": "compile.compile",
+    "cache_keys": "client.cache_keys",
+    "submit": "client.submit",
+    "describe": "runs.describe",
+    "read_log": "runs.read_log",
+    "cancel": "runs.cancel",
+    "resume": "runs.resume",
+    "artifacts": "runs.artifacts",
+    "read": "runs.read",
+    "lowered": "schedule.lowered",
+    "set_schedule": "schedule.set_",
+    "list_schedules": "schedule.list_",
+    "pause_schedule": "schedule.pause",
+    "delete_schedule": "schedule.delete",
+    "permissions": "doctor.permissions",
     "checks": "doctor.checks",
-}  # fmt: skip
+}
 
 
 def test_the_table_has_a_section_of_the_config_for_each_platform():

@@ -101,58 +101,102 @@ Change = Callable[[World], Any]
 # a platform, what is different there and in the config, and what is reported
 WRONG: dict[str, tuple[str, Change, dict[str, str], str]] = {
     "a repository that is not there": (
-        "sagemaker", lambda w: w.aws.images.clear(), {}, "ECR has no repository train | aws ecr create-repository",
+        "sagemaker",
+        lambda w: w.aws.images.clear(),
+        {},
+        "ECR has no repository train | aws ecr create-repository",
     ),
     "an image elsewhere": (
-        "sagemaker", lambda w: None, {"image": f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/train@{DIGEST}"},
+        "sagemaker",
+        lambda w: None,
+        {"image": f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/train@{DIGEST}"},
         "the image is in us-east-1, the jobs are in eu-central-1 | push it to ECR in eu-central-1",
     ),
-    "a secret that is not on AWS": ("sagemaker", lambda w: w.aws.secrets.clear(), {}, f"there is no secret {AWS} | aws"),
+    "a secret that is not on AWS": (
+        "sagemaker",
+        lambda w: w.aws.secrets.clear(),
+        {},
+        f"there is no secret {AWS} | aws",
+    ),
     "a bucket that is not there": (
-        "vertex", lambda w: w.google.buckets.clear(), {}, "there is no bucket lake | gcloud storage buckets create gs://lake",
+        "vertex",
+        lambda w: w.google.buckets.clear(),
+        {},
+        "there is no bucket lake | gcloud storage buckets create gs://lake",
     ),
     "a bucket that one may not look at": (
-        "vertex", lambda w: w.google.errors.update({"GET storage": 403}), {}, "the bucket lake belongs to another project",
+        "vertex",
+        lambda w: w.google.errors.update({"GET storage": 403}),
+        {},
+        "the bucket lake belongs to another project",
     ),
     "a bucket elsewhere": (
-        "vertex", lambda w: w.google.buckets["lake"].update(location="US-CENTRAL1"), {},
+        "vertex",
+        lambda w: w.google.buckets["lake"].update(location="US-CENTRAL1"),
+        {},
         "the bucket lake is in us-central1, the pipeline in europe-west4 | name a bucket in europe-west4",
     ),
     "an account that may run nothing": (
-        "vertex", lambda w: w.google.denied.add("aiplatform.pipelineJobs.create"), {},
+        "vertex",
+        lambda w: w.google.denied.add("aiplatform.pipelineJobs.create"),
+        {},
         f"you may not aiplatform.pipelineJobs.create in {PROJECT} | ask for roles/aiplatform.user",
     ),
     "an API that is off": (
-        "vertex", lambda w: w.google.apis.clear(), {}, f"{PROJECT} does not use aiplatform.googleapis.com | gcloud services enable",
+        "vertex",
+        lambda w: w.google.apis.clear(),
+        {},
+        f"{PROJECT} does not use aiplatform.googleapis.com | gcloud services enable",
     ),
     "a secret that is not on Google": (
-        "vertex", lambda w: w.google.secrets.clear(), {}, f"there is no secret {GOOGLE} | gcloud secrets",
+        "vertex",
+        lambda w: w.google.secrets.clear(),
+        {},
+        f"there is no secret {GOOGLE} | gcloud secrets",
     ),
     "a secret that is disabled": (
-        "vertex", lambda w: w.google.secrets.update({GOOGLE: "DISABLED"}), {}, f"the secret {GOOGLE} is DISABLED | gcloud",
+        "vertex",
+        lambda w: w.google.secrets.update({GOOGLE: "DISABLED"}),
+        {},
+        f"the secret {GOOGLE} is DISABLED | gcloud",
     ),
     "a workspace that one may not see": (
-        "azureml", lambda w: w.azure.errors.update({f"GET management.azure.com{w.azure.root}": 403}), {},
+        "azureml",
+        lambda w: w.azure.errors.update({f"GET management.azure.com{w.azure.root}": 403}),
+        {},
         "there is no workspace forge in rg, or you may not see it | az ml workspace list",
     ),
     "a container of another tenant": (
-        "azureml", lambda w: w.azure.containers.update({"acc/lake": 401}), {},
+        "azureml",
+        lambda w: w.azure.containers.update({"acc/lake": 401}),
+        {},
         "the container lake of acc.dfs.core.windows.net belongs to another tenant",
     ),
     "a container that the user may not read, where steps act as the user": (
-        "azureml", lambda w: w.azure.containers.update({"acc/lake": 403}), {"identity": "user"},
+        "azureml",
+        lambda w: w.azure.containers.update({"acc/lake": 403}),
+        {"identity": "user"},
         "or you may not read it | name one of yours",
     ),
     "a secret that is not on Azure": (
-        "azureml", lambda w: w.azure.secrets.clear(), {}, f"there is no secret {AZURE} | az keyvault secret list",
+        "azureml",
+        lambda w: w.azure.secrets.clear(),
+        {},
+        f"there is no secret {AZURE} | az keyvault secret list",
     ),
     "a version of a secret that is not there": (
-        "azureml", lambda w: None, {"secrets": f"{{HF_TOKEN: '{OLD}'}}"}, f"there is no secret {OLD} | az",
+        "azureml",
+        lambda w: None,
+        {"secrets": f"{{HF_TOKEN: '{OLD}'}}"},
+        f"there is no secret {OLD} | az",
     ),
     "a token without rights": (
-        "kubeflow", lambda w: w.kfp.faults.append(Fault("GET healthz", 403)), {}, "the token has no right there: HTTP 403",
+        "kubeflow",
+        lambda w: w.kfp.faults.append(Fault("GET healthz", 403)),
+        {},
+        "the token has no right there: HTTP 403",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -175,43 +219,53 @@ IN_AZURE = "Microsoft.MachineLearningServices/workspaces"
 # a platform, what may not be done there, and what is reported
 LACKED: dict[str, tuple[str, Change, str]] = {
     "an endpoint on SageMaker": (
-        "sagemaker", lambda w: w.aws.denied.add("sagemaker:CreateEndpoint"),
+        "sagemaker",
+        lambda w: w.aws.denied.add("sagemaker:CreateEndpoint"),
         f"you may not sagemaker:CreateEndpoint | have arn:aws:iam::{ACCOUNT}:user/who-asks allowed it on "
         f"arn:aws:sagemaker:eu-central-1:{ACCOUNT}:endpoint/c",
     ),
     "the role on SageMaker": (
-        "sagemaker", lambda w: w.aws.denied.add("iam:PassRole"),
+        "sagemaker",
+        lambda w: w.aws.denied.add("iam:PassRole"),
         f"you may not iam:PassRole | have arn:aws:iam::{ACCOUNT}:user/who-asks allowed it on arn:aws:iam::{ACCOUNT}:role/me",
     ),
     "a version in SageMaker's registry": (
-        "sagemaker", lambda w: w.aws.denied.add("sagemaker:UpdateModelPackage"),
+        "sagemaker",
+        lambda w: w.aws.denied.add("sagemaker:UpdateModelPackage"),
         f"you may not sagemaker:UpdateModelPackage | have arn:aws:iam::{ACCOUNT}:user/who-asks allowed it on "
         f"arn:aws:sagemaker:eu-central-1:{ACCOUNT}:model-package/c/*",
     ),
     "an endpoint on Vertex AI": (
-        "vertex", lambda w: w.google.denied.add(SERVES), f"you may not {SERVES} | ask for roles/aiplatform.user in the project forge",
+        "vertex",
+        lambda w: w.google.denied.add(SERVES),
+        f"you may not {SERVES} | ask for roles/aiplatform.user in the project forge",
     ),
     "counts on Vertex AI": (
-        "vertex", lambda w: w.google.denied.add("monitoring.timeSeries.list"),
+        "vertex",
+        lambda w: w.google.denied.add("monitoring.timeSeries.list"),
         "you may not monitoring.timeSeries.list | ask for roles/monitoring.viewer in the project forge",
     ),
     "an alias on Vertex AI": (
-        "vertex", lambda w: w.google.denied.add("aiplatform.models.update"),
+        "vertex",
+        lambda w: w.google.denied.add("aiplatform.models.update"),
         "you may not aiplatform.models.update | ask for roles/aiplatform.user in the project forge",
     ),
     "a deployment on Azure ML": (
-        "azureml", lambda w: w.azure.roles[0]["notActions"].append(f"{IN_AZURE}/onlineEndpoints/*/write"),
+        "azureml",
+        lambda w: w.azure.roles[0]["notActions"].append(f"{IN_AZURE}/onlineEndpoints/*/write"),
         f"you may not {IN_AZURE}/onlineEndpoints/deployments/write | ask for `AzureML Data Scientist` on forge",
     ),
     "counts on Azure ML": (
-        "azureml", lambda w: w.azure.roles.pop(),
+        "azureml",
+        lambda w: w.azure.roles.pop(),
         "you may not Microsoft.Insights/metrics/read | ask for `Monitoring Reader` on forge",
     ),
     "a model on Azure ML": (
-        "azureml", lambda w: w.azure.roles[0]["notActions"].append(f"{IN_AZURE}/MODELS/write"),
+        "azureml",
+        lambda w: w.azure.roles[0]["notActions"].append(f"{IN_AZURE}/MODELS/write"),
         f"you may not {IN_AZURE}/models/write | ask for `AzureML Data Scientist` on forge",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -265,21 +319,31 @@ def test_a_config_says_what_it_needs_beyond_training() -> None:
 
 UNASKED: dict[str, tuple[Change, set[str]]] = {
     "sagemaker": (
-        lambda w: w.aws.errors.update({f"{s}:*": (400, "AccessDeniedException") for s in ("ecr", "secretsmanager")}),
+        lambda w: w.aws.errors.update(
+            {f"{s}:*": (400, "AccessDeniedException") for s in ("ecr", "secretsmanager")}
+        ),
         {"credentials", "region", "bucket"},
     ),
     "vertex": (  # APIs that the project does not use, and a registry that does not answer
-        lambda w: w.google.errors.update({
-            **{f"{m} {s}": 403 for m in ("GET", "POST") for s in ("cloudresourcemanager", "serviceusage", "aiplatform", "secretmanager")},
-            "HEAD europe-docker.pkg.dev": 0,
-        }),
+        lambda w: w.google.errors.update(
+            {
+                **{
+                    f"{m} {s}": 403
+                    for m in ("GET", "POST")
+                    for s in ("cloudresourcemanager", "serviceusage", "aiplatform", "secretmanager")
+                },
+                "HEAD europe-docker.pkg.dev": 0,
+            }
+        ),
         {"credentials", "bucket"},
     ),
     "azureml": (
-        lambda w: w.azure.errors.update(dict.fromkeys(("HEAD acc.dfs", "POST lake.azurecr.io", "GET my-vault"), 403)),
+        lambda w: w.azure.errors.update(
+            dict.fromkeys(("HEAD acc.dfs", "POST lake.azurecr.io", "GET my-vault"), 403)
+        ),
         {"credentials", "workspace"},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("platform", UNASKED)

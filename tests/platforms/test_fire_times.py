@@ -27,56 +27,130 @@ from tests.platforms import crons
 croniter = pytest.importorskip("croniter").croniter
 PLATFORMS = ("azureml", "kubeflow", "sagemaker", "vertex")
 ROWS = [
-    ("0 3 * * *", "UTC"), ("0 3 * * 1", "UTC"), ("0 3 * * mon", "Europe/Berlin"),
-    ("30 2 * * *", "Europe/Berlin"), ("0 2 * * *", "Europe/Berlin"), ("0 3 * * *", "Europe/Berlin"),
-    ("0 * * * *", "Europe/Berlin"), ("*/30 1-3 * * *", "Europe/Berlin"), ("0 2 * * sun", "Europe/Berlin"),
-    ("15 1 * * *", "Europe/London"), ("0 0 * * *", "Europe/London"), ("0 12 * * sat", "Europe/London"),
-    ("30 1 * * *", "America/New_York"), ("30 2 * * 0", "America/New_York"), ("0 */2 * * *", "America/New_York"),
-    ("0 9-17 * * mon-fri", "America/New_York"), ("45 23 * * 6", "America/Los_Angeles"), ("0 2 * * *", "America/Los_Angeles"),
-    ("15 2 * * *", "Australia/Lord_Howe"), ("45 1 * * *", "Australia/Lord_Howe"), ("0 9 * * *", "Australia/Lord_Howe"),
-    ("30 2 * * *", "Australia/Sydney"), ("0 4 * * 1-5", "Australia/Sydney"),
-    ("0 3 * * *", "Asia/Kolkata"), ("*/15 * * * *", "Asia/Kolkata"), ("30 5 * * 0", "Asia/Kolkata"),
-    ("0 6 * * *", "Asia/Kathmandu"), ("5/20 9-17/4 * * 1-5", "Asia/Tokyo"), ("0 0 * * sun,wed", "Asia/Tokyo"),
-    ("30 2 * * *", "Africa/Casablanca"), ("0 3 * * *", "Africa/Casablanca"), ("0 5 * * fri", "Africa/Cairo"),
-    ("0 */3 * * *", "Pacific/Auckland"), ("45 2 * * *", "Pacific/Chatham"), ("0 22 * * *", "Pacific/Chatham"),
-    ("0 3 * * */2", "UTC"), ("0 0 * * 0", "UTC"), ("59 23 * * 6", "UTC"), ("* * * * *", "UTC"),
-    ("0 3 1 * *", "UTC"), ("0 3 1,15 * *", "Europe/Berlin"), ("0 3 31 * *", "America/New_York"),
-    ("0 3 29 2 *", "UTC"), ("0 3 */2 * *", "UTC"), ("30 6 1-7 jan,jul *", "Asia/Kolkata"),
-    ("0 0 1 1 *", "Pacific/Auckland"), ("0 3 * 3 *", "Europe/Berlin"), ("10 5 28 3 *", "Europe/Berlin"),
-    ("0 3 1 * 1", "UTC"), ("0 3 13 * fri", "Europe/London"), ("0 3 1-7 * sun", "America/New_York"),
-    ("0 3 * * *", "America/Vancouver"), ("0 3 * * *", "America/Scoresbysund"),
-]  # fmt: skip
+    ("0 3 * * *", "UTC"),
+    ("0 3 * * 1", "UTC"),
+    ("0 3 * * mon", "Europe/Berlin"),
+    ("30 2 * * *", "Europe/Berlin"),
+    ("0 2 * * *", "Europe/Berlin"),
+    ("0 3 * * *", "Europe/Berlin"),
+    ("0 * * * *", "Europe/Berlin"),
+    ("*/30 1-3 * * *", "Europe/Berlin"),
+    ("0 2 * * sun", "Europe/Berlin"),
+    ("15 1 * * *", "Europe/London"),
+    ("0 0 * * *", "Europe/London"),
+    ("0 12 * * sat", "Europe/London"),
+    ("30 1 * * *", "America/New_York"),
+    ("30 2 * * 0", "America/New_York"),
+    ("0 */2 * * *", "America/New_York"),
+    ("0 9-17 * * mon-fri", "America/New_York"),
+    ("45 23 * * 6", "America/Los_Angeles"),
+    ("0 2 * * *", "America/Los_Angeles"),
+    ("15 2 * * *", "Australia/Lord_Howe"),
+    ("45 1 * * *", "Australia/Lord_Howe"),
+    ("0 9 * * *", "Australia/Lord_Howe"),
+    ("30 2 * * *", "Australia/Sydney"),
+    ("0 4 * * 1-5", "Australia/Sydney"),
+    ("0 3 * * *", "Asia/Kolkata"),
+    ("*/15 * * * *", "Asia/Kolkata"),
+    ("30 5 * * 0", "Asia/Kolkata"),
+    ("0 6 * * *", "Asia/Kathmandu"),
+    ("5/20 9-17/4 * * 1-5", "Asia/Tokyo"),
+    ("0 0 * * sun,wed", "Asia/Tokyo"),
+    ("30 2 * * *", "Africa/Casablanca"),
+    ("0 3 * * *", "Africa/Casablanca"),
+    ("0 5 * * fri", "Africa/Cairo"),
+    ("0 */3 * * *", "Pacific/Auckland"),
+    ("45 2 * * *", "Pacific/Chatham"),
+    ("0 22 * * *", "Pacific/Chatham"),
+    ("0 3 * * */2", "UTC"),
+    ("0 0 * * 0", "UTC"),
+    ("59 23 * * 6", "UTC"),
+    ("* * * * *", "UTC"),
+    ("0 3 1 * *", "UTC"),
+    ("0 3 1,15 * *", "Europe/Berlin"),
+    ("0 3 31 * *", "America/New_York"),
+    ("0 3 29 2 *", "UTC"),
+    ("0 3 */2 * *", "UTC"),
+    ("30 6 1-7 jan,jul *", "Asia/Kolkata"),
+    ("0 0 1 1 *", "Pacific/Auckland"),
+    ("0 3 * 3 *", "Europe/Berlin"),
+    ("10 5 28 3 *", "Europe/Berlin"),
+    ("0 3 1 * 1", "UTC"),
+    ("0 3 13 * fri", "Europe/London"),
+    ("0 3 1-7 * sun", "America/New_York"),
+    ("0 3 * * *", "America/Vancouver"),
+    ("0 3 * * *", "America/Scoresbysund"),
+]
 DAYS = "ignores days of the month and months"
 BOTH = "days of the month and of the week"
 NAME = "no name for the time zone"
 REFUSED = {
-    "0 3 1 * *": {"azureml": DAYS}, "0 3 1,15 * *": {"azureml": DAYS}, "0 3 31 * *": {"azureml": DAYS},
-    "0 3 29 2 *": {"azureml": DAYS}, "0 3 */2 * *": {"azureml": DAYS}, "30 6 1-7 jan,jul *": {"azureml": DAYS},
-    "0 0 1 1 *": {"azureml": DAYS}, "0 3 * 3 *": {"azureml": DAYS}, "10 5 28 3 *": {"azureml": DAYS},
+    "0 3 1 * *": {"azureml": DAYS},
+    "0 3 1,15 * *": {"azureml": DAYS},
+    "0 3 31 * *": {"azureml": DAYS},
+    "0 3 29 2 *": {"azureml": DAYS},
+    "0 3 */2 * *": {"azureml": DAYS},
+    "30 6 1-7 jan,jul *": {"azureml": DAYS},
+    "0 0 1 1 *": {"azureml": DAYS},
+    "0 3 * 3 *": {"azureml": DAYS},
+    "10 5 28 3 *": {"azureml": DAYS},
     "0 3 1 * 1": {"azureml": DAYS, "sagemaker": BOTH, "vertex": BOTH},
     "0 3 13 * fri": {"azureml": DAYS, "sagemaker": BOTH, "vertex": BOTH},
     "0 3 1-7 * sun": {"azureml": DAYS, "sagemaker": BOTH, "vertex": BOTH},
-    "America/Vancouver": {"azureml": NAME}, "America/Scoresbysund": {"azureml": NAME},
-}  # fmt: skip
+    "America/Vancouver": {"azureml": NAME},
+    "America/Scoresbysund": {"azureml": NAME},
+}
 # row: what croniter starts for a time that the clock skips; the first, and the second, start at a time
 # that it repeats; all in UTC
 CLOCKS = {
-    ("30 2 * * *", "Europe/Berlin"): ({"2027-03-28T01:00"}, {"2027-10-31T00:30"}, {"2027-10-31T01:30"}),
-    ("0 2 * * *", "Europe/Berlin"): ({"2027-03-28T01:00"}, {"2027-10-31T00:00"}, {"2027-10-31T01:00"}),
+    ("30 2 * * *", "Europe/Berlin"): (
+        {"2027-03-28T01:00"},
+        {"2027-10-31T00:30"},
+        {"2027-10-31T01:30"},
+    ),
+    ("0 2 * * *", "Europe/Berlin"): (
+        {"2027-03-28T01:00"},
+        {"2027-10-31T00:00"},
+        {"2027-10-31T01:00"},
+    ),
     ("0 * * * *", "Europe/Berlin"): ((), {"2027-10-31T00:00"}, {"2027-10-31T01:00"}),
-    ("*/30 1-3 * * *", "Europe/Berlin"): ((), {"2027-10-31T00:00", "2027-10-31T00:30"}, {"2027-10-31T01:00", "2027-10-31T01:30"}),
-    ("0 2 * * sun", "Europe/Berlin"): ({"2027-03-28T01:00", "2028-03-26T01:00"}, {"2027-10-31T00:00"}, {"2027-10-31T01:00"}),
-    ("15 1 * * *", "Europe/London"): ({"2027-03-28T01:00"}, {"2027-10-31T00:15"}, {"2027-10-31T01:15"}),
+    ("*/30 1-3 * * *", "Europe/Berlin"): (
+        (),
+        {"2027-10-31T00:00", "2027-10-31T00:30"},
+        {"2027-10-31T01:00", "2027-10-31T01:30"},
+    ),
+    ("0 2 * * sun", "Europe/Berlin"): (
+        {"2027-03-28T01:00", "2028-03-26T01:00"},
+        {"2027-10-31T00:00"},
+        {"2027-10-31T01:00"},
+    ),
+    ("15 1 * * *", "Europe/London"): (
+        {"2027-03-28T01:00"},
+        {"2027-10-31T00:15"},
+        {"2027-10-31T01:15"},
+    ),
     ("30 1 * * *", "America/New_York"): ((), {"2027-11-07T05:30"}, {"2027-11-07T06:30"}),
     ("30 2 * * 0", "America/New_York"): ({"2027-03-14T07:00", "2028-03-12T07:00"}, (), ()),
     ("0 */2 * * *", "America/New_York"): ({"2027-03-14T07:00"}, (), ()),
     ("0 2 * * *", "America/Los_Angeles"): ({"2027-03-14T10:00"}, (), ()),
     ("15 2 * * *", "Australia/Lord_Howe"): ({"2027-10-02T15:30"}, (), ()),
     ("45 1 * * *", "Australia/Lord_Howe"): ((), {"2027-04-03T14:45"}, {"2027-04-03T15:15"}),
-    ("30 2 * * *", "Australia/Sydney"): ({"2027-10-02T16:00"}, {"2027-04-03T15:30"}, {"2027-04-03T16:30"}),
-    ("30 2 * * *", "Africa/Casablanca"): ({"2027-03-14T02:00"}, {"2027-02-07T01:30", "2028-01-23T01:30"}, {"2027-02-07T02:30", "2028-01-23T02:30"}),
-    ("45 2 * * *", "Pacific/Chatham"): ({"2027-09-25T14:00"}, {"2027-04-03T13:00"}, {"2027-04-03T14:00"}),
-}  # fmt: skip
+    ("30 2 * * *", "Australia/Sydney"): (
+        {"2027-10-02T16:00"},
+        {"2027-04-03T15:30"},
+        {"2027-04-03T16:30"},
+    ),
+    ("30 2 * * *", "Africa/Casablanca"): (
+        {"2027-03-14T02:00"},
+        {"2027-02-07T01:30", "2028-01-23T01:30"},
+        {"2027-02-07T02:30", "2028-01-23T02:30"},
+    ),
+    ("45 2 * * *", "Pacific/Chatham"): (
+        {"2027-09-25T14:00"},
+        {"2027-04-03T13:00"},
+        {"2027-04-03T14:00"},
+    ),
+}
 # where a clock changes by half an hour, between full hours, or at midnight, Kubeflow's cron counts in
 # whole hours and loses its way that day: starts that it leaves out, and one that it adds
 LOST_ON_KUBEFLOW = {
@@ -85,10 +159,12 @@ LOST_ON_KUBEFLOW = {
     ("0 9 * * *", "Australia/Lord_Howe"): ({"2027-04-03T22:30", "2027-10-02T22:00"}, ()),
     ("0 5 * * fri", "Africa/Cairo"): ({"2027-04-30T02:00", "2028-04-28T02:00"}, ()),
     ("45 2 * * *", "Pacific/Chatham"): ({"2027-04-03T14:00"}, ()),
-}  # fmt: skip
+}
 PLACES = {
-    "azureml": AzureMLSpec(), "sagemaker": SageMakerSpec(), "vertex": VertexSpec(),
-}  # fmt: skip
+    "azureml": AzureMLSpec(),
+    "sagemaker": SageMakerSpec(),
+    "vertex": VertexSpec(),
+}
 
 
 def lowered(platform: str, cron: str, zone: str) -> Lowered:
@@ -177,8 +253,13 @@ def test_what_is_shown_before_is_what_croniter_has_but_for_changing_clocks(
 def test_the_table_has_what_it_is_to_prove() -> None:
     assert len(ROWS) == len(set(ROWS)) >= 40
     assert {zone for _, zone in ROWS} >= {
-        "UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "Africa/Casablanca",
-    }  # fmt: skip
+        "UTC",
+        "Europe/Berlin",
+        "America/New_York",
+        "Australia/Lord_Howe",
+        "Asia/Kolkata",
+        "Africa/Casablanca",
+    }
     assert all(cron_problem(cron) is None for cron, _ in ROWS)
     assert set(CLOCKS) | set(LOST_ON_KUBEFLOW) <= set(ROWS), "no exception without its row"
 

@@ -80,11 +80,17 @@ def test_no_quantity() -> None:
 @pytest.mark.parametrize(
     ("accelerator", "kind"),
     [
-        ("NVIDIA_TESLA_T4", "T4"), ("nvidia-tesla-t4", "T4"), ("NVIDIA_A100_80GB", "A100-80GB"),
-        ("NVIDIA_TESLA_A100", "A100"), ("NVIDIA_H100_MEGA_80GB", "H100"), ("nvidia.com/gpu", ""),
-        ("H200", "H200"), ("amd.com/gpu", "AMD"), ("NVIDIA_H200_141GB", "H200"),
+        ("NVIDIA_TESLA_T4", "T4"),
+        ("nvidia-tesla-t4", "T4"),
+        ("NVIDIA_A100_80GB", "A100-80GB"),
+        ("NVIDIA_TESLA_A100", "A100"),
+        ("NVIDIA_H100_MEGA_80GB", "H100"),
+        ("nvidia.com/gpu", ""),
+        ("H200", "H200"),
+        ("amd.com/gpu", "AMD"),
+        ("NVIDIA_H200_141GB", "H200"),
     ],
-)  # fmt: skip
+)
 def test_a_gpu_has_one_name(accelerator: str, kind: str) -> None:
     assert gpu_kind(accelerator) == kind
 

@@ -40,9 +40,12 @@ groups = st.integers(2, 300).flatmap(
 def test_kubeflow(group: tuple[int, int, int]) -> None:
     nodes, rank, gpus = group
     env = {
-        "PET_NNODES": str(nodes), "PET_NODE_RANK": str(rank), "PET_NPROC_PER_NODE": "auto",
-        "PET_MASTER_ADDR": "ft-node-0-0.ft", "PET_MASTER_PORT": "29500",
-    }  # fmt: skip
+        "PET_NNODES": str(nodes),
+        "PET_NODE_RANK": str(rank),
+        "PET_NPROC_PER_NODE": "auto",
+        "PET_MASTER_ADDR": "ft-node-0-0.ft",
+        "PET_MASTER_PORT": "29500",
+    }
     assert kubeflow.rendezvous(env, gpus) == Rendezvous(
         nodes, rank, max(1, gpus), "ft-node-0-0.ft", 29500
     )
@@ -84,9 +87,13 @@ def test_sagemaker(group: tuple[int, int, int], random: object) -> None:
 def test_azureml(group: tuple[int, int, int]) -> None:
     nodes, rank, gpus = group
     env = {
-        "AZUREML_NODE_COUNT": str(nodes), "NODE_RANK": str(rank), "WORLD_SIZE": str(nodes),
-        "RANK": str(rank), "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "6105",
-    }  # fmt: skip
+        "AZUREML_NODE_COUNT": str(nodes),
+        "NODE_RANK": str(rank),
+        "WORLD_SIZE": str(nodes),
+        "RANK": str(rank),
+        "MASTER_ADDR": "10.0.0.4",
+        "MASTER_PORT": "6105",
+    }
     wanted = Rendezvous(nodes, rank, max(1, gpus), "10.0.0.4", 6105)
     assert azureml.rendezvous(env, gpus) == wanted
     assert azureml.rendezvous({**env, "NODE_RANK": ""}, gpus) == wanted
@@ -97,9 +104,13 @@ def test_a_node_on_azure_has_the_secret_of_its_platform_or_the_name_of_its_job(
     secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = {
-        "AZUREML_NODE_COUNT": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "6105",
-        "AZUREML_RUN_ID": "job-1", "REKINDLE_JOB_SECRET": secret,
-    }  # fmt: skip
+        "AZUREML_NODE_COUNT": "2",
+        "NODE_RANK": "1",
+        "MASTER_ADDR": "10.0.0.4",
+        "MASTER_PORT": "6105",
+        "AZUREML_RUN_ID": "job-1",
+        "REKINDLE_JOB_SECRET": secret,
+    }
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert azureml._meet({"nodes": 2, "ranks_per_node": 4}) == 1
@@ -115,15 +126,37 @@ def test_a_secret_stands_in_the_environment_of_the_child_and_in_no_text() -> Non
 
 
 MISTAKES = {
-    "a global rank": (kubeflow.rendezvous, {"PET_NNODES": "2", "PET_NODE_RANK": "9", "PET_MASTER_ADDR": "a"}, "node 9 of 2"),
-    "no number": (kubeflow.rendezvous, {"PET_NNODES": "two", "PET_NODE_RANK": "0"}, "not a whole number"),
+    "a global rank": (
+        kubeflow.rendezvous,
+        {"PET_NNODES": "2", "PET_NODE_RANK": "9", "PET_MASTER_ADDR": "a"},
+        "node 9 of 2",
+    ),
+    "no number": (
+        kubeflow.rendezvous,
+        {"PET_NNODES": "two", "PET_NODE_RANK": "0"},
+        "not a whole number",
+    ),
     "nothing": (kubeflow.rendezvous, {}, "no `PET_NNODES`"),
     "no address": (kubeflow.rendezvous, {"PET_NNODES": "2", "PET_NODE_RANK": "0"}, "no address"),
     "no JSON": (vertex.rendezvous, {"CLUSTER_SPEC": "{"}, "cannot be read"),
-    "no pool 0": (vertex.rendezvous, {"CLUSTER_SPEC": '{"cluster": {}, "task": {"type": "workerpool0", "index": 0}}'}, "cannot be read"),
-    "not in the cluster": (vertex.rendezvous, {"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpool1", "index": 0}}'}, "not in its cluster"),
-    "a process's rank": (azureml.rendezvous, {"AZUREML_NODE_COUNT": "2", "RANK": "7", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "node 7 of 2"),
-}  # fmt: skip
+    "no pool 0": (
+        vertex.rendezvous,
+        {"CLUSTER_SPEC": '{"cluster": {}, "task": {"type": "workerpool0", "index": 0}}'},
+        "cannot be read",
+    ),
+    "not in the cluster": (
+        vertex.rendezvous,
+        {
+            "CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpool1", "index": 0}}'
+        },
+        "not in its cluster",
+    ),
+    "a process's rank": (
+        azureml.rendezvous,
+        {"AZUREML_NODE_COUNT": "2", "RANK": "7", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+        "node 7 of 2",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", MISTAKES)

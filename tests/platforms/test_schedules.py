@@ -76,13 +76,19 @@ def _kubeflow(request: pytest.FixtureRequest) -> Stage:
 
     fault = Fault
     return Stage(
-        "kubeflow", place, lambda n: kubeflow.definition(f"number {n}"), starts, sent,
-        lambda: len(api.runs), api, {
+        "kubeflow",
+        place,
+        lambda n: kubeflow.definition(f"number {n}"),
+        starts,
+        sent,
+        lambda: len(api.runs),
+        api,
+        {
             "a service that is away": [fault("POST recurringruns", 503) for _ in range(2)],
             "an answer that is lost": [fault("POST recurringruns", 0, after=True)],
             "a deletion whose answer is lost": [fault("DELETE recurringruns", 0, after=True)],
         },
-    )  # fmt: skip
+    )
 
 
 def _vertex(request: pytest.FixtureRequest) -> Stage:
@@ -94,10 +100,16 @@ def _vertex(request: pytest.FixtureRequest) -> Stage:
         return {
             one.display_name: (
                 one.cron,
-                _number(str(dict(one.create_pipeline_job_request.pipeline_job.runtime_config.parameter_values))),
+                _number(
+                    str(
+                        dict(
+                            one.create_pipeline_job_request.pipeline_job.runtime_config.parameter_values
+                        )
+                    )
+                ),
             )
             for one in on
-        }  # fmt: skip
+        }
 
     def sent() -> dict[str, Any]:
         (one,) = api.schedules.values()
@@ -106,13 +118,22 @@ def _vertex(request: pytest.FixtureRequest) -> Stage:
 
     fault = Fault
     return Stage(
-        "vertex", vertex.PLACE, lambda n: vertex.definition(f"number {n}"), starts, sent,
-        lambda: len(api.jobs), api, {
+        "vertex",
+        vertex.PLACE,
+        lambda n: vertex.definition(f"number {n}"),
+        starts,
+        sent,
+        lambda: len(api.jobs),
+        api,
+        {
             "a service that is away": [fault("POST schedules", 503), fault("PATCH schedules", 503)],
-            "an answer that is lost": [fault("POST schedules", 0, after=True), fault("PATCH schedules", 0, after=True)],
+            "an answer that is lost": [
+                fault("POST schedules", 0, after=True),
+                fault("PATCH schedules", 0, after=True),
+            ],
             "a gateway that gave up too early": [fault("POST schedules", 504, after=True)],
         },
-    )  # fmt: skip
+    )
 
 
 def _azureml(request: pytest.FixtureRequest) -> Stage:
@@ -130,11 +151,18 @@ def _azureml(request: pytest.FixtureRequest) -> Stage:
 
     fault = Fault
     return Stage(
-        "azureml", azureml.PLACE, azureml.definition, starts, dict, lambda: len(api.jobs), api, {
+        "azureml",
+        azureml.PLACE,
+        azureml.definition,
+        starts,
+        dict,
+        lambda: len(api.jobs),
+        api,
+        {
             "a service that is away": [fault("PUT schedules", 503)],
             "an answer that is lost": [fault("PUT schedules", 0, after=True)],
         },
-    )  # fmt: skip
+    )
 
 
 def _sagemaker(request: pytest.FixtureRequest) -> Stage:
@@ -153,13 +181,21 @@ def _sagemaker(request: pytest.FixtureRequest) -> Stage:
 
     fault = Fault
     return Stage(
-        "sagemaker", sagemaker.PLACE, sagemaker.definition, starts, dict, lambda: len(api.runs), api, {
+        "sagemaker",
+        sagemaker.PLACE,
+        sagemaker.definition,
+        starts,
+        dict,
+        lambda: len(api.runs),
+        api,
+        {
             "a service that is away": [fault("CreatePipeline", 503), fault("UpdatePipeline", 503)],
             "an answer that is lost": [
-                fault("CreatePipeline", 0, after=True), fault("UpdatePipeline", 0, after=True),
+                fault("CreatePipeline", 0, after=True),
+                fault("UpdatePipeline", 0, after=True),
             ],
         },
-    )  # fmt: skip
+    )
 
 
 STAGES = {"azureml": _azureml, "kubeflow": _kubeflow, "sagemaker": _sagemaker, "vertex": _vertex}
@@ -293,8 +329,10 @@ def test_what_a_platform_does_by_itself_is_said_in_words(platform: str) -> None:
     said = lowered(platform, MONDAYS)
     assert said.expression == EXPRESSIONS[platform][0]
     overlaps = {
-        "azureml": "begins beside the run", "sagemaker": "begins beside the run",
-        "kubeflow": "waits until the run has ended; of several that wait, the last", "vertex": "is left out",
-    }  # fmt: skip
+        "azureml": "begins beside the run",
+        "sagemaker": "begins beside the run",
+        "kubeflow": "waits until the run has ended; of several that wait, the last",
+        "vertex": "is left out",
+    }
     assert said.overlap == overlaps[platform]
     assert said.missed.startswith("left out after a pause")

@@ -24,10 +24,19 @@ Container = Callable[[Sequence[str], Mapping[str, str]], Host]
 TERMINATED = 128 + signal.SIGTERM
 PIP = {"needed": ["a-package"], "runtime": [], "options": ["--retries", "0"]}
 BUNDLED = {
-    "name": "step", "pipeline_parameters": {}, "results": {}, "guards": [], "parameters": {},
-    "artifacts": {}, "outputs": {"parameters": {}, "artifacts": {}}, "source": "", "env": {},
-    "args": [], "pip": PIP, "retry": {"count": 1, "pause_seconds": 600, "factor": 1, "cap_seconds": 600},
-}  # fmt: skip
+    "name": "step",
+    "pipeline_parameters": {},
+    "results": {},
+    "guards": [],
+    "parameters": {},
+    "artifacts": {},
+    "outputs": {"parameters": {}, "artifacts": {}},
+    "source": "",
+    "env": {},
+    "args": [],
+    "pip": PIP,
+    "retry": {"count": 1, "pause_seconds": 600, "factor": 1, "cap_seconds": 600},
+}
 
 pytestmark = pytest.mark.skipif(not can_mount(), reason="needs root and unshare")
 
@@ -117,8 +126,10 @@ def entry_of(
     if platform == "kubeflow":
         words = packed({"pip": pip})
         return ["python3", "-m", "rekindle.platforms.kubeflow.node", *words], {
-            "PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "1",
-        }  # fmt: skip
+            "PET_NNODES": "1",
+            "PET_NODE_RANK": "0",
+            "PET_NPROC_PER_NODE": "1",
+        }
     if platform == "vertex":
         task = {"gpus": 0, "region": "us-central1", "secrets": {}, "secret": "", "pip": pip}
         (folder / "task.json").write_text(json.dumps(task))

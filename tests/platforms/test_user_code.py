@@ -121,12 +121,18 @@ def test_a_task_of_ones_own_is_refused_until_the_image_has_it_and_then_found_the
 
 def test_the_files_are_those_named_those_imported_and_those_included(project: Path) -> None:
     spec = spec_of(
-        project, f"image.include=[{project}/prompts]", f"train.entrypoint={project}/train.py --lr 1",
-    )  # fmt: skip
+        project,
+        f"image.include=[{project}/prompts]",
+        f"train.entrypoint={project}/train.py --lr 1",
+    )
     code = code_of(spec, graph_of(spec)[1])
     assert sorted(code.files) == [
-        "lib/words.py", "prompts/a.txt", "tasks/linear.py", "tasks/shapes.py", "train.py",
-    ]  # fmt: skip
+        "lib/words.py",
+        "prompts/a.txt",
+        "tasks/linear.py",
+        "tasks/shapes.py",
+        "train.py",
+    ]
     assert code.folders == (".", "configs", "tasks")
     assert code.wanted_by == ("task", "train.entrypoint", "image.include")
 
@@ -181,16 +187,28 @@ def test_a_path_that_is_not_here_is_the_images_own_affair(project: Path) -> None
 @pytest.mark.parametrize(
     ("platform", "image", "said"),
     [
-        ("kubeflow", "python:3.11", "`count` imports words.py, which its image python:3.11 does not have"),
-        ("vertex", "python:3.11", "`count` imports words.py, which its image python:3.11 does not have"),
-        ("azureml", "python:3.11", "`count` imports words.py, which its image python:3.11 does not have"),
+        (
+            "kubeflow",
+            "python:3.11",
+            "`count` imports words.py, which its image python:3.11 does not have",
+        ),
+        (
+            "vertex",
+            "python:3.11",
+            "`count` imports words.py, which its image python:3.11 does not have",
+        ),
+        (
+            "azureml",
+            "python:3.11",
+            "`count` imports words.py, which its image python:3.11 does not have",
+        ),
         ("sagemaker", "python:3.11", "has your files that `count` needs"),
         ("kubeflow", "rekindle/cpu", "has your files that `count` needs"),
         ("vertex", "rekindle/cpu", "has your files that `count` needs"),
         ("azureml", "rekindle/cpu", "has your files that `count` needs"),
         ("sagemaker", "rekindle/cpu", "has your files that `count` needs"),
     ],
-)  # fmt: skip
+)
 def test_a_component_that_imports_a_module_of_ones_own_needs_an_image_that_has_it(
     platform: str, image: str, said: str, project: Path
 ) -> None:

@@ -80,8 +80,12 @@ def test_comparisons_are_counted_by_epoch_and_an_exact_rerun_is_the_same_look(tm
         for _ in range(2):  # twice: a rerun finds its version
             registered(where, models[name], better=False, epoch=epoch)
     assert counted == {
-        "a": {}, "b": {}, "c": {"first": 1}, "d": {"first": 2}, "e": {"first": 2, "second": 1},
-    }  # fmt: skip
+        "a": {},
+        "b": {},
+        "c": {"first": 1},
+        "d": {"first": 2},
+        "e": {"first": 2, "second": 1},
+    }
     assert {name: comparisons(where, model) for name, model in models.items()} == counted
 
 

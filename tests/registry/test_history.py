@@ -76,8 +76,9 @@ def test_a_roll_back_leads_to_the_champion_before_and_further_back_the_next_time
     assert roll_back(three.where, "so are these") == ("2", "1")
     history = champion_of(three.where).history
     assert [(one.version, one.how, one.reason) for one in history[3:]] == [
-        ("2", "rollback", "answers are slow"), ("1", "rollback", "so are these"),
-    ]  # fmt: skip
+        ("2", "rollback", "answers are slow"),
+        ("1", "rollback", "so are these"),
+    ]
     with pytest.raises(RegistryError, match="all before were rolled back"):
         roll_back(three.where, "none is left")
 

@@ -15,8 +15,10 @@ from rekindle.spec.model import RegisterSpec
 from rekindle.train.modelfolder import digest_of, weights_sha256
 
 DESCRIPTION = {
-    "task": "image_classification", "labels": ["0", "1"], "settings": {"image_shape": [8, 8, 1]},
-}  # fmt: skip
+    "task": "image_classification",
+    "labels": ["0", "1"],
+    "settings": {"image_shape": [8, 8, 1]},
+}
 
 
 @functools.cache
@@ -49,18 +51,42 @@ def registered(where, model, judged=None, code="", better=True, **champion):
     in the folder `judged`, if it is given."""
     run_key = json.loads((model / "rekindle.json").read_text())["run_key"]
     evidence = Evidence(
-        run_key=run_key, model_digest=digest_of(judged or model), promote=better, reason="judged",
-        metrics={}, rows=9, examples="e", **{"checks": (), **champion},
-    )  # fmt: skip
+        run_key=run_key,
+        model_digest=digest_of(judged or model),
+        promote=better,
+        reason="judged",
+        metrics={},
+        rows=9,
+        examples="e",
+        **{"checks": (), **champion},
+    )
     path = model.parent / f"{model.name}-evidence.json"
     evidence.write(path)
     known = Fingerprint(
-        data="d", window="", files=1, bytes=1, run_key=run_key, work_key=run_key, init_from="base",
-        champion=evidence.champion_version, champion_digest=evidence.champion_digest,
-    )  # fmt: skip
+        data="d",
+        window="",
+        files=1,
+        bytes=1,
+        run_key=run_key,
+        work_key=run_key,
+        init_from="base",
+        champion=evidence.champion_version,
+        champion_digest=evidence.champion_digest,
+    )
     training = TrainingSummary(
-        run_key=run_key, task="image_classification", engine="native", world_size=1, steps=1, epochs=1,
-        global_batch_size=8, seed=0, precision="fp32", parameters=1, init_from="base",
-        weights_sha256=weights_sha256(model), train_rows=9, validation={},
-    )  # fmt: skip
+        run_key=run_key,
+        task="image_classification",
+        engine="native",
+        world_size=1,
+        steps=1,
+        epochs=1,
+        global_batch_size=8,
+        seed=0,
+        precision="fp32",
+        parameters=1,
+        init_from="base",
+        weights_sha256=weights_sha256(model),
+        train_rows=9,
+        validation={},
+    )
     return register(where, model, path, known, training, "", code), path

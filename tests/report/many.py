@@ -32,8 +32,9 @@ def main() -> None:
             began = time.monotonic()
             subprocess.run(
                 [sys.executable, "-m", "rekindle.cli.main", verb, f"--home={home}"],
-                check=True, stdout=subprocess.DEVNULL,
-            )  # fmt: skip
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
             print(f"{verb}: {time.monotonic() - began:.2f} s", flush=True)
         (home / "runs/digits-000002/run.json").touch()
         assert len(list((home / "runs").glob("*/run.json"))) == int(sys.argv[1])

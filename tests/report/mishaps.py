@@ -236,11 +236,17 @@ def artifacts(home: Home, run_id: str = "20261121-143000-shows-1212") -> RunReco
         for t, x, y in ((1, 0, 0), (0.5, 0.2, 0.8), (0, 1, 1))
     ]
     shown = {
-        "page": ("HTML", {}), "text": ("Markdown", {}), "long": ("Markdown", {}),
-        "gone": ("HTML", {}), "quality": ("Metrics", {"auc": 0.9, "name": "<i>best</i>"}),
-        "classes": ("ClassificationMetrics", {"confusionMatrix": matrix, "confidenceMetrics": curve}),
+        "page": ("HTML", {}),
+        "text": ("Markdown", {}),
+        "long": ("Markdown", {}),
+        "gone": ("HTML", {}),
+        "quality": ("Metrics", {"auc": 0.9, "name": "<i>best</i>"}),
+        "classes": (
+            "ClassificationMetrics",
+            {"confusionMatrix": matrix, "confidenceMetrics": curve},
+        ),
         "broken": ("ClassificationMetrics", {"confusionMatrix": {"rows": 3}}),
-    }  # fmt: skip
+    }
     records = {
         name: ArtifactRecord(
             uri=str(folder / name), schema_title=f"system.{kind}", metadata=metadata
@@ -249,9 +255,13 @@ def artifacts(home: Home, run_id: str = "20261121-143000-shows-1212") -> RunReco
     }
     done = steps(home, run_id, {}, {"judge": 1.0}, judge={"artifacts": records})
     return home.run(
-        run_id=run_id, name="shows", status="succeeded", started_at=began(run_id), seconds=2.0,
+        run_id=run_id,
+        name="shows",
+        status="succeeded",
+        started_at=began(run_id),
+        seconds=2.0,
         steps=done,
-    )  # fmt: skip
+    )
 
 
 def empty(home: Home, run_id: str = "20261121-150000-nothing-2222") -> RunRecord:
@@ -263,8 +273,15 @@ def build(root: Path) -> dict[str, RunRecord]:
     """All runs, and a damaged run.json, in one home."""
     home = Home(root)
     makers = (
-        promoted_digits, refused_reviews, failed, killed, hostile, own_pipeline, artifacts, empty,
-    )  # fmt: skip
+        promoted_digits,
+        refused_reviews,
+        failed,
+        killed,
+        hostile,
+        own_pipeline,
+        artifacts,
+        empty,
+    )
     runs = {make.__name__: make(home) for make in makers}
     for i, accuracy in enumerate((0.9784, 0.9833, 0.9889), 2):
         promoted_digits(home, f"2026112{i}-080000-digits-000{i}", accuracy, str(i))

@@ -37,11 +37,19 @@ def rows(
         took = seconds * (4 if step <= 3 else 1) * (1 + noise.gauss(0, 0.01))
         found.append(
             HistoryRow(
-                step=step, epoch=step / count, loss=8.0 / step**0.5, lr=1e-4, grad_norm=0.4,
-                samples_per_second=512 / took, tokens_per_second=2**20 / took, tokens=2**20,
-                step_seconds=took, memory_bytes=memory, mfu=17.33 / took if mfu else None,
+                step=step,
+                epoch=step / count,
+                loss=8.0 / step**0.5,
+                lr=1e-4,
+                grad_norm=0.4,
+                samples_per_second=512 / took,
+                tokens_per_second=2**20 / took,
+                tokens=2**20,
+                step_seconds=took,
+                memory_bytes=memory,
+                mfu=17.33 / took if mfu else None,
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -69,11 +77,17 @@ def planned(
     ran = steps(home, run_id, artifacts, {"shard": 40.0, "finetune": took}, finetune=step)
     resources = {"nodes": 1, "gpus_per_node": 8, "spot": spot}
     fields = {
-        "run_id": run_id, "name": "seven", "status": "succeeded", "started_at": began(run_id),
-        "seconds": took + 60, "config": "configs/plan/7b-spot.yaml", "command": "",
+        "run_id": run_id,
+        "name": "seven",
+        "status": "succeeded",
+        "started_at": began(run_id),
+        "seconds": took + 60,
+        "config": "configs/plan/7b-spot.yaml",
+        "command": "",
         "spec": {**spec("seven", "causal_lm", "s3://corpus"), "resources": resources},
-        "steps": ran, "plan": figures.model_dump(mode="json"),
-    }  # fmt: skip
+        "steps": ran,
+        "plan": figures.model_dump(mode="json"),
+    }
     made = RunRecord(platform="sagemaker", versions={"rekindle": "0.1.0"}, **{**fields, **run})
     made.write(home.root / "runs" / run_id / "run.json")
     return made
@@ -90,7 +104,7 @@ def build(root: Path) -> dict[str, RunRecord]:
         "older": planned(home, ids(5), device="", layout=""),
         "cached": planned(home, ids(6), step={"cached": True, "seconds": 0.1}),
         "running": planned(home, ids(7), run={"steps": (), "status": "running"}),
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

@@ -247,8 +247,11 @@ def test_the_plan_lies_beside_what_came_of_it(reader: Reader, width: int) -> Non
         page = reader.open(name, width=width).page
         rows = page.locator("#plan tbody tr").all()
         assert [row.locator("th").inner_text() for row in rows] == [
-            "Time of a step", "Tensors on the fullest GPU", "Training time", "Dollars, estimated",
-        ]  # fmt: skip
+            "Time of a step",
+            "Tensors on the fullest GPU",
+            "Training time",
+            "Dollars, estimated",
+        ]
         judged = [row.locator("td").nth(3).inner_text() for row in rows]
         assert judged == [*(("inside", "–") if inside else ("outside", "–")), *judged[:1] * 2]
         if width < 600:  # each figure is a block, and nothing is cut off

@@ -10,8 +10,14 @@ from rekindle.report.verdicts import improvement
 
 def gain(metric: str, lower: float, upper: float) -> Comparison:
     return Comparison(
-        metric=metric, estimate=(lower + upper) / 2, lower=lower, upper=upper, confidence=0.95, resamples=0, seed=0,
-    )  # fmt: skip
+        metric=metric,
+        estimate=(lower + upper) / 2,
+        lower=lower,
+        upper=upper,
+        confidence=0.95,
+        resamples=0,
+        seed=0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,7 +46,11 @@ def test_a_loss_on_a_slice_has_a_colour_where_chance_does_not_explain_it(
     candidate: float, p_value: float | None, tone: str
 ) -> None:
     part = Slice(
-        column="c", value="a", rows=59, candidate={"accuracy": candidate}, champion={"accuracy": 0.9},
+        column="c",
+        value="a",
+        rows=59,
+        candidate={"accuracy": candidate},
+        champion={"accuracy": 0.9},
         p_value=p_value,
-    )  # fmt: skip
+    )
     assert improvement("accuracy", candidate, 0.9, None, part)[1] == tone

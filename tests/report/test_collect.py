@@ -173,9 +173,13 @@ def test_a_profile_says_what_the_training_was_bound_by(tmp_path: Path) -> None:
     shares = {"compute": 0.25, "data": 0.75}
     matmul = OperatorShare(name="aten::mm", calls=1234, share=0.2)
     Profile(
-        steps=3, seconds=0.6, bound="data", shares=shares, advice="Add workers.",
+        steps=3,
+        seconds=0.6,
+        bound="data",
+        shares=shares,
+        advice="Add workers.",
         operators=(matmul,),
-    ).write(artifact(run, "finetune") / "profile.json")  # fmt: skip
+    ).write(artifact(run, "finetune") / "profile.json")
     page = render_card(tmp_path, run).read_text()
     section = page.partition("What it was bound by")[2].partition("</section>")[0]
     assert (
@@ -187,21 +191,36 @@ def test_a_profile_says_what_the_training_was_bound_by(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("losses", "checked", "said"),
     [
-        (np.linspace(1.1, 1.05, 100), [1.09, 1.08], "hardly fell, from 1.0990 to 1.0510: more epochs or another train.lr"),
-        (np.linspace(1.1, 0.1, 100), [0.9, 1.2], "is 0.1202 on training rows and 1.2000 on the validation split: more rows"),
-        (np.linspace(1.1, 0.6, 100), [0.9, 0.7], "on the validation split still fell at the end: more epochs"),
+        (
+            np.linspace(1.1, 1.05, 100),
+            [1.09, 1.08],
+            "hardly fell, from 1.0990 to 1.0510: more epochs or another train.lr",
+        ),
+        (
+            np.linspace(1.1, 0.1, 100),
+            [0.9, 1.2],
+            "is 0.1202 on training rows and 1.2000 on the validation split: more rows",
+        ),
+        (
+            np.linspace(1.1, 0.6, 100),
+            [0.9, 0.7],
+            "on the validation split still fell at the end: more epochs",
+        ),
         (np.linspace(1.1, 0.6, 100), [0.7, 0.72], ""),
         (np.linspace(1.1, 1.05, 10), [1.09, 1.08], ""),
     ],
     ids=["little", "by heart", "too short", "fair", "few steps"],
-)  # fmt: skip
+)
 def test_below_a_floor_the_losses_say_what_may_help(tmp_path, losses, checked, said):
     """And only there: a gain over the champion that is not certain is no matter of epochs."""
     home = Home(tmp_path)
     run = refused_reviews(home)
     history = artifact(run, "finetune") / "history.jsonl"
     row = collect(run).history[0].model_dump(mode="json")
-    rows = [{**row, "step": n, "loss": float(loss), "validation_loss": None} for n, loss in enumerate(losses)]  # fmt: skip
+    rows = [
+        {**row, "step": n, "loss": float(loss), "validation_loss": None}
+        for n, loss in enumerate(losses)
+    ]
     for n, loss in zip((len(rows) // 2, len(rows) - 1), checked, strict=True):
         rows[n]["validation_loss"] = loss
     history.write_text("".join(json.dumps(row) + "\n" for row in rows))

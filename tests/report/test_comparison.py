@@ -52,11 +52,17 @@ def run(
     record = Scores(
         objective="tokens" if tokens else "classes",
         candidate=Contender(
-            run_key=run_id, digest="d", scores="s", precision="fp32", labels=() if tokens else LABELS,
+            run_key=run_id,
+            digest="d",
+            scores="s",
+            precision="fp32",
+            labels=() if tokens else LABELS,
             unigram_nats=9.0 if tokens else None,
         ),
-        rows=model.rows, excluded=0, examples=hashlib.sha256(b"".join(hashes)).hexdigest(),
-    )  # fmt: skip
+        rows=model.rows,
+        excluded=0,
+        examples=hashlib.sha256(b"".join(hashes)).hexdigest(),
+    )
     scored = home.artifact(run_id, "score", "scores", record)
     logits = [{"logits": [4.0, 0.0] if answer == 0 else [0.0, 4.0]} for answer in answers]
     if tokens:

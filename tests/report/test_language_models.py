@@ -21,11 +21,17 @@ def card(tmp_path: Path) -> str:
         for value, loss in (("hours", 1.2), ("price", 1.9))
     )
     evidence = Evidence(
-        run_key=digest("lm"), promote=True, reason="first model", rows=80, excluded=3,
+        run_key=digest("lm"),
+        promote=True,
+        reason="first model",
+        rows=80,
+        excluded=3,
         checks=(Check(name="beats_unigram", passed=True, detail="it does", value=1.5),),
-        metrics=METRICS, slices=slices, examples=digest("examples"),
+        metrics=METRICS,
+        slices=slices,
+        examples=digest("examples"),
         samples=(Sample(prompt="<b>When?", generated="At 7\x1b[31m & \x00late", expected="At 8"),),
-    )  # fmt: skip
+    )
     home = Home(tmp_path)
     shards = manifest("causal_lm", "chat.jsonl", (), {"train": 300, "test": 80}, tokens=40)
     left_out = {"dropped": {"train": 4}, "bad_rows": {"empty turn": 1_234}}
@@ -35,10 +41,13 @@ def card(tmp_path: Path) -> str:
         "evaluate": home.artifact(RUN_ID, "evaluate", "evidence", evidence),
     }
     run = home.run(
-        run_id=RUN_ID, name="lm", status="succeeded", started_at=began(RUN_ID),
+        run_id=RUN_ID,
+        name="lm",
+        status="succeeded",
+        started_at=began(RUN_ID),
         spec=spec("lm", "causal_lm", "chat.jsonl", metric=None),
         steps=steps(home, RUN_ID, artifacts, {"shard": 1.0, "evaluate": 2.0}),
-    )  # fmt: skip
+    )
     return render_card(tmp_path, run).read_text()
 
 

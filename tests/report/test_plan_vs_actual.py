@@ -91,10 +91,12 @@ def test_on_spot_machines_hours_and_dollars_are_those_of_spot(tmp_path):
         ({"device": "cpu"}, "planned A100-80GB, trained cpu"),
         ({"device": "NVIDIA H200"}, "planned A100-80GB, trained NVIDIA H200"),
         ({"layout": "dp 8"}, "planned shard 8, trained dp 8"),
-        ({"world_size": 4, "layout": "shard 4"},
-         "planned 8 ranks, trained 4; planned shard 8, trained shard 4"),
+        (
+            {"world_size": 4, "layout": "shard 4"},
+            "planned 8 ranks, trained 4; planned shard 8, trained shard 4",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_was_trained_otherwise_is_shown_and_not_judged(tmp_path, over, why):
     found = said(tmp_path, factor=3, **over)
     assert found.remarks[1] == f"The figures are of different trainings: {why}."
@@ -115,8 +117,10 @@ def test_memory_is_compared_on_gpus_alone(tmp_path):
     chosen = plan.chosen.model_copy(update={"gpu": "CPU"})
     on_cpu = said(tmp_path / "3", plan=plan.model_copy(update={"chosen": chosen}), device="cpu")
     assert [one[0] for one in on_cpu.rows] == [
-        "Time of a step", "Training time", "Dollars, estimated",
-    ]  # fmt: skip
+        "Time of a step",
+        "Training time",
+        "Dollars, estimated",
+    ]
 
 
 def test_a_model_from_the_cache_has_no_hours_of_its_own(tmp_path):

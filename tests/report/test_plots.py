@@ -102,18 +102,36 @@ def test_a_confusion_matrix_of_any_shape_is_drawn() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (9.94, "9.9 s"), (59.6, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min"),
-     (3599.7, "1 h"), (200_000, "2 d 7 h"), (None, "–"), (math.inf, "–")],
-)  # fmt: skip
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (59.6, "1 min"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+        (3599.7, "1 h"),
+        (200_000, "2 d 7 h"),
+        (None, "–"),
+        (math.inf, "–"),
+    ],
+)
 def test_durations_read_as_a_person_says_them(seconds: float | None, text: str) -> None:
     assert formats.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.97777, "0.9778"), (1.0, "1.0"), (-0.0087, "-0.0087"), (3e-5, "3e-05"), (1797, "1,797"),
-     (math.nan, "not a number"), (-math.inf, "-∞"), (None, "–"), (0.0, "0.0")],
-)  # fmt: skip
+    [
+        (0.97777, "0.9778"),
+        (1.0, "1.0"),
+        (-0.0087, "-0.0087"),
+        (3e-5, "3e-05"),
+        (1797, "1,797"),
+        (math.nan, "not a number"),
+        (-math.inf, "-∞"),
+        (None, "–"),
+        (0.0, "0.0"),
+    ],
+)
 def test_metrics_have_four_decimals_at_most(value: float | None, text: str) -> None:
     assert formats.metric(value) == text
 
@@ -159,25 +177,50 @@ def registered(decision: str, *, created: bool = True, aliases: tuple[str, ...] 
 
 
 VERDICTS = {
-    "promoted": (RUN, registered("promoted", aliases=("champion",)), "good",
-                 "Promoted: version 2 of m is now the champion."),
-    "refused, no champion": (RUN, registered("refused"), "bad",
-                             "Refused: version 2 of m is kept as a challenger,"
-                             " there is still no champion."),
-    "exact rerun": (RUN, registered("promoted", created=False, aliases=("champion",)), "good",
-                    "Nothing new: the same work is already version 2 of m, the champion."
-                    " No version was made."),
-    "approval": (RUN, registered("approval_needed"), "wait",
-                 "Waiting for approval: version 2 of m passed the gate"
-                 " and becomes champion when a person promotes it."),
-    "passed, unregistered": (RUN, Findings(evidence=BASE), "quiet",
-                             "The gate passed; this run registered no model."),
-    "failed after the gate": (RUN.model_copy(update={"status": "failed"}), Findings(evidence=BASE),
-                              "bad", "Failed. No model was promoted."),
-    "failed after promotion": (RUN.model_copy(update={"status": "failed"}),
-                               registered("promoted", aliases=("champion",)), "bad",
-                               "Failed. Version 2 of m had become champion before."),
-}  # fmt: skip
+    "promoted": (
+        RUN,
+        registered("promoted", aliases=("champion",)),
+        "good",
+        "Promoted: version 2 of m is now the champion.",
+    ),
+    "refused, no champion": (
+        RUN,
+        registered("refused"),
+        "bad",
+        "Refused: version 2 of m is kept as a challenger, there is still no champion.",
+    ),
+    "exact rerun": (
+        RUN,
+        registered("promoted", created=False, aliases=("champion",)),
+        "good",
+        "Nothing new: the same work is already version 2 of m, the champion. No version was made.",
+    ),
+    "approval": (
+        RUN,
+        registered("approval_needed"),
+        "wait",
+        "Waiting for approval: version 2 of m passed the gate"
+        " and becomes champion when a person promotes it.",
+    ),
+    "passed, unregistered": (
+        RUN,
+        Findings(evidence=BASE),
+        "quiet",
+        "The gate passed; this run registered no model.",
+    ),
+    "failed after the gate": (
+        RUN.model_copy(update={"status": "failed"}),
+        Findings(evidence=BASE),
+        "bad",
+        "Failed. No model was promoted.",
+    ),
+    "failed after promotion": (
+        RUN.model_copy(update={"status": "failed"}),
+        registered("promoted", aliases=("champion",)),
+        "bad",
+        "Failed. Version 2 of m had become champion before.",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", VERDICTS)
@@ -190,9 +233,14 @@ def test_the_verdict_claims_no_more_than_the_records(case: str) -> None:
 def test_the_side_that_promotes_is_that_of_gains_for_any_metric() -> None:
     """Comparisons are turned so that more is better, also of a loss."""
     comparison = Comparison(
-        metric="log_loss", estimate=0.1, lower=0.05, upper=0.15, confidence=0.95, resamples=100,
+        metric="log_loss",
+        estimate=0.1,
+        lower=0.05,
+        upper=0.15,
+        confidence=0.95,
+        resamples=100,
         seed=0,
-    )  # fmt: skip
+    )
     evidence = BASE.model_copy(
         update={"champion_metrics": {"log_loss": 0.6}, "comparison": comparison}
     )

@@ -48,8 +48,10 @@ def test_lines_that_a_platform_mixed_keep_the_node_that_it_wrote_before_them(nod
     second = [nodes.format(2) + line for line in EXECUTOR.splitlines()]
     mixed = [line for pair in zip(first, second, strict=True) for line in pair]
     assert text_of("\n".join(mixed)) == "".join(
-        f"{nodes.format(n)}{text}\n" for text in ("hello", "10:02:09 artifacts are old") for n in (1, 2)
-    )  # fmt: skip
+        f"{nodes.format(n)}{text}\n"
+        for text in ("hello", "10:02:09 artifacts are old")
+        for n in (1, 2)
+    )
     said = text_of(event("notice", prefix=nodes.format(1), text="two\nlines"))
     assert [line.startswith(nodes.format(1)) for line in said.splitlines()] == [True, True]
 
@@ -104,8 +106,14 @@ def test_nodes_are_merged_by_the_time_of_their_events():
     said = "".join(shown(merged({0: first, 1: second}), live=False, names=names))
     short = re.sub(r"\d\d:\d\d:\d\d ", "", said).splitlines()
     assert short == [
-        "node 0 | a", "node 0 | A", "node 1 | b", "node 1 | B", "node 0 | c", "node 0 | C", "node 1 | d",
-    ]  # fmt: skip
+        "node 0 | a",
+        "node 0 | A",
+        "node 1 | b",
+        "node 1 | B",
+        "node 0 | c",
+        "node 0 | C",
+        "node 1 | d",
+    ]
 
 
 def test_since_leaves_out_what_came_before():

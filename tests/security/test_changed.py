@@ -17,9 +17,12 @@ def folder(tmp_path):
 
 def key_of(**model):
     found = fingerprint(
-        "image_classification", DataSpec(source="sklearn:digits"), ModelSpec.model_validate(model),
-        TrainSpec(lr=1e-3), champion=None,
-    )  # fmt: skip
+        "image_classification",
+        DataSpec(source="sklearn:digits"),
+        ModelSpec.model_validate(model),
+        TrainSpec(lr=1e-3),
+        champion=None,
+    )
     return found.run_key
 
 

@@ -34,12 +34,22 @@ def nested(depth):
         }
         components[f"comp-c{level}"] = {"dag": {"tasks": tasks}}
     components["comp-leaf"] = {"executorLabel": "exec-leaf"}
-    return json.dumps({
-        "schemaVersion": "2.1.0", "sdkVersion": "kfp-2", "pipelineInfo": {"name": "deep"},
-        "components": components,
-        "deploymentSpec": {"executors": {"exec-leaf": {"container": {"image": "x", "command": ["a"]}}}},
-        "root": {"dag": {"tasks": {"t": {"componentRef": {"name": "comp-c0"}, "taskInfo": {"name": "t"}}}}},
-    })  # fmt: skip
+    return json.dumps(
+        {
+            "schemaVersion": "2.1.0",
+            "sdkVersion": "kfp-2",
+            "pipelineInfo": {"name": "deep"},
+            "components": components,
+            "deploymentSpec": {
+                "executors": {"exec-leaf": {"container": {"image": "x", "command": ["a"]}}}
+            },
+            "root": {
+                "dag": {
+                    "tasks": {"t": {"componentRef": {"name": "comp-c0"}, "taskInfo": {"name": "t"}}}
+                }
+            },
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,11 +148,15 @@ def test_the_largest_condition_is_evaluated():
 @pytest.mark.parametrize(
     "policy",
     [
-        {"maxRetryCount": float("nan")}, {"maxRetryCount": float("inf")}, {"maxRetryCount": 10**399},
-        {"backoffFactor": float("inf")}, {"backoffDuration": "1e999s"}, {"backoffDuration": "nans"},
+        {"maxRetryCount": float("nan")},
+        {"maxRetryCount": float("inf")},
+        {"maxRetryCount": 10**399},
+        {"backoffFactor": float("inf")},
+        {"backoffDuration": "1e999s"},
+        {"backoffDuration": "nans"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_setting_that_is_no_number_is_refused(policy):
     pipeline = json.loads(nested(1))
     pipeline["root"]["dag"]["tasks"]["t"]["retryPolicy"] = policy
@@ -175,9 +189,12 @@ def test_rows_of_a_parquet_file_that_repeat_a_long_value_come_a_few_at_a_time(
     value, rows = "a" * 1_000_000, 4_096
     column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([value]))
     pq.write_table(
-        pa.table({"text": column, "label": ["x"] * rows}), tmp_path / "x.parquet",
-        compression="zstd", store_schema=as_dictionary, dictionary_pagesize_limit=1 << 30,
-    )  # fmt: skip
+        pa.table({"text": column, "label": ["x"] * rows}),
+        tmp_path / "x.parquet",
+        compression="zstd",
+        store_schema=as_dictionary,
+        dictionary_pagesize_limit=1 << 30,
+    )
     assert (tmp_path / "x.parquet").stat().st_size < 1_000
     source = open_source(text_spec(tmp_path / "x.parquet"), "text")
     batches = source.read({"text": "text", "label": "scalar"}, Findings())

@@ -76,9 +76,14 @@ def test_a_folder_is_not_read_in_place_of_a_data_set_of_the_hub(tmp_path, monkey
     HubSource(DataSpec(source="hub:acme/others"), "text")
 
 
-@pytest.mark.parametrize("column", [
-    pa.array([0, 7]), pa.array([[0, 7]]), pa.array([[0, 7]], pa.list_(pa.int64(), 2)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([0, 7]),
+        pa.array([[0, 7]]),
+        pa.array([[0, 7]], pa.list_(pa.int64(), 2)),
+    ],
+)
 def test_a_class_number_without_a_name_is_an_error_of_the_data(column):
     source = HubSource(DataSpec(source="hub:acme/others"), "text")
     raw = RawBatch({"label": column}, np.arange(len(column)), "x")
@@ -126,9 +131,17 @@ def test_a_node_that_failed_by_itself_is_not_taken_for_a_machine_that_was_taken_
     for rank, word in words.items():
         (tmp_path / f"ended-{rank}.json").write_text(json.dumps(word))
     payload = {
-        "failures": 0, "preemptions": 5, "limit_seconds": 3600, "region": "r", "project": "p", "jobs": "x", "nodes": 2,
-        "spot": spot, "job": {}, "task": {},
-    }  # fmt: skip
+        "failures": 0,
+        "preemptions": 5,
+        "limit_seconds": 3600,
+        "region": "r",
+        "project": "p",
+        "jobs": "x",
+        "nodes": 2,
+        "spot": spot,
+        "job": {},
+        "task": {},
+    }
     launcher = VertexLauncher(payload, {}, {RUN: "r", TASK: "t"}, {})
     job = Job("n/1", "FAILED", 1.0, 1.0, 2.0, command=("python3", f"{tmp_path}/node.pyz"))
     assert launcher.cause(job) == cause
@@ -154,9 +167,14 @@ def test_what_records_and_services_say_does_not_steer_the_terminal(tmp_path, cap
         ),
     )
     RunRecord(
-        run_id="r1", name="n", platform="kubeflow", status="failed", started_at="2026-01-01T00:00:00Z",
-        submission=sent, steps=steps,
-    ).write(tmp_path / "runs/r1/run.json")  # fmt: skip
+        run_id="r1",
+        name="n",
+        platform="kubeflow",
+        status="failed",
+        started_at="2026-01-01T00:00:00Z",
+        submission=sent,
+        steps=steps,
+    ).write(tmp_path / "runs/r1/run.json")
     for words in (["runs"], ["status", "r1"]):
         invoke([*words, f"--home={tmp_path}"])
     _show((ReadinessCheck(name="login", where="x", state="problem", said=f"denied {ERASE}"),))

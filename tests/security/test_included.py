@@ -10,10 +10,22 @@ from rekindle.platforms.user_code import included
 def project(tmp_path):
     folder = tmp_path / "project"
     for name in (
-        "prompts/a.txt", "prompts/b/c.txt", "prompts/cache/d.bin", "train.py", ".env", ".ssh/id_rsa",
-        "sub/server.pem", "sub/key.KEY", "sub/id_ed25519", "sub/.hidden/x.txt", "sub/ok.json",
-        "sub/__pycache__/x.pyc", ".git/config", "notes.md", "data.csv",
-    ):  # fmt: skip
+        "prompts/a.txt",
+        "prompts/b/c.txt",
+        "prompts/cache/d.bin",
+        "train.py",
+        ".env",
+        ".ssh/id_rsa",
+        "sub/server.pem",
+        "sub/key.KEY",
+        "sub/id_ed25519",
+        "sub/.hidden/x.txt",
+        "sub/ok.json",
+        "sub/__pycache__/x.pyc",
+        ".git/config",
+        "notes.md",
+        "data.csv",
+    ):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
@@ -27,9 +39,14 @@ def taken(folder, *patterns):
 
 def test_neither_keys_nor_hidden_files_are_taken(project):
     assert taken(project) == {
-        "prompts/a.txt", "prompts/b/c.txt", "prompts/cache/d.bin", "train.py", "sub/ok.json",
-        "notes.md", "data.csv",
-    }  # fmt: skip
+        "prompts/a.txt",
+        "prompts/b/c.txt",
+        "prompts/cache/d.bin",
+        "train.py",
+        "sub/ok.json",
+        "notes.md",
+        "data.csv",
+    }
     assert taken(project, "*", "**") == taken(project)
 
 
@@ -98,9 +115,18 @@ def test_it_agrees_with_dockers_own_client(project):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     for lines in (
-        ["*.log"], ["**/*.log", "!**/keep.log"], ["a/*/x.log"], ["tmp[0-9]"], ["a", "!a/b"], ["a.b"],
-        ["**"], ["**/b"], ["a/**/x.log"], ["*/x.log"], ["prompts/**", "!prompts/b/c.txt"],
-    ):  # fmt: skip
+        ["*.log"],
+        ["**/*.log", "!**/keep.log"],
+        ["a/*/x.log"],
+        ["tmp[0-9]"],
+        ["a", "!a/b"],
+        ["a.b"],
+        ["**"],
+        ["**/b"],
+        ["a/**/x.log"],
+        ["*/x.log"],
+        ["prompts/**", "!prompts/b/c.txt"],
+    ):
         (project / ".dockerignore").write_text("\n".join(lines))
         plain = {p for p in build.exclude_paths(str(project), lines) if (project / p).is_file()}
         visible = {p for p in plain if not any(part.startswith(".") for part in p.split("/"))}

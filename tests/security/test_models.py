@@ -120,9 +120,11 @@ def test_code_of_a_model_folder_runs_only_if_it_is_this_configs(tmp_path):
     assert open_model(same, f"{config}:Mine").own_task
     assert not (same / "ran").exists(), "this config's file runs, and not the copy"
     for folder, code in (
-        (same, ""), (same, "image_classification"), (same, f"{config}:Another"),
+        (same, ""),
+        (same, "image_classification"),
+        (same, f"{config}:Another"),
         (other, f"{config}:Mine"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(DataError, match="brings code that is not the task of this config"):
             open_model(folder, code)
         assert not (folder / "ran").exists()

@@ -22,12 +22,16 @@ def task(tmp_path):
             "inputs": {"artifacts": {}},
             "outputs": {
                 "outputFile": str(tmp_path / "outputs" / "executor_output.json"),
-                "parameters": {}, "artifacts": {"made": {"artifacts": [made]}},
+                "parameters": {},
+                "artifacts": {"made": {"artifacts": [made]}},
             },
         },
-        "outputs": {"parameters": {}, "artifacts": {"made": {"schema_title": "x", "schema_version": "0"}}},
+        "outputs": {
+            "parameters": {},
+            "artifacts": {"made": {"schema_title": "x", "schema_version": "0"}},
+        },
         "within": [str(tmp_path / "outputs"), str(tmp_path / "given")],
-    }  # fmt: skip
+    }
 
 
 def said(task, **artifact):
@@ -141,11 +145,20 @@ def test_what_is_larger_than_any_parameter_is_refused(task, tmp_path):
         collect_outputs(task)
 
 
-@pytest.mark.parametrize("report", [
-    "[]", "3", '{"parameterValues": []}', '{"artifacts": {"made": []}}', '{"artifacts": {"made": {"artifacts": [3]}}}',
-    '{"artifacts": {"made": {"artifacts": [{"metadata": 3}]}}}', '{"artifacts": {"made": {"artifacts": [{"uri": 3}]}}}',
-    "[" * 100_000, '{"artifacts": {"made": {"artifacts": [{"uri": "\\u0000"}]}}}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "report",
+    [
+        "[]",
+        "3",
+        '{"parameterValues": []}',
+        '{"artifacts": {"made": []}}',
+        '{"artifacts": {"made": {"artifacts": [3]}}}',
+        '{"artifacts": {"made": {"artifacts": [{"metadata": 3}]}}}',
+        '{"artifacts": {"made": {"artifacts": [{"uri": 3}]}}}',
+        "[" * 100_000,
+        '{"artifacts": {"made": {"artifacts": [{"uri": "\\u0000"}]}}}',
+    ],
+)
 @pytest.mark.parametrize("contained", [True, False])
 def test_a_report_of_another_form_is_an_error_of_the_step(task, report, contained):
     if not contained:

@@ -91,10 +91,13 @@ def test_lists_come_out_as_they_went_in(as_dictionary, tmp_path):
     for row in rows:
         row["tags"] = ["O" if len(word) % 2 else "B-X" for word in row["words"]]
     kind = pa.list_(pa.dictionary(pa.int32(), pa.string()) if as_dictionary else pa.string())
-    table = pa.table({
-        "id": [row["id"] for row in rows], "words": pa.array([row["words"] for row in rows], kind),
-        "tags": pa.array([row["tags"] for row in rows], kind),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "id": [row["id"] for row in rows],
+            "words": pa.array([row["words"] for row in rows], kind),
+            "tags": pa.array([row["tags"] for row in rows], kind),
+        }
+    )
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=2_500)
     data = DataSpec.model_validate({"source": str(tmp_path / "x.parquet"), **COLUMNS})
     ingest(data, "words", "", tmp_path / "out")

@@ -27,10 +27,16 @@ from tests.data.corpora import ingested, text_spec, write_jsonl
 from tests.support.data_images import png
 
 TREE = {
-    "root/table.jsonl": b"inside", "root/a.png": b"inside", "root/deep/b.png": b"inside",
-    "root/100%25.png": b"inside", "root/.hidden/key": b"secret", "root/.env": b"secret",
-    "key": b"secret", "rootkey": b"secret", "root-2/a.png": b"secret",
-}  # fmt: skip
+    "root/table.jsonl": b"inside",
+    "root/a.png": b"inside",
+    "root/deep/b.png": b"inside",
+    "root/100%25.png": b"inside",
+    "root/.hidden/key": b"secret",
+    "root/.env": b"secret",
+    "key": b"secret",
+    "rootkey": b"secret",
+    "root-2/a.png": b"secret",
+}
 
 
 class Site(http.server.BaseHTTPRequestHandler):
@@ -90,12 +96,36 @@ def table(uri):
 
 ALLOWED = ["a.png", "./a.png", "deep/b.png", "deep//b.png", "100%25.png", "near.png"]
 REFUSED = [
-    "../key", "deep/../../key", "deep/../a.png", "link.png", "links/key", "loop.png", "pipe.png", ".env",
-    ".hidden/key", "deep/../.env", "%2e%2e/key", "%252e%252e/key", "..\\key", "a.png\0", "a.png\n", "",
-    "/etc/passwd", "//etc/passwd", "file:///etc/passwd", "s3://other/key", "memory://other",
-    "http://127.0.0.1:9/x", "reference://a.png::http://127.0.0.1:9/refs.json", "zip://a::file:///a.zip",
-    "simplecache::http://127.0.0.1:9/x", "a.png::b", "deep", "data:text/plain,secret", "{{ os.environ }}",
-]  # fmt: skip
+    "../key",
+    "deep/../../key",
+    "deep/../a.png",
+    "link.png",
+    "links/key",
+    "loop.png",
+    "pipe.png",
+    ".env",
+    ".hidden/key",
+    "deep/../.env",
+    "%2e%2e/key",
+    "%252e%252e/key",
+    "..\\key",
+    "a.png\0",
+    "a.png\n",
+    "",
+    "/etc/passwd",
+    "//etc/passwd",
+    "file:///etc/passwd",
+    "s3://other/key",
+    "memory://other",
+    "http://127.0.0.1:9/x",
+    "reference://a.png::http://127.0.0.1:9/refs.json",
+    "zip://a::file:///a.zip",
+    "simplecache::http://127.0.0.1:9/x",
+    "a.png::b",
+    "deep",
+    "data:text/plain,secret",
+    "{{ os.environ }}",
+]
 
 
 @pytest.mark.parametrize("value", ALLOWED)
@@ -116,10 +146,47 @@ def test_what_lies_elsewhere_is_refused(lake, site, scheme, value):
 
 
 PIECES = [
-    "a.png", "deep", "b.png", "key", "root", "lake", "..", ".", "/", "//", "\\", "%2e", "%2f", "%5c", "%25", "::",
-    "file:", "memory:", "http:", "://", "?", "#", "@", ":", "*", "{", "}", "~", "\0", "\n", " ", "link.png", "links", ".env",
-    "100%25.png", "near.png", "ä", "‮", "root-2", "$HOME",
-]  # fmt: skip
+    "a.png",
+    "deep",
+    "b.png",
+    "key",
+    "root",
+    "lake",
+    "..",
+    ".",
+    "/",
+    "//",
+    "\\",
+    "%2e",
+    "%2f",
+    "%5c",
+    "%25",
+    "::",
+    "file:",
+    "memory:",
+    "http:",
+    "://",
+    "?",
+    "#",
+    "@",
+    ":",
+    "*",
+    "{",
+    "}",
+    "~",
+    "\0",
+    "\n",
+    " ",
+    "link.png",
+    "links",
+    ".env",
+    "100%25.png",
+    "near.png",
+    "ä",
+    "‮",
+    "root-2",
+    "$HOME",
+]
 VALUES = st.lists(st.sampled_from([*PIECES, "<root>", "<parent>"]), max_size=9).map("".join)
 
 
@@ -143,7 +210,9 @@ def test_no_value_leads_out_of_the_root(lake, site, value):
         assert not any("/." in path or path.startswith("/lake/root-2") for path in site.asked)
 
 
-@pytest.mark.parametrize("name", ["{url}/refs.json", "reference://a.png::{url}/refs.json", "../key", "/etc/passwd"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["{url}/refs.json", "reference://a.png::{url}/refs.json", "../key", "/etc/passwd"]
+)
 def test_ingest_refuses_the_row_and_asks_nobody(tmp_path, site, name):
     site.asked.clear()
     good = [{"image": f"{i}.png", "label": i % 2} for i in range(60)]

@@ -30,9 +30,16 @@ class Run:
         self.folder, self.log = folder, folder / "log.txt"
         self.process = subprocess.Popen(
             [sys.executable, str(SUPERVISE), str(folder), json.dumps(train), *words, str(folder)],
-            stdout=self.log.open("w"), stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, **Rendezvous(ranks_per_node=2).environment(), "PYTHONPATH": str(ROOT), "REKINDLE_PRELOADED": ""},
-        )  # fmt: skip
+            stdout=self.log.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={
+                **os.environ,
+                **Rendezvous(ranks_per_node=2).environment(),
+                "PYTHONPATH": str(ROOT),
+                "REKINDLE_PRELOADED": "",
+            },
+        )
         until(lambda: len(list(folder.glob("ready-*"))) == 2, self)
         self.rank = json.loads((folder / "ready-0").read_text())
 

@@ -75,9 +75,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data" / "linked").symlink_to(folder / "words")
     (folder / "data" / "linked" / "up").symlink_to(folder / "data")  # a way round in circles
     config = {
-        "name": "words", "pipeline": "p.py:words", "arguments": {"folder": str(folder / "data")},
+        "name": "words",
+        "pipeline": "p.py:words",
+        "arguments": {"folder": str(folder / "data")},
         "image": {"include": ["prompt.txt"]},
-    }  # fmt: skip
+    }
     (folder / "project" / "words.yaml").write_text(json.dumps(config))
     assert ran(folder) == EVERY
     assert ran(folder) == set()
@@ -88,9 +90,12 @@ def ran(folder: Path) -> set[str]:
     """The steps of a run that were not served from the cache."""
     done = subprocess.run(
         [sys.executable, "-m", "rekindle.cli.main", "run", "words.yaml", "--json"],
-        cwd=folder / "project", capture_output=True, text=True, check=True,
+        cwd=folder / "project",
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{folder / 'library'}"},
-    )  # fmt: skip
+    )
     record: dict[str, Any] = json.loads(done.stdout)
     return {step["name"] for step in record["steps"] if not step["cached"]} & EVERY
 
@@ -98,14 +103,17 @@ def ran(folder: Path) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "readers"),
-    first(1, [
-        ("project/script.py", {"say"}),
-        ("words/words.txt", {"use"}),
-        ("project/beside.py", EVERY),
-        ("project/prompt.txt", EVERY),  # which of them reads it nobody knows
-        ("library/far.py", {"use"}),
-    ]),
-)  # fmt: skip
+    first(
+        1,
+        [
+            ("project/script.py", {"say"}),
+            ("words/words.txt", {"use"}),
+            ("project/beside.py", EVERY),
+            ("project/prompt.txt", EVERY),  # which of them reads it nobody knows
+            ("library/far.py", {"use"}),
+        ],
+    ),
+)
 def test_a_file_that_changed_runs_what_reads_it(
     project: Path, name: str, readers: set[str]
 ) -> None:
@@ -119,8 +127,10 @@ def test_what_a_step_left_names_links_and_does_not_follow_them(project: Path) ->
     (project / "words" / "more.txt").write_text("more")
     assert digest(describe(project / "data")) == before
     assert set(describe(project / "data", follow=True)) == {
-        "linked/words.txt", "linked/more.txt", "linked/up",
-    }  # fmt: skip
+        "linked/words.txt",
+        "linked/more.txt",
+        "linked/up",
+    }
 
 
 @pytest.mark.parametrize("how", ["module", "swapped", "argument", "included"])
@@ -223,21 +233,29 @@ def places():
 """
 # what Python finds when the step runs, whatever lies in a folder that is looked at first -> its reader
 FOUND = {
-    "w/helper.py": "shadowed", "lib/profile.py": "builtin", "lib/utils.py": "folder",
-    "far/other.py": "elsewhere", "w/scripts/near.py": "beside-script", "w/mymod.py": "module",
-    "far/tool.py": "far", "w/sh.py": "shell", "w/app/__main__.py": "program", "w/option.py": "option",
+    "w/helper.py": "shadowed",
+    "lib/profile.py": "builtin",
+    "lib/utils.py": "folder",
+    "far/other.py": "elsewhere",
+    "w/scripts/near.py": "beside-script",
+    "w/mymod.py": "module",
+    "far/tool.py": "far",
+    "w/sh.py": "shell",
+    "w/app/__main__.py": "program",
+    "w/option.py": "option",
     "w/inline.py": "line",
-}  # fmt: skip
+}
 
 
 def test_a_file_counts_wherever_python_finds_it_when_the_step_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = dict.fromkeys(FOUND, "WORD = load = 'old'\n") | {
-        "w/pipes/helper.py": "WORD = 'unused'\n", "w/pipes/utils/load.py": "",
+        "w/pipes/helper.py": "WORD = 'unused'\n",
+        "w/pipes/utils/load.py": "",
         "w/scripts/run.py": "from near import WORD\n",
         "w/pipes/p.py": PLACES.replace("FAR", str(tmp_path / "far")),
-    }  # fmt: skip
+    }
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -292,8 +310,12 @@ def test_what_changed_while_a_step_ran_is_not_served_under_what_was_before(
     for file, content in files.items():
         (tmp_path / file).write_text(content)
     arguments = {"folder": str(tmp_path / "data"), "busy": str(tmp_path / "busy")}
-    config = {"name": "edited", "pipeline": "p.py:edited", "arguments": arguments,
-              "image": {"include": ["prompt.txt"]}}  # fmt: skip
+    config = {
+        "name": "edited",
+        "pipeline": "p.py:edited",
+        "arguments": arguments,
+        "image": {"include": ["prompt.txt"]},
+    }
     (tmp_path / "c.yaml").write_text(json.dumps(config))
     words = [sys.executable, "-m", "rekindle.cli.main", "run", "c.yaml", "--json"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -165,15 +165,27 @@ def test_a_uri_without_one_is_not(tmp_path, field, uri):
 @pytest.mark.parametrize(
     "text",
     [
-        "hf_" + "a" * 34, "ghp_" + "a" * 36, "github_pat_" + "a" * 22, "sk-" + "a" * 40,
-        "glpat-" + "a" * 20, "xoxb-1234567890", "AIza" + "a" * 35, "AKIA" + "A" * 16,
-        "ASIA" + "A" * 16, "ya29.a0AfH6SMBx", "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0",
-        "-----BEGIN RSA PRIVATE KEY-----\nMIIEabcdefgh", "https://h/f?code=" + "a" * 44,
-        "https://a/c?sv=1&sig=abc%2Fdefghijklmnopq%3D", "s3://b/k?X-Amz-Signature=0123456789abcdef",
-        "https://me:word@host/a", "redis://:word@host/0", "Authorization: Bearer abcdefghijkl",
+        "hf_" + "a" * 34,
+        "ghp_" + "a" * 36,
+        "github_pat_" + "a" * 22,
+        "sk-" + "a" * 40,
+        "glpat-" + "a" * 20,
+        "xoxb-1234567890",
+        "AIza" + "a" * 35,
+        "AKIA" + "A" * 16,
+        "ASIA" + "A" * 16,
+        "ya29.a0AfH6SMBx",
+        "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0",
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEabcdefgh",
+        "https://h/f?code=" + "a" * 44,
+        "https://a/c?sv=1&sig=abc%2Fdefghijklmnopq%3D",
+        "s3://b/k?X-Amz-Signature=0123456789abcdef",
+        "https://me:word@host/a",
+        "redis://:word@host/0",
+        "Authorization: Bearer abcdefghijkl",
     ],
     ids=lambda text: text[:12],
-)  # fmt: skip
+)
 def test_one_list_of_secrets_serves_messages_configs_and_the_card(tmp_path, text):
     assert "***" in masked(text, {})
     assert "•••" in without_credentials(text)

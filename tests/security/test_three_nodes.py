@@ -59,10 +59,18 @@ class ThreeNodes:
         words = ["-m", "tests.security.meeting_rank", str(self.folder)]
         return subprocess.Popen(
             [sys.executable, str(SUPERVISE), str(own), '{"max_restarts": 2}', *words],
-            stdout=(self.folder / f"log-{node}").open("w"), stderr=subprocess.STDOUT, start_new_session=True,
+            stdout=(self.folder / f"log-{node}").open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
             # agents that are executed, and so descendants of their supervisor
-            env={**os.environ, **place.environment(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "REKINDLE_PRELOADED": ""},
-        )  # fmt: skip
+            env={
+                **os.environ,
+                **place.environment(),
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                "REKINDLE_PRELOADED": "",
+            },
+        )
 
     def listens(self):
         return self.port in {port for _, port in listening([psutil.Process(self.nodes[0].pid)])}

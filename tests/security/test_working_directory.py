@@ -39,9 +39,12 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.timeout(300)
 def test_a_run_beside_such_files_is_like_any_other(folder):
     config = {
-        "name": "m", "task": "image_classification", "data": {"source": "sklearn:digits"},
-        "train": {"steps": 3, "global_batch_size": 64, "layout": {"dp": 2}}, "evaluate": {"floor": {"accuracy": 0.01}},
-    }  # fmt: skip
+        "name": "m",
+        "task": "image_classification",
+        "data": {"source": "sklearn:digits"},
+        "train": {"steps": 3, "global_batch_size": 64, "layout": {"dp": 2}},
+        "evaluate": {"floor": {"accuracy": 0.01}},
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     done = CliRunner().invoke(cli, ["run", "config.yaml", "--home", str(folder / "home"), "--json"])
     assert done.exit_code == 0, done.output

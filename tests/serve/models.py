@@ -21,15 +21,33 @@ from rekindle.tasks import load_task
 from rekindle.train.modelfolder import ANY_CODE, digest_of, open_model, weights_sha256
 
 TEXTS = [
-    "the parcel came open", "where is my order", "a refund please", "the box was wet and torn",
-    "I was charged twice", "how do I change the address", "thank you for the quick help",
+    "the parcel came open",
+    "where is my order",
+    "a refund please",
+    "the box was wet and torn",
+    "I was charged twice",
+    "how do I change the address",
+    "thank you for the quick help",
     "it beeps and turns itself off",
-]  # fmt: skip
+]
 LABELS = ("billing", "other", "shipping")
-ENCODER = {"model_type": "distilbert", "dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64,
-           "max_position_embeddings": 32}  # fmt: skip
-DECODER = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-           "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4_096}  # fmt: skip
+ENCODER = {
+    "model_type": "distilbert",
+    "dim": 32,
+    "n_layers": 1,
+    "n_heads": 2,
+    "hidden_dim": 64,
+    "max_position_embeddings": 32,
+}
+DECODER = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 4_096,
+}
 CHATS = [[["user", text], ["assistant", TEXTS[-1 - i]]] for i, text in enumerate(TEXTS)]
 
 OWN_TASK = '''
@@ -79,10 +97,13 @@ class Numbers(Task):
 def made(folder: Path, kind: str, seed: int = 0) -> ServedModel:
     """A model of `kind` (text, words, image, text-lm, chat) in `folder`/model, proven by rows in
     `folder`/evidence.json."""
-    task = load_task({
-        "text": "text_classification", "words": "token_classification",
-        "image": "image_classification",
-    }.get(kind, "causal_lm"))  # fmt: skip
+    task = load_task(
+        {
+            "text": "text_classification",
+            "words": "token_classification",
+            "image": "image_classification",
+        }.get(kind, "causal_lm")
+    )
     names = {"text": "body"} | ({"messages": "messages"} if kind == "chat" else {})
     data = DataSpec(source="x", columns=ColumnsSpec(**names), max_length=32)
     spec = ModelSpec(source=ENCODER, tokenizer={"vocab_size": 200})
@@ -107,9 +128,11 @@ def made(folder: Path, kind: str, seed: int = 0) -> ServedModel:
 
 
 _TASKS = {
-    "text_classification": "TextClassification", "token_classification": "TokenClassification",
-    "image_classification": "ImageClassification", "causal_lm": "CausalLM",
-}  # fmt: skip
+    "text_classification": "TextClassification",
+    "token_classification": "TokenClassification",
+    "image_classification": "ImageClassification",
+    "causal_lm": "CausalLM",
+}
 
 
 def own(folder: Path, code: str = OWN_TASK, version: str = "3") -> ServedModel:
@@ -126,15 +149,28 @@ def served(model: Path, columns: ColumnsSpec, rows: list[SmokeRow]) -> ServedMod
     writes = any("text" in row.answer for row in rows)
     smoke = Smoke(tolerance=0.002, tokens=8 * writes, rows=tuple(rows))
     evidence = Evidence(
-        run_key="k", model_digest=digest_of(model), promote=True, reason="judged", checks=(),
-        metrics={}, rows=9, examples="e", smoke=smoke,
-    )  # fmt: skip
+        run_key="k",
+        model_digest=digest_of(model),
+        promote=True,
+        reason="judged",
+        checks=(),
+        metrics={},
+        rows=9,
+        examples="e",
+        smoke=smoke,
+    )
     file = model.parent / "evidence.json"
     evidence.write(file)
     return ServedModel(
-        name="tickets", version="3", digest=digest_of(model), path=str(model), evidence=str(file),
-        code=ANY_CODE, columns=columns, image_size=None,
-    )  # fmt: skip
+        name="tickets",
+        version="3",
+        digest=digest_of(model),
+        path=str(model),
+        evidence=str(file),
+        code=ANY_CODE,
+        columns=columns,
+        image_size=None,
+    )
 
 
 def rows_of(model: Path, kind: str) -> list[SmokeRow]:
@@ -225,8 +261,18 @@ def champion(home: Path, model: ServedModel, reason: str = "") -> None:
         champion="",
     )
     training = TrainingSummary(
-        run_key="k", task="text_classification", engine="native", world_size=1, steps=1, epochs=1,
-        global_batch_size=8, seed=0, precision="fp32", parameters=1, init_from="base",
-        weights_sha256=weights_sha256(folder), train_rows=9,
-    )  # fmt: skip
+        run_key="k",
+        task="text_classification",
+        engine="native",
+        world_size=1,
+        steps=1,
+        epochs=1,
+        global_batch_size=8,
+        seed=0,
+        precision="fp32",
+        parameters=1,
+        init_from="base",
+        weights_sha256=weights_sha256(folder),
+        train_rows=9,
+    )
     promote(where, register(where, folder, evidence, known, training, ""), evidence, reason)

@@ -29,19 +29,34 @@ class Running:
     ) -> None:
         self.url, self.log = f"http://127.0.0.1:{port}", folder / "server.txt"
         self.process = subprocess.Popen(
-            words, cwd=folder, stdout=self.log.open("w"), stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, start_new_session=session,
-        )  # fmt: skip
+            words,
+            cwd=folder,
+            stdout=self.log.open("w"),
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            start_new_session=session,
+        )
         self.client = httpx.Client(base_url=self.url, timeout=60)
 
     @classmethod
     def of(
-        cls, model: ServedModel, smoke: bool = True, port: int = 0, session: bool = False,
+        cls,
+        model: ServedModel,
+        smoke: bool = True,
+        port: int = 0,
+        session: bool = False,
         program: Sequence[str] = ("-m", "rekindle.serve"),
-    ) -> Running:  # fmt: skip
+    ) -> Running:
         """The server of a model, without the command line."""
         port, folder = port or free_port(), Path(model.path).parent
-        job = ServeJob(model=model, host="127.0.0.1", port=port, health_route="/h", predict_route="/p", smoke=smoke)  # fmt: skip
+        job = ServeJob(
+            model=model,
+            host="127.0.0.1",
+            port=port,
+            health_route="/h",
+            predict_route="/p",
+            smoke=smoke,
+        )
         text = TypeAdapter(ServeJob).dump_json(job).decode()
         return cls([sys.executable, *program, text], port, folder, session)
 

@@ -44,16 +44,30 @@ def place(tmp_path_factory):
 
 def words(place, source, output, *more):
     return [
-        sys.executable, "-m", "rekindle.cli.main", "predict", "tickets.yaml", "--home", "home", "--input", source,
-        "--output", output, *more,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "rekindle.cli.main",
+        "predict",
+        "tickets.yaml",
+        "--home",
+        "home",
+        "--input",
+        source,
+        "--output",
+        output,
+        *more,
+    ]
 
 
 def predict(place, source, output, *more, code=0):
     done = subprocess.run(
-        words(place, source, output, *more), cwd=place, capture_output=True, text=True, timeout=240,
+        words(place, source, output, *more),
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=240,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
@@ -80,9 +94,11 @@ def test_a_killed_command_goes_on_and_ends_with_the_same_bytes(place):
     assert len(parts) == 21
     begun = place / "begun.parquet"
     process = subprocess.Popen(
-        words(place, "in.jsonl", begun.name), cwd=place, stderr=subprocess.DEVNULL,
+        words(place, "in.jsonl", begun.name),
+        cwd=place,
+        stderr=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     give_up = time.monotonic() + 120
     while len(list(begun.glob("part-*.parquet"))) < 3:
         assert process.poll() is None
@@ -151,11 +167,15 @@ def test_predictions_of_a_config_that_was_corrected_are_not_taken_for_those_of_i
     [
         (['{"id": null, "body": "a"}'], 1, "key"),
         (['{"id": 1, "text": "a"}'], 1, "there is no column `body`"),
-        (['{"id": 1, "body": "a"}', '{"id": 2, "body": " "}'], 1, "bad.jsonl:2, `body`: a text that is not empty is needed"),
+        (
+            ['{"id": 1, "body": "a"}', '{"id": 2, "body": " "}'],
+            1,
+            "bad.jsonl:2, `body`: a text that is not empty is needed",
+        ),
         (['{"id": 1, "body": "a"}', "{"], 1, "1 row that cannot be parsed"),
     ],
     ids=["key", "column", "blank", "half"],
-)  # fmt: skip
+)
 def test_rows_that_cannot_be_read_are_named(place, lines, code, said):
     (place / "bad.jsonl").write_text("\n".join(lines) + "\n")
     output = f"bad{abs(hash(said))}.jsonl"
@@ -189,8 +209,11 @@ def test_files_that_are_not_those_that_were_registered_are_not_loaded(place, tmp
     for verb in (["serve", "tickets.yaml", "--port", "0"], batch):
         done = subprocess.run(
             [sys.executable, "-m", "rekindle.cli.main", *verb, "--home", "home"],
-            cwd=tmp_path, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 2, done.stdout + done.stderr
         assert "are not those that were registered" in done.stderr
     assert not (tmp_path / "y.jsonl").exists()
@@ -219,16 +242,32 @@ def nightly(data: str, register: str, root: str, source: str, output: str):
 """)
     spec = load_target(place / "tickets.yaml")
     arguments = {
-        "data": spec.data.model_dump_json(), "register": RegisterSpec().model_dump_json(), "root": str(place / "home"),
-        "source": str(place / "few.jsonl"), "output": str(place / "step.parquet"),
-    }  # fmt: skip
+        "data": spec.data.model_dump_json(),
+        "register": RegisterSpec().model_dump_json(),
+        "root": str(place / "home"),
+        "source": str(place / "few.jsonl"),
+        "output": str(place / "step.parquet"),
+    }
     config = {"name": "nightly", "pipeline": "nightly.py:nightly", "arguments": arguments}
     (place / "nightly.yaml").write_text(json.dumps(config))
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-m", "rekindle.cli.main", "run", "nightly.yaml", "--home", "runs", "--json"],
-            cwd=place, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "rekindle.cli.main",
+                "run",
+                "nightly.yaml",
+                "--home",
+                "runs",
+                "--json",
+            ],
+            cwd=place,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert pq.read_table(place / "step.parquet").column("id").to_pylist() == [
             f"t{i}" for i in range(8)

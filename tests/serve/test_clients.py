@@ -211,8 +211,15 @@ def test_what_is_wrong_with_binary_data_is_named(classifier):
     fine = b"\x05\0\0\0hello"
     assert asked(9, fine)[0] == 200
     for size, raw, head in (
-        (8, fine, None), (9, fine[:-1], None), (9, b"\xff\0\0\0hello", None), (3, b"\x05\0\0", None),
-        (9, b"\x05\0\0\0hell\xff", None), (9, fine, "-1"), (9, fine, "x"), (9, fine, "9999"), (0, b"", None),
-    ):  # fmt: skip
+        (8, fine, None),
+        (9, fine[:-1], None),
+        (9, b"\xff\0\0\0hello", None),
+        (3, b"\x05\0\0", None),
+        (9, b"\x05\0\0\0hell\xff", None),
+        (9, fine, "-1"),
+        (9, fine, "x"),
+        (9, fine, "9999"),
+        (0, b"", None),
+    ):
         status, error = asked(size, raw, head)
         assert (status, bool(error)) == (400, True), (size, raw, head)

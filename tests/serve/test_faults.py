@@ -178,10 +178,13 @@ def test_a_port_that_is_taken_is_a_wrong_request(model):
 
 
 def test_what_the_shadow_answers_is_counted_and_nobody_sees_it(model, tmp_path):
-    code = models.OWN_TASK.replace("        if len(numbers) > 4:", """        if (numbers > 80).any():
+    code = models.OWN_TASK.replace(
+        "        if len(numbers) > 4:",
+        """        if (numbers > 80).any():
             raise ValueError("poisoned")
         numbers = torch.where(numbers > 50, -numbers, numbers)
-        if len(numbers) > 4:""")  # fmt: skip
+        if len(numbers) > 4:""",
+    )
     shadow = models.own(tmp_path / "next", code, "4")
 
     def counted(server):

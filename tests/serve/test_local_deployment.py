@@ -32,11 +32,13 @@ from tests.serve.models import OWN_TASK, made, own
 
 FAST = DeploySpec(canary=(20, 50), step_minutes=0, min_requests=100)
 POISONED = OWN_TASK.replace(
-    "        if len(numbers) > 4:", '        if (numbers > 80).any():\n            raise ValueError("poisoned")\n        if len(numbers) > 4:'
-)  # fmt: skip
+    "        if len(numbers) > 4:",
+    '        if (numbers > 80).any():\n            raise ValueError("poisoned")\n        if len(numbers) > 4:',
+)
 DYING = OWN_TASK.replace(
-    "        if len(numbers) > 4:", "        if (numbers == 85).any():\n            import os\n            os._exit(9)\n        if len(numbers) > 4:"
-)  # fmt: skip
+    "        if len(numbers) > 4:",
+    "        if (numbers == 85).any():\n            import os\n            os._exit(9)\n        if len(numbers) > 4:",
+)
 
 
 class Deployed:
@@ -345,8 +347,9 @@ def test_a_version_in_the_shadow_is_compared_and_not_seen(deployed):
     (told,) = (e.reason for e in deployed.events if (e.state, e.version) == ("create", "2"))
     assert re.search(
         "requests in the shadow, 0 otherwise than the version before, 0 failed; "
-        r"p50 \d+ ms and p99 \d+ ms, of the version before \d+ ms and \d+ ms$", told
-    )  # fmt: skip
+        r"p50 \d+ ms and p99 \d+ ms, of the version before \d+ ms and \d+ ms$",
+        told,
+    )
     assert set(deployed.endpoint.status().versions) == {"1", "2"}
 
 
@@ -508,8 +511,9 @@ def test_after_its_router_was_started_again_a_version_may_fail_its_first_start(d
 def test_another_program_at_the_port_is_named(deployed):
     server = subprocess.Popen(
         [sys.executable, "-m", "http.server", str(deployed.port), "--bind", "127.0.0.1"],
-        stderr=subprocess.DEVNULL, cwd=deployed.folder,
-    )  # fmt: skip
+        stderr=subprocess.DEVNULL,
+        cwd=deployed.folder,
+    )
     try:
         give_up = time.monotonic() + 30
         while time.monotonic() < give_up:

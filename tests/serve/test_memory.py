@@ -182,9 +182,13 @@ async def mistreat(folder: Path, asked: Asked) -> None:
             file.write_bytes(b"")
 
     changes = [
-        lambda: reversed_tokenizer(folder), lambda: rewrite(folder), lambda: folder.rename(away),
-        lambda: away.rename(folder), lambda: cut_short(folder), lambda: shutil.rmtree(folder),
-    ]  # fmt: skip
+        lambda: reversed_tokenizer(folder),
+        lambda: rewrite(folder),
+        lambda: folder.rename(away),
+        lambda: away.rename(folder),
+        lambda: cut_short(folder),
+        lambda: shutil.rmtree(folder),
+    ]
     for number, change in enumerate(changes, 1):
         while asked.done < asked.total * number / (len(changes) + 2):
             await asyncio.sleep(0.005)
@@ -192,9 +196,17 @@ async def mistreat(folder: Path, asked: Asked) -> None:
 
 
 ROUTES = (
-    "/health/live", "/health/ready", "/v2/health/ready", "/v2/models/tickets/ready", "/metrics",
-    "/openapi.json", "/v2", "/v2/models/tickets", "/v1/models", "/ping",
-)  # fmt: skip
+    "/health/live",
+    "/health/ready",
+    "/v2/health/ready",
+    "/v2/models/tickets/ready",
+    "/metrics",
+    "/openapi.json",
+    "/v2",
+    "/v2/models/tickets",
+    "/v1/models",
+    "/ping",
+)
 
 
 async def endure(url: str, total: int, folder: Path) -> Asked:
@@ -308,7 +320,12 @@ def test_a_model_that_fails_every_request_is_not_ready_until_it_answers_again(tm
 
         if smoke:  # the requests' fault: the model answers the rows that prove it
             fail("90")
-            server.until(lambda: server.figure('rekindle_request_seconds_count{route="/predict",status="200"}') >= 2)  # fmt: skip
+            server.until(
+                lambda: (
+                    server.figure('rekindle_request_seconds_count{route="/predict",status="200"}')
+                    >= 2
+                )
+            )
             assert state() == (200, "ready")
         broken.touch()
         fail("1")

@@ -25,12 +25,24 @@ from tests.serve import models
 from tests.serve.servers import running
 
 # the classes differ by less than int8 can tell beside the first input
-NARROW = models.OWN_TASK.replace("if len(numbers) > 4:", "if len(numbers) > 400:").replace(
-    "return torch.stack([numbers, -numbers], -1)", "return network(torch.stack([numbers, numbers * 0 + 1e4], -1))"
-).replace("        return network\n", """        network.weight.data = torch.tensor([[1.0, 0.5], [-1.0, 0.5]])
+NARROW = (
+    models.OWN_TASK.replace("if len(numbers) > 4:", "if len(numbers) > 400:")
+    .replace(
+        "return torch.stack([numbers, -numbers], -1)",
+        "return network(torch.stack([numbers, numbers * 0 + 1e4], -1))",
+    )
+    .replace(
+        "        return network\n",
+        """        network.weight.data = torch.tensor([[1.0, 0.5], [-1.0, 0.5]])
         network.bias.data.zero_()
         return network
-""").replace("network = torch.nn.Linear(1, 2)\n        network.folder", "network = torch.nn.Linear(2, 2)\n        network.folder")  # fmt: skip
+""",
+    )
+    .replace(
+        "network = torch.nn.Linear(1, 2)\n        network.folder",
+        "network = torch.nn.Linear(2, 2)\n        network.folder",
+    )
+)
 
 
 def split_of(model, folder):
@@ -39,10 +51,15 @@ def split_of(model, folder):
     numbers = [str(n) for n in (1, -2, 3, -4, 5, -6, 8, -9)]
     texts = (numbers if (Path(model.path) / "task.py").is_file() else models.TEXTS) * 50
     labels = [answer["label"] for answer in network.answers(texts, Options())]
-    table = pa.table({
-        "id": [str(i) for i in range(len(texts))], "hash": [bytes(16)] * len(texts),
-        "split": ["test"] * len(texts), "label": labels, "text": texts,
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "id": [str(i) for i in range(len(texts))],
+            "hash": [bytes(16)] * len(texts),
+            "split": ["test"] * len(texts),
+            "label": labels,
+            "text": texts,
+        }
+    )
     with ExamplesWriter(folder, schema_of("text", ()), ("test-00000",)) as writer:
         writer.write("test-00000", table)
     return folder
@@ -94,10 +111,14 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
 
 def documents_in(folder, texts):
     """A test split of plain texts."""
-    table = pa.table({
-        "id": [str(i) for i in range(len(texts))], "hash": [bytes(16)] * len(texts),
-        "split": ["test"] * len(texts), "document": [json.dumps([["text", text]]) for text in texts],
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "id": [str(i) for i in range(len(texts))],
+            "hash": [bytes(16)] * len(texts),
+            "split": ["test"] * len(texts),
+            "document": [json.dumps([["text", text]]) for text in texts],
+        }
+    )
     with ExamplesWriter(folder, schema_of("document", ()), ("test-00000",)) as writer:
         writer.write("test-00000", table)
     return folder
@@ -111,8 +132,11 @@ def test_a_language_model_is_served_in_it_where_its_loss_hardly_grows(tmp_path, 
     less = lowered(model, precision, examples, 0.5, tmp_path / "kept")
     evidence = Evidence.read(less.evidence)
     check = evidence.checks[-1]
-    said = re.fullmatch(rf"{precision} has a loss of ([\d.]+) on ([\d,]+) held-out tokens, before it was "
-                        r"([\d.]+) \(([+-][\d.]+)%\), in [\d.]+ of the time", check.detail)  # fmt: skip
+    said = re.fullmatch(
+        rf"{precision} has a loss of ([\d.]+) on ([\d,]+) held-out tokens, before it was "
+        r"([\d.]+) \(([+-][\d.]+)%\), in [\d.]+ of the time",
+        check.detail,
+    )
     after, before, more = (float(said[i]) for i in (1, 3, 4))
     assert check.value == pytest.approx(after / before - 1, abs=1e-3)
     assert more == pytest.approx(100 * check.value, abs=0.01)

@@ -106,9 +106,15 @@ class Platform:
 
 def model(version):
     return ServedModel(
-        name="tickets", version=version, digest="d", path="p", evidence="", code="", columns=ColumnsSpec(),
+        name="tickets",
+        version=version,
+        digest="d",
+        path="p",
+        evidence="",
+        code="",
+        columns=ColumnsSpec(),
         image_size=None,
-    )  # fmt: skip
+    )
 
 
 class World:
@@ -209,9 +215,11 @@ def test_a_version_is_in_the_shadow_of_the_one_before_first(world):
 
 @pytest.mark.parametrize(
     ("seen", "reason"),
-    [({"differed": 100}, "answered 20.0% of 500 requests otherwise; 5.0% are allowed"),
-     ({"failed": 30}, "in the shadow it failed 30 of 500 requests")],
-)  # fmt: skip
+    [
+        ({"differed": 100}, "answered 20.0% of 500 requests otherwise; 5.0% are allowed"),
+        ({"failed": 30}, "in the shadow it failed 30 of 500 requests"),
+    ],
+)
 def test_who_answers_worse_in_the_shadow_is_not_seen_by_anybody(world, seen, reason):
     world.rollout().to(model("1"))
     world.spec = SHADOW
@@ -424,33 +432,51 @@ def test_a_command_killed_before_or_after_any_entry_of_the_log_is_completed_too(
 
 def test_a_version_that_gets_no_requests_is_spoken_of_too(capsys):
     event = RolloutEvent(
-        number=3, state="canary", version="2", previous="1", at="2026-11-26T17:00:00+00:00",
-        shares={"2": 10, "1": 90}, reason="", digest="",
-    )  # fmt: skip
+        number=3,
+        state="canary",
+        version="2",
+        previous="1",
+        at="2026-11-26T17:00:00+00:00",
+        shares={"2": 10, "1": 90},
+        reason="",
+        digest="",
+    )
     show = watching(200)
     for requests, errors in ((0, 0), (3, 0), (12, 1), (13, 1), (24, 1)):
         show(event, Traffic(requests, errors, ()))
     assert capsys.readouterr().err.splitlines() == [
-        "  canary: 0 of at least 200 requests", "  canary: 12 of at least 200 requests, 1 failed",
+        "  canary: 0 of at least 200 requests",
+        "  canary: 12 of at least 200 requests, 1 failed",
         "  canary: 24 of at least 200 requests, 1 failed",
-    ]  # fmt: skip
+    ]
 
 
 def test_what_stood_is_counted_by_the_hour_of_each_version():
     """Version 1 alone for 1 h and then beside 2 for 3 h, of which 2 had a canary for 1 h; 3 is taken back after 1 h, in
     which three stood; then 2 alone for 2 h, and nothing any more."""
     told = [
-        (0, "create", "1", ""), (1, "settled", "1", ""), (2, "create", "2", "1"), (3, "settled", "2", "1"),
-        (5, "create", "3", "2"), (6, "roll_back", "3", "2"), (6, "rolled_back", "3", "2"), (8, "delete", "3", "2"),
+        (0, "create", "1", ""),
+        (1, "settled", "1", ""),
+        (2, "create", "2", "1"),
+        (3, "settled", "2", "1"),
+        (5, "create", "3", "2"),
+        (6, "roll_back", "3", "2"),
+        (6, "rolled_back", "3", "2"),
+        (8, "delete", "3", "2"),
         (8, "deleted", "3", "2"),
-    ]  # fmt: skip
+    ]
     events = [
         RolloutEvent(
-            number=number, state=state, version=version, previous=previous, shares={}, reason="",
+            number=number,
+            state=state,
+            version=version,
+            previous=previous,
+            shares={},
+            reason="",
             at=f"2026-11-28T{hour:02}:00:00.000+00:00",
         )
         for number, (hour, state, version, previous) in enumerate(told)
-    ]  # fmt: skip
+    ]
     end = datetime.datetime(2026, 11, 28, 12, tzinfo=datetime.UTC)
     assert stood(events, end) == 2 * 1 + 3 * 2 + 1 * 3 + 2 * 1
     assert stood(events[:4], end) == 2 + (12 - 2) * 2

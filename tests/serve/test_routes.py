@@ -64,17 +64,63 @@ def test_columns_that_the_model_does_not_read_are_left_alone(server):
         (b"[]", 400, "the body: "),
         (b"{}", 400, "instances: Field required"),
         (b'{"instances": []}', 400, "instances: List should have at least 1 item"),
-        (b'{"instances": [{"text": "a", "id": 1}]}', 400, "instance 0: there is no column `body`; it has `text`, `id`"),
-        (b'{"instances": [{"body": "a", "age": NaN}]}', 400, "the body: NaN is not a value of JSON"),
-        (b'{"instances": [{"body": "a"}, {"body": 3}]}', 400, "instance 1, `body`: a text that is not empty is needed"),
-        (b'{"instances": [{"body": " "}]}', 400, "instance 0, `body`: a text that is not empty is needed"),
-        (b'{"instances": [{"body": "a"}], "temprature": 1}', 400, "temprature: Extra inputs are not permitted"),
-        (b'{"instances": [{"body": "a"}], "parameters": {"seed": 1}}', 400, "parameters: this model is no language model"),
-        (b'{"instances": [' + b",".join([b'{"body": "a"}'] * 257) + b"]}", 400, "instances: List should have at most 256 items"),
-        (b'{"instances": [{"body": "' + b"a" * (10 << 20) + b'"}]}', 413, "the body is larger than 4 MiB"),
+        (
+            b'{"instances": [{"text": "a", "id": 1}]}',
+            400,
+            "instance 0: there is no column `body`; it has `text`, `id`",
+        ),
+        (
+            b'{"instances": [{"body": "a", "age": NaN}]}',
+            400,
+            "the body: NaN is not a value of JSON",
+        ),
+        (
+            b'{"instances": [{"body": "a"}, {"body": 3}]}',
+            400,
+            "instance 1, `body`: a text that is not empty is needed",
+        ),
+        (
+            b'{"instances": [{"body": " "}]}',
+            400,
+            "instance 0, `body`: a text that is not empty is needed",
+        ),
+        (
+            b'{"instances": [{"body": "a"}], "temprature": 1}',
+            400,
+            "temprature: Extra inputs are not permitted",
+        ),
+        (
+            b'{"instances": [{"body": "a"}], "parameters": {"seed": 1}}',
+            400,
+            "parameters: this model is no language model",
+        ),
+        (
+            b'{"instances": [' + b",".join([b'{"body": "a"}'] * 257) + b"]}",
+            400,
+            "instances: List should have at most 256 items",
+        ),
+        (
+            b'{"instances": [{"body": "' + b"a" * (10 << 20) + b'"}]}',
+            413,
+            "the body is larger than 4 MiB",
+        ),
     ],
-    ids=["half", "not-utf8", "list", "nothing", "empty", "column", "nan", "type", "blank", "unknown", "no-lm", "many", "10MB"],
-)  # fmt: skip
+    ids=[
+        "half",
+        "not-utf8",
+        "list",
+        "nothing",
+        "empty",
+        "column",
+        "nan",
+        "type",
+        "blank",
+        "unknown",
+        "no-lm",
+        "many",
+        "10MB",
+    ],
+)
 def test_a_bad_request_is_told_what_is_wrong_and_the_server_goes_on(server, body, status, said):
     before = server.figure("rekindle_refused_total")
     response = server.client.post("/predict", content=body)
@@ -129,12 +175,22 @@ def test_sagemaker_asks_in_three_forms(server, rows, media):
     ("headers", "content", "status", "said"),
     [
         ({"content-type": "application/x-npy"}, b"x", 415, "application/x-npy is not read here"),
-        ({"content-type": "text/csv", "accept": "application/json"}, b"a", 406, "the response has the type of the request"),
+        (
+            {"content-type": "text/csv", "accept": "application/json"},
+            b"a",
+            406,
+            "the response has the type of the request",
+        ),
         ({"content-type": "text/csv"}, b"a,b", 400, "row 1: one value, `body`, is needed"),
         ({"content-type": "text/csv"}, b"a\n\xff", 400, "the body is not a CSV in UTF-8"),
-        ({"content-type": "application/jsonlines"}, b'{"body": "a"}\n{"bod', 400, "the body: Invalid JSON"),
+        (
+            {"content-type": "application/jsonlines"},
+            b'{"body": "a"}\n{"bod',
+            400,
+            "the body: Invalid JSON",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_sagemaker_must_not_send_is_refused(server, headers, content, status, said):
     response = server.client.post("/invocations", content=content, headers=headers)
     assert (response.status_code, response.json()["error"][: len(said)]) == (status, said)
@@ -184,16 +240,46 @@ def test_the_open_inference_protocol_is_spoken(server, rows, path):
     [
         ("orders/infer", v2(["a"]), 404, "this is tickets, version 3, and no other"),
         ("tickets/versions/4/infer", v2(["a"]), 404, "this is tickets, version 3, and no other"),
-        ("tickets/infer", v2(["a"], name="text"), 400, "inputs: one input, called `body`, is needed"),
-        ("tickets/infer", v2(["a"], shape=[2]), 400, "inputs: the shape [2] does not hold 1 values"),
-        ("tickets/infer", v2(["a"], datatype="FP32"), 400, "inputs.0.datatype: Input should be 'BYTES'"),
+        (
+            "tickets/infer",
+            v2(["a"], name="text"),
+            400,
+            "inputs: one input, called `body`, is needed",
+        ),
+        (
+            "tickets/infer",
+            v2(["a"], shape=[2]),
+            400,
+            "inputs: the shape [2] does not hold 1 values",
+        ),
+        (
+            "tickets/infer",
+            v2(["a"], datatype="FP32"),
+            400,
+            "inputs.0.datatype: Input should be 'BYTES'",
+        ),
         ("tickets/infer", {"inputs": []}, 400, "inputs: List should have at least 1 item"),
         ("tickets/infer", v2([]), 400, "inputs: the shape [0] does not hold 0 values"),
-        ("tickets/infer", v2(["a"] * 257), 400, "inputs: the shape [257] does not hold 257 values, or they are not 1 to 256"),
-        ("tickets/infer", {**v2(["a"]), "outputs": [{"name": "score"}]}, 400, "outputs: there is no `score`; there is ['label', 'probability']"),
-        ("tickets/infer", {**v2(["a"]), "parameters": {"max_new_tokens": 2}}, 400, "parameters: this model is no language model"),
+        (
+            "tickets/infer",
+            v2(["a"] * 257),
+            400,
+            "inputs: the shape [257] does not hold 257 values, or they are not 1 to 256",
+        ),
+        (
+            "tickets/infer",
+            {**v2(["a"]), "outputs": [{"name": "score"}]},
+            400,
+            "outputs: there is no `score`; there is ['label', 'probability']",
+        ),
+        (
+            "tickets/infer",
+            {**v2(["a"]), "parameters": {"max_new_tokens": 2}},
+            400,
+            "parameters: this model is no language model",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_the_open_inference_protocol_must_not_ask_is_refused(server, path, body, status, said):
     response = server.client.post(f"/v2/models/{path}", json=body)
     assert (response.status_code, response.json()["error"][: len(said)]) == (status, said)
@@ -245,6 +331,7 @@ def test_what_fails_in_an_endpoint_is_a_500_that_is_counted(server):
 
     response, figures = asyncio.run(asked())
     assert (response.status_code, response.body) == (
-        500, b'{"error":"the server failed; its log says why"}',
-    )  # fmt: skip
+        500,
+        b'{"error":"the server failed; its log says why"}',
+    )
     assert 'rekindle_request_seconds_count{route="/x",status="500"} 1.0' in figures

@@ -40,10 +40,11 @@ def another_image_processor(model: Path) -> None:
 
 
 CASES = {
-    "another tokenizer": ("text", another_tokenizer), "other weights": ("text", other_weights),
+    "another tokenizer": ("text", another_tokenizer),
+    "other weights": ("text", other_weights),
     "other weights of a tagger": ("words", other_weights),
     "another image processor": ("image", another_image_processor),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

@@ -71,9 +71,11 @@ def refusing(rng, canary, stable, requests=640, share=0.5):
     for count, look in [*looks, (requests, look_of(requests) + 1)]:
         end = np.searchsorted(np.cumsum(mine_N), count)
         seen = [
-            Traffic(int(who[:end].sum()), 0, _counts(0), refused=int(refused_N[:end][who[:end]].sum()))
+            Traffic(
+                int(who[:end].sum()), 0, _counts(0), refused=int(refused_N[:end][who[:end]].sum())
+            )
             for who in (mine_N, ~mine_N)
-        ]  # fmt: skip
+        ]
         if breach(*seen, SPEC, look):
             return True
     return False
@@ -112,7 +114,9 @@ def test_only_what_says_that_the_request_is_not_read_is_a_refusal(status):
 def test_refusals_in_the_shadow_count_as_failures_unless_they_are_asked_for():
     seen = Shadowed("a", 100, 0, 0, 0, refused=30)
     what = breach_in_shadow(seen, SPEC, look_of(100))
-    assert what.endswith("it failed 0 of 100 requests and refused 30 (4xx), which the version before answered")  # fmt: skip
+    assert what.endswith(
+        "it failed 0 of 100 requests and refused 30 (4xx), which the version before answered"
+    )
     asked_for = SPEC.model_copy(update={"allow_other_inputs": True})
     assert breach_in_shadow(seen, asked_for, look_of(100)) == ""
 

@@ -203,9 +203,12 @@ def test_a_file_is_predicted_to_its_end(text_model, environment, tmp_path):
         "--json",
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "rekindle.cli.main", *words], cwd=tmp_path, timeout=300,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "rekindle.cli.main", *words],
+        cwd=tmp_path,
+        timeout=300,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"] == len(rows)
 
@@ -240,12 +243,15 @@ def test_other_weights_are_not_served(text_model, environment, tmp_path):
         server.stop()
 
 
-@pytest.mark.parametrize(("arguments", "precision", "reason"), [
-    ("--no-such-thing", "", "vLLM does not start"),
-    ("--max-model-len 1000000", "", "vLLM does not start"),
-    ("", "int8", "vLLM does not serve rekindle's int8"),
-    ("", "shadow", "vLLM serves one version in a process"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "precision", "reason"),
+    [
+        ("--no-such-thing", "", "vLLM does not start"),
+        ("--max-model-len 1000000", "", "vLLM does not start"),
+        ("", "int8", "vLLM does not serve rekindle's int8"),
+        ("", "shadow", "vLLM serves one version in a process"),
+    ],
+)
 def test_what_vllm_does_not_take_is_refused(text_model, environment, arguments, precision, reason):
     environment.setenv(VLLM, arguments)
     model = text_model.with_shadow(text_model)

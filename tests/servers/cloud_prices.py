@@ -111,10 +111,14 @@ class Market(Troubled):
         if service == "AmazonEC2":
             for (name, region), usd in self.ec2.items():
                 usual = {
-                    "instanceType": name, "regionCode": region, "operatingSystem": "Linux",
-                    "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used",
+                    "instanceType": name,
+                    "regionCode": region,
+                    "operatingSystem": "Linux",
+                    "tenancy": "Shared",
+                    "preInstalledSw": "NA",
+                    "capacitystatus": "Used",
                     "marketoption": "OnDemand",
-                }  # fmt: skip
+                }
                 yield product(service, usual, usd)
                 yield product(service, {**usual, "operatingSystem": "Windows"}, usd * 1.5)
                 yield product(service, {**usual, "tenancy": "Dedicated"}, usd * 1.1)
@@ -223,7 +227,7 @@ def product(service: str, attributes: dict[str, str], usd: float, unit: str = "H
             "OnDemand": {"S.J": {"priceDimensions": {"S.J.6": dimension}, "effectiveDate": _AT}},
             "Reserved": {"S.R": {"priceDimensions": {"S.R.2": reserved}}},
         },
-    }  # fmt: skip
+    }
 
 
 def sku(description: str, region: str, usd: float, usage: str = "", unit: str = "") -> Any:
@@ -233,28 +237,44 @@ def sku(description: str, region: str, usd: float, usage: str = "", unit: str = 
     free = {"startUsageAmount": 0, "unitPrice": {"currencyCode": "USD", "units": "0", "nanos": 0}}
     paid = {"currencyCode": "USD", "units": str(units), "nanos": nanos}
     return {
-        "name": "services/6F81-5844-456A/skus/X", "skuId": "X",
+        "name": "services/6F81-5844-456A/skus/X",
+        "skuId": "X",
         "description": f"{description} running in Somewhere",
-        "category": {"serviceDisplayName": "Compute Engine", "resourceFamily": "Compute",
-                     "resourceGroup": "GPU", "usageType": usage or spot},
+        "category": {
+            "serviceDisplayName": "Compute Engine",
+            "resourceFamily": "Compute",
+            "resourceGroup": "GPU",
+            "usageType": usage or spot,
+        },
         "serviceRegions": [region],
-        "pricingInfo": [{"pricingExpression": {
-            "usageUnit": unit or ("GiBy.h" if "Ram" in description else "h"),
-            "tieredRates": [free, {"startUsageAmount": 1, "unitPrice": paid}],
-        }}],
-    }  # fmt: skip
+        "pricingInfo": [
+            {
+                "pricingExpression": {
+                    "usageUnit": unit or ("GiBy.h" if "Ram" in description else "h"),
+                    "tieredRates": [free, {"startUsageAmount": 1, "unitPrice": paid}],
+                }
+            }
+        ],
+    }
 
 
 def item(name: str, region: str, usd: float, kind: str = "", **changes: Any) -> dict[str, Any]:
     """A row of the Retail Prices API."""
     short = name.removeprefix("Standard_").replace("_", "")
     row = {
-        "currencyCode": "USD", "retailPrice": usd, "unitPrice": usd, "armRegionName": region,
-        "effectiveStartDate": "2025-06-01T00:00:00Z", "meterName": f"{short}{kind}",
-        "productName": "Virtual Machines Series", "skuName": f"{short}{kind}",
-        "serviceName": "Virtual Machines", "unitOfMeasure": "1 Hour", "type": "Consumption",
+        "currencyCode": "USD",
+        "retailPrice": usd,
+        "unitPrice": usd,
+        "armRegionName": region,
+        "effectiveStartDate": "2025-06-01T00:00:00Z",
+        "meterName": f"{short}{kind}",
+        "productName": "Virtual Machines Series",
+        "skuName": f"{short}{kind}",
+        "serviceName": "Virtual Machines",
+        "unitOfMeasure": "1 Hour",
+        "type": "Consumption",
         "armSkuName": name,
-    }  # fmt: skip
+    }
     return {**row, **changes}
 
 

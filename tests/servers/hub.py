@@ -109,9 +109,18 @@ class _Handler(BaseHTTPRequestHandler):
                 ]
             )
         else:
-            info = {"_id": "0", "id": name, "private": False, "gated": False, "disabled": False, "tags": [],
-                    "downloads": 0, "likes": 0, "sha": self.hub.commit(kind, name),
-                    "siblings": [{"rfilename": path} for path in files]}  # fmt: skip
+            info = {
+                "_id": "0",
+                "id": name,
+                "private": False,
+                "gated": False,
+                "disabled": False,
+                "tags": [],
+                "downloads": 0,
+                "likes": 0,
+                "sha": self.hub.commit(kind, name),
+                "siblings": [{"rfilename": path} for path in files],
+            }
             self._json(info)
 
     def _wanted(self, body: bytes) -> list[str]:
@@ -154,8 +163,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._missing("Entry not found", "EntryNotFound")
             return
         content = file.read_bytes()
-        headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": self.hub.commit(kind, name),
-                   "Accept-Ranges": "bytes"}  # fmt: skip
+        headers = {
+            "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
+            "X-Repo-Commit": self.hub.commit(kind, name),
+            "Accept-Ranges": "bytes",
+        }
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         if span is None:
             self._send(HTTPStatus.OK, content, headers)

@@ -21,14 +21,28 @@ from tests.ports import free_port
 def mlflow_server(folder: Path, host: str = "127.0.0.1") -> Iterator[str]:
     """Its URL; it keeps its models itself."""
     port = free_port(host)
-    command = [sys.executable, "-m", "mlflow", "server", "--workers=1", f"--port={port}",
-               f"--host={host}", "--allowed-hosts=*", f"--backend-store-uri=sqlite:///{folder}/m.db",
-               f"--artifacts-destination={folder}/a"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--workers=1",
+        f"--port={port}",
+        f"--host={host}",
+        "--allowed-hosts=*",
+        f"--backend-store-uri=sqlite:///{folder}/m.db",
+        f"--artifacts-destination={folder}/a",
+    ]
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    ) as server:  # fmt: skip
+        command,
+        cwd=folder,
+        env=environment,
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as server:
         assert server.stderr is not None
         for line in server.stderr:
             if "startup complete" in line:

@@ -118,9 +118,13 @@ class _Handler(BaseHTTPRequestHandler):
         size = int(self.headers.get("Content-Length") or 0)
         url = urlsplit(self.path)
         asked = Asked(
-            self.command, self.headers.get("Host", ""), url.path, dict(parse_qsl(url.query, True)),
-            {name.lower(): value for name, value in self.headers.items()}, self.rfile.read(size),
-        )  # fmt: skip
+            self.command,
+            self.headers.get("Host", ""),
+            url.path,
+            dict(parse_qsl(url.query, True)),
+            {name.lower(): value for name, value in self.headers.items()},
+            self.rfile.read(size),
+        )
         try:
             answer = self.reply(asked)
         except Dropped:
@@ -194,9 +198,11 @@ def _certified(folder: Path, names: tuple[str, ...]) -> ssl.SSLContext:
     authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "an authority for tests")])
     made = []
     for key, subject, is_authority in zip(
-        keys, (authority, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "azure")])),
-        (True, False), strict=True,
-    ):  # fmt: skip
+        keys,
+        (authority, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "azure")])),
+        (True, False),
+        strict=True,
+    ):
         builder = (
             x509.CertificateBuilder()
             .subject_name(subject)

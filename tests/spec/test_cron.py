@@ -26,23 +26,38 @@ GOOD = [
 SUNDAY, DAYS, RANGES = "write 0 for Sunday", "name days that every month has", "write two ranges"
 FIVE, SHORTER, OUT = "write five fields", "leave seconds and the year out", "write the days out"
 WRONG = {
-    "": ("0 fields", FIVE), "0 3 * *": ("4 fields", FIVE), "* * * * * * * *": ("8 fields", FIVE),
-    "0 0 3 * * 1": ("6 fields", SHORTER), "0 0 3 * * 1 2027": ("7 fields", SHORTER),
-    "@reboot": ("1 field,", FIVE), "@daily x x x x": ("`@daily` is neither", FIVE),
-    "60 * * * *": ("minute: 60 is not in 0-59", FIVE), "* 24 * * *": ("hour: 24", FIVE),
-    "* * 0 * *": ("day of the month: 0", FIVE), "* * * 13 *": ("month: 13", FIVE),
-    "* * * foo *": ("foo is not in 1-12", FIVE), "* * * * 7": ("day of the week: 7", SUNDAY),
-    "* * * * 5-7": ("day of the week: 7", SUNDAY), "30-10 * * * *": ("ends before it begins", RANGES),
-    "0 22-6 * * *": ("ends before it begins", "`22-23,0-5`"), "*/0 * * * *": ("leads nowhere", FIVE),
-    "1,,2 * * * *": ("`` is neither", FIVE), "-1 * * * *": ("`-1` is neither", FIVE),
-    "L * * * *": ("l is not in 0-59", FIVE), "mon * * * *": ("minute: mon", FIVE),
-    "0 3 L * *": ("day of the month: l", DAYS), "0 3 15W * *": ("`15w` is neither", DAYS),
-    "0 3 * * 5L": ("`5l` is neither", DAYS), "0 3 * * mon#1": ("`mon#1` is neither", DAYS),
-    "0 3 ? * 1": ("`?` is neither", "write `*`"), "0 3 * * ?": ("`?` is neither", "write `*`"),
-    "0 3 */2 * 1": ("some crons want both to fit", OUT), "0 3 1 * */2": ("some crons want both", OUT),
+    "": ("0 fields", FIVE),
+    "0 3 * *": ("4 fields", FIVE),
+    "* * * * * * * *": ("8 fields", FIVE),
+    "0 0 3 * * 1": ("6 fields", SHORTER),
+    "0 0 3 * * 1 2027": ("7 fields", SHORTER),
+    "@reboot": ("1 field,", FIVE),
+    "@daily x x x x": ("`@daily` is neither", FIVE),
+    "60 * * * *": ("minute: 60 is not in 0-59", FIVE),
+    "* 24 * * *": ("hour: 24", FIVE),
+    "* * 0 * *": ("day of the month: 0", FIVE),
+    "* * * 13 *": ("month: 13", FIVE),
+    "* * * foo *": ("foo is not in 1-12", FIVE),
+    "* * * * 7": ("day of the week: 7", SUNDAY),
+    "* * * * 5-7": ("day of the week: 7", SUNDAY),
+    "30-10 * * * *": ("ends before it begins", RANGES),
+    "0 22-6 * * *": ("ends before it begins", "`22-23,0-5`"),
+    "*/0 * * * *": ("leads nowhere", FIVE),
+    "1,,2 * * * *": ("`` is neither", FIVE),
+    "-1 * * * *": ("`-1` is neither", FIVE),
+    "L * * * *": ("l is not in 0-59", FIVE),
+    "mon * * * *": ("minute: mon", FIVE),
+    "0 3 L * *": ("day of the month: l", DAYS),
+    "0 3 15W * *": ("`15w` is neither", DAYS),
+    "0 3 * * 5L": ("`5l` is neither", DAYS),
+    "0 3 * * mon#1": ("`mon#1` is neither", DAYS),
+    "0 3 ? * 1": ("`?` is neither", "write `*`"),
+    "0 3 * * ?": ("`?` is neither", "write `*`"),
+    "0 3 */2 * 1": ("some crons want both to fit", OUT),
+    "0 3 1 * */2": ("some crons want both", OUT),
     "0 3 31 2,4 *": ("day 31 of month 2,4 never comes", "name a day that the month has"),
     "0 3 30 feb *": ("day 30 of month feb never comes", "name a day that the month has"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("text", GOOD)
@@ -63,9 +78,17 @@ def test_what_is_wrong_is_named_with_what_to_write(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "line"),
-    [("@hourly", "0 * * * *"), ("@daily", "0 0 * * *"), ("@midnight", "0 0 * * *"), ("@Weekly ", "0 0 * * 0"),
-     ("@monthly", "0 0 1 * *"), ("@yearly", "0 0 1 1 *"), ("@annually", "0 0 1 1 *"), ("@reboot", "@reboot")],
-)  # fmt: skip
+    [
+        ("@hourly", "0 * * * *"),
+        ("@daily", "0 0 * * *"),
+        ("@midnight", "0 0 * * *"),
+        ("@Weekly ", "0 0 * * 0"),
+        ("@monthly", "0 0 1 * *"),
+        ("@yearly", "0 0 1 1 *"),
+        ("@annually", "0 0 1 1 *"),
+        ("@reboot", "@reboot"),
+    ],
+)
 def test_a_name_is_the_line_that_it_stands_for(name: str, line: str) -> None:
     assert ScheduleSpec(cron=name).cron == line
 

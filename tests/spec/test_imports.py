@@ -45,9 +45,13 @@ def names(project: Path, found: dict[Path, Path]) -> dict[str, str]:
 def test_a_file_comes_with_all_that_it_imports_and_nothing_else(project: Path) -> None:
     task = project / "src" / "task.py"
     assert names(project, closure([task], {}, folders_of(task))) == {
-        "src/task.py": "src", "src/beside.py": "src", "tools/__init__.py": ".",
-        "tools/words.py": ".", "tools/letters.py": ".", "tools/deep/inner.py": ".",
-    }  # fmt: skip
+        "src/task.py": "src",
+        "src/beside.py": "src",
+        "tools/__init__.py": ".",
+        "tools/words.py": ".",
+        "tools/letters.py": ".",
+        "tools/deep/inner.py": ".",
+    }
 
 
 def test_what_was_found_is_enough_to_import_it_elsewhere(project: Path, tmp_path: Path) -> None:
@@ -70,9 +74,13 @@ def test_packages_installed_for_another_python_do_not_count_as_the_users_files(
     script = "from rekindle.spec.imports import own_folders as own; print(*own(), sep='\\n')"
     path = os.pathsep.join(map(str, [str(ROOT), mine, *others]))
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    )
     found = done.stdout.split("\n")
     assert str(mine) in found
     assert not [folder for folder in found if "-packages" in folder]

@@ -9,16 +9,70 @@ from rekindle.spec.model import ColumnsSpec
 BASE = "name: x\ntask: {task}\ndata: {{source: x.jsonl, columns: {{{columns}}}}}\n{more}"
 
 REFUSED = {
-    "a prompt without a completion": ("causal_lm", "prompt: p", "", "data.columns.prompt", "completion"),
-    "a completion without a prompt": ("causal_lm", "completion: c", "", "data.columns.completion", "prompt"),
-    "a chat and a prompt": ("causal_lm", "messages: m, prompt: p, completion: c", "", "data.columns.prompt", "one form"),
-    "a chat for a classifier": ("text_classification", "messages: m", "", "data.columns.messages", "causal_lm"),
-    "a gate that counts classes": ("causal_lm", "", "evaluate: {gate: {metric: accuracy}}", "evaluate.gate.metric", "log_loss"),
-    "a floor that counts classes": ("causal_lm", "", "evaluate: {floor: {macro_f1: 0.5}}", "evaluate.floor.macro_f1", "perplexity"),
-    "a classifier's perplexity": ("text_classification", "", "evaluate: {floor: {perplexity: 9}}", "evaluate.floor.perplexity", "accuracy"),
-    "an accuracy above 1": ("causal_lm", "", "evaluate: {floor: {token_accuracy: 7}}", "evaluate.floor.token_accuracy", "lower it"),
-    "a negative perplexity": ("causal_lm", "", "evaluate: {floor: {perplexity: -1}}", "evaluate.floor.perplexity", "raise it"),
-}  # fmt: skip
+    "a prompt without a completion": (
+        "causal_lm",
+        "prompt: p",
+        "",
+        "data.columns.prompt",
+        "completion",
+    ),
+    "a completion without a prompt": (
+        "causal_lm",
+        "completion: c",
+        "",
+        "data.columns.completion",
+        "prompt",
+    ),
+    "a chat and a prompt": (
+        "causal_lm",
+        "messages: m, prompt: p, completion: c",
+        "",
+        "data.columns.prompt",
+        "one form",
+    ),
+    "a chat for a classifier": (
+        "text_classification",
+        "messages: m",
+        "",
+        "data.columns.messages",
+        "causal_lm",
+    ),
+    "a gate that counts classes": (
+        "causal_lm",
+        "",
+        "evaluate: {gate: {metric: accuracy}}",
+        "evaluate.gate.metric",
+        "log_loss",
+    ),
+    "a floor that counts classes": (
+        "causal_lm",
+        "",
+        "evaluate: {floor: {macro_f1: 0.5}}",
+        "evaluate.floor.macro_f1",
+        "perplexity",
+    ),
+    "a classifier's perplexity": (
+        "text_classification",
+        "",
+        "evaluate: {floor: {perplexity: 9}}",
+        "evaluate.floor.perplexity",
+        "accuracy",
+    ),
+    "an accuracy above 1": (
+        "causal_lm",
+        "",
+        "evaluate: {floor: {token_accuracy: 7}}",
+        "evaluate.floor.token_accuracy",
+        "lower it",
+    ),
+    "a negative perplexity": (
+        "causal_lm",
+        "",
+        "evaluate: {floor: {perplexity: -1}}",
+        "evaluate.floor.perplexity",
+        "raise it",
+    ),
+}
 
 
 @pytest.mark.parametrize(("task", "columns", "more", "where", "fix"), REFUSED.values(), ids=REFUSED)

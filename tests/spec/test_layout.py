@@ -37,18 +37,37 @@ def test_dp_takes_the_ranks_that_the_other_degrees_leave():
 @pytest.mark.parametrize(
     ("train", "world", "what", "where", "fix"),
     [
-        ({"layout": {"tp": 3}}, 6, "tp 3 does not divide 8 heads and 2 key-value heads", "train.layout.tp",
-         "on 6 ranks, use {dp: 3, tp: 2} or {dp: 6}"),
-        ({"layout": {"pp": 8}}, 8, "4 blocks cannot fill 8 stages (1f1b)", "train.layout.pp",
-         "on 8 ranks, use {dp: 2, pp: 4} or {dp: 4, pp: 2} or {dp: 8}"),
-        ({"layout": {"tp": 2, "pp": 2}}, 6, "the layout tp 2 x pp 2, 1f1b needs 4 ranks and there are 6", "train.layout",
-         "on 6 ranks, use {tp: 2, pp: 3} or {dp: 3, tp: 2} or {dp: 3, pp: 2}"),
-        ({"layout": {"pp": 4}, "global_batch_size": 2}, 4,
-         "2 micro-batches of 1 a data rank cannot feed 4 stages (1f1b needs at least 4)", "train.micro_batch_size",
-         "set train.global_batch_size to a multiple of 4, or a smaller micro_batch_size; "
-         "on 4 ranks, use {dp: 4}"),
+        (
+            {"layout": {"tp": 3}},
+            6,
+            "tp 3 does not divide 8 heads and 2 key-value heads",
+            "train.layout.tp",
+            "on 6 ranks, use {dp: 3, tp: 2} or {dp: 6}",
+        ),
+        (
+            {"layout": {"pp": 8}},
+            8,
+            "4 blocks cannot fill 8 stages (1f1b)",
+            "train.layout.pp",
+            "on 8 ranks, use {dp: 2, pp: 4} or {dp: 4, pp: 2} or {dp: 8}",
+        ),
+        (
+            {"layout": {"tp": 2, "pp": 2}},
+            6,
+            "the layout tp 2 x pp 2, 1f1b needs 4 ranks and there are 6",
+            "train.layout",
+            "on 6 ranks, use {tp: 2, pp: 3} or {dp: 3, tp: 2} or {dp: 3, pp: 2}",
+        ),
+        (
+            {"layout": {"pp": 4}, "global_batch_size": 2},
+            4,
+            "2 micro-batches of 1 a data rank cannot feed 4 stages (1f1b needs at least 4)",
+            "train.micro_batch_size",
+            "set train.global_batch_size to a multiple of 4, or a smaller micro_batch_size; "
+            "on 4 ranks, use {dp: 4}",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_layout_that_does_not_fit_is_refused_with_the_nearest_that_do(
     train, world, what, where, fix
 ):
@@ -64,9 +83,12 @@ def test_models_whose_blocks_are_not_known_are_not_divided(axis):
 
 
 @given(
-    world=st.integers(1, 64), tp=st.integers(1, 4), pp=st.integers(1, 4), shard=st.integers(1, 4),
+    world=st.integers(1, 64),
+    tp=st.integers(1, 4),
+    pp=st.integers(1, 4),
+    shard=st.integers(1, 4),
     batch=st.integers(1, 256),
-)  # fmt: skip
+)
 def test_what_is_offered_is_legal(world, tp, pp, shard, batch):
     train = {"layout": {"tp": tp, "pp": pp, "shard": shard}, "global_batch_size": batch}
     try:
@@ -151,8 +173,15 @@ def test_no_pair_of_a_composed_layout_is_without_a_test():
         for kind in layout_support.KINDS
     }
     axes = [a for n in range(len(AXES) + 1) for a in itertools.combinations(AXES, n)]
-    products = itertools.product(layout_support.KINDS, axes, layout_support.SCHEDULES, ("none", "full", "selective"),
-                                 (False, True), ("fp32", "bf16", "fp16"), (False, True))  # fmt: skip
+    products = itertools.product(
+        layout_support.KINDS,
+        axes,
+        layout_support.SCHEDULES,
+        ("none", "full", "selective"),
+        (False, True),
+        ("fp32", "bf16", "fp16"),
+        (False, True),
+    )
     counts = collections.Counter()
     for values in products:
         cell = Cell(*values)
@@ -187,11 +216,20 @@ def test_fp64_is_the_cell_of_fp32():
 @pytest.mark.parametrize(
     ("total", "degrees", "says"),
     [
-        (61, {}, "61 divides into micro-batches of at most 1, which is slow; 64 divides into micro-batches of 32"),
-        (64, {}, ""), (60, {}, ""), (7, {}, ""), (37, {"dp": 2}, "48 divides into micro-batches of 16"), (2, {"dp": 2}, ""),
-        (122, {"dp": 4}, "at most 2, which is slow; 128"), (24, {"dp": 2, "pp": 2}, ""),
+        (
+            61,
+            {},
+            "61 divides into micro-batches of at most 1, which is slow; 64 divides into micro-batches of 32",
+        ),
+        (64, {}, ""),
+        (60, {}, ""),
+        (7, {}, ""),
+        (37, {"dp": 2}, "48 divides into micro-batches of 16"),
+        (2, {"dp": 2}, ""),
+        (122, {"dp": 4}, "at most 2, which is slow; 128"),
+        (24, {"dp": 2, "pp": 2}, ""),
     ],
-)  # fmt: skip
+)
 def test_a_batch_with_too_few_divisors_is_told(total, degrees, says):
     told = uneven(TrainSpec(global_batch_size=total), Layout(**degrees))
     assert says in told

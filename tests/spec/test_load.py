@@ -161,16 +161,25 @@ def test_all_problems_are_reported_at_once_each_at_its_line(write):
     )
     found = {(p.where.rsplit(":", 1)[-1], p.what.split(":")[0]) for p in problems_of(write(text))}
     assert found == {
-        ("1", "name"), ("2", "task"), ("3", "data.sorce"), ("5", "train.lr"), ("7", "train.steps"),
+        ("1", "name"),
+        ("2", "task"),
+        ("3", "data.sorce"),
+        ("5", "train.lr"),
+        ("7", "train.steps"),
         ("8", "resources.spot"),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
     ("key", "hint"),
-    [("train.epoch=3", "`epochs`"), ("data.colums={}", "`columns`"), ("lr=3", "`train.lr`"),
-     ("evaluate.gate.min_dleta=1", "`min_delta`"), ("zzz=1", "known here")],
-)  # fmt: skip
+    [
+        ("train.epoch=3", "`epochs`"),
+        ("data.colums={}", "`columns`"),
+        ("lr=3", "`train.lr`"),
+        ("evaluate.gate.min_dleta=1", "`min_delta`"),
+        ("zzz=1", "known here"),
+    ],
+)
 def test_unknown_keys_suggest_the_nearest(write, key, hint):
     (problem,) = problems_of(write(MINIMAL), [key])
     assert "unknown key" in problem.what
@@ -179,10 +188,18 @@ def test_unknown_keys_suggest_the_nearest(write, key, hint):
 
 NO_VALIDATION = "data.split={train: 0.9, validation: 0, test: 0.1}"
 CONTRADICTIONS = [
-    ("spot without checkpoints", ["resources.spot=true", "train.checkpoint.every=null"], "resources.spot"),
+    (
+        "spot without checkpoints",
+        ["resources.spot=true", "train.checkpoint.every=null"],
+        "resources.spot",
+    ),
     ("two lengths of training", ["train.epochs=1", "train.steps=2"], "train.steps"),
     ("micro-batch that does not divide", ["train.micro_batch_size=7"], "train.micro_batch_size"),
-    ("shares that do not add up", ["data.split={train: 0.9, validation: 0.2, test: 0.1}"], "data.split"),
+    (
+        "shares that do not add up",
+        ["data.split={train: 0.9, validation: 0.2, test: 0.1}"],
+        "data.split",
+    ),
     ("time split without a time", ["data.split.by=time"], "data.split.by"),
     ("window without a time", ["data.window={size: 1 month}"], "data.window"),
     ("partition without a window", ["data.source=s3://b/{window}/x.csv"], "data.source"),
@@ -192,39 +209,119 @@ CONTRADICTIONS = [
     ("the address of no cluster", ["data.executor_address=RAY_ADDRESS"], "data.executor_address"),
     ("machines of two kinds", ["data.executor=ray", "data.nodes=2"], "data.nodes"),
     ("a disk for less than three windows", ["data.disk_gb=10"], "data.disk_gb"),
-    ("less disk than shards for a program", ["data.disk_gb=20", "train.engine=trainer"], "data.disk_gb"),
+    (
+        "less disk than shards for a program",
+        ["data.disk_gb=20", "train.engine=trainer"],
+        "data.disk_gb",
+    ),
     ("floor out of reach", ["evaluate.floor={accuracy: 1.5}"], "evaluate.floor.accuracy"),
-    ("slice floor out of reach", ["data.slices=[plan]", "evaluate.slice_floor={accuracy: 1.5}"], "evaluate.slice_floor.accuracy"),
-    ("slice floor on no slice", ["data.slices=[plan]", "evaluate.gate.cluster=plan", "evaluate.slice_floor={accuracy: 0.5}"], "evaluate.slice_floor"),
+    (
+        "slice floor out of reach",
+        ["data.slices=[plan]", "evaluate.slice_floor={accuracy: 1.5}"],
+        "evaluate.slice_floor.accuracy",
+    ),
+    (
+        "slice floor on no slice",
+        [
+            "data.slices=[plan]",
+            "evaluate.gate.cluster=plan",
+            "evaluate.slice_floor={accuracy: 0.5}",
+        ],
+        "evaluate.slice_floor",
+    ),
     ("floor without end", ["evaluate.floor={log_loss: .inf}"], "evaluate.floor.log_loss"),
-    ("slice floor without slices", ["data.slices=[]", "evaluate.slice_floor={accuracy: 0.5}"], "evaluate.slice_floor"),
+    (
+        "slice floor without slices",
+        ["data.slices=[]", "evaluate.slice_floor={accuracy: 0.5}"],
+        "evaluate.slice_floor",
+    ),
     ("password in a URI", ["register.tracking_uri=https://me:pw@host"], "register.tracking_uri"),
-    ("token in a value", ["arguments={t: hf_abcdefghijklmnopqrstuvwx}", "pipeline=p.py:f"], "arguments.t"),
+    (
+        "token in a value",
+        ["arguments={t: hf_abcdefghijklmnopqrstuvwx}", "pipeline=p.py:f"],
+        "arguments.t",
+    ),
     ("arguments without a pipeline", ["arguments={a: 1}"], "arguments"),
     ("unknown task", ["task=translation"], "task"),
     ("pretrained weights without a rate", ["model.source=some/model"], "train.lr"),
     ("a run's weights without a rate", ["model.init_from=run:latest"], "train.lr"),
     ("a champion's weights without a rate", ["model.init_from=champion"], "train.lr"),
     ("updates that bf16 cannot hold", ["train.weights=bf16", "train.lr=5e-5"], "train.weights"),
-    ("warm-up and decay beyond all steps", ["train.lr_schedule=wsd", "train.warmup=0.5", "train.decay=0.6"], "train.decay"),
+    (
+        "warm-up and decay beyond all steps",
+        ["train.lr_schedule=wsd", "train.warmup=0.5", "train.decay=0.6"],
+        "train.decay",
+    ),
     ("a decay that no schedule has", ["train.decay=0.2"], "train.decay"),
-    ("a least rate of a constant one", ["train.lr_schedule=constant", "train.min_lr_ratio=0.1"], "train.min_lr_ratio"),
-    ("patience without validation", ["train.early_stopping_patience=2", NO_VALIDATION], "train.early_stopping_patience"),
-    ("the best without validation", ["train.checkpoint.keep_best=true", NO_VALIDATION], "train.checkpoint"),
-    ("patience with a script", ["train.early_stopping_patience=2", "train.entrypoint=t.py"], "train.early_stopping_patience"),
-    ("classes of a language model", ["task=causal_lm", "train.class_weights=balanced"], "train.class_weights"),
-    ("classes of whole texts of tags", ["task=token_classification", "train.sampling=balanced"], "train.sampling"),
-    ("rare classes made up for twice", ["train.class_weights=balanced", "train.sampling=balanced"], "train.sampling"),
-    ("a script's word that is never filled in", ["train.entrypoint=t.py --data {dta}"], "train.entrypoint"),
-    ("a script's argument in braces", ["train.entrypoint=\"t.py --json '{'a': 1}'\""], "train.entrypoint"),
-    ("a quote in a script's words", ["train.entrypoint=\"t.py 'x\""], "train.entrypoint"),
+    (
+        "a least rate of a constant one",
+        ["train.lr_schedule=constant", "train.min_lr_ratio=0.1"],
+        "train.min_lr_ratio",
+    ),
+    (
+        "patience without validation",
+        ["train.early_stopping_patience=2", NO_VALIDATION],
+        "train.early_stopping_patience",
+    ),
+    (
+        "the best without validation",
+        ["train.checkpoint.keep_best=true", NO_VALIDATION],
+        "train.checkpoint",
+    ),
+    (
+        "patience with a script",
+        ["train.early_stopping_patience=2", "train.entrypoint=t.py"],
+        "train.early_stopping_patience",
+    ),
+    (
+        "classes of a language model",
+        ["task=causal_lm", "train.class_weights=balanced"],
+        "train.class_weights",
+    ),
+    (
+        "classes of whole texts of tags",
+        ["task=token_classification", "train.sampling=balanced"],
+        "train.sampling",
+    ),
+    (
+        "rare classes made up for twice",
+        ["train.class_weights=balanced", "train.sampling=balanced"],
+        "train.sampling",
+    ),
+    (
+        "a script's word that is never filled in",
+        ["train.entrypoint=t.py --data {dta}"],
+        "train.entrypoint",
+    ),
+    (
+        "a script's argument in braces",
+        ["train.entrypoint=\"t.py --json '{'a': 1}'\""],
+        "train.entrypoint",
+    ),
+    ("a quote in a script's words", ['train.entrypoint="t.py \'x"'], "train.entrypoint"),
     ("no script", ["train.entrypoint=''"], "train.entrypoint"),
-    ("rows that a language model answers", ["task=causal_lm", "evaluate.must_pass={format: csv, content: a}"], "evaluate.must_pass"),
-    ("classes of numbers", ["task=text_regression", "data.columns.target=a", "data.labels=[a, b]"], "data.labels"),
-    ("answers of a language model that change", ["task=causal_lm", "evaluate.gate.max_churn=0.1"], "evaluate.gate.max_churn"),
+    (
+        "rows that a language model answers",
+        ["task=causal_lm", "evaluate.must_pass={format: csv, content: a}"],
+        "evaluate.must_pass",
+    ),
+    (
+        "classes of numbers",
+        ["task=text_regression", "data.columns.target=a", "data.labels=[a, b]"],
+        "data.labels",
+    ),
+    (
+        "answers of a language model that change",
+        ["task=causal_lm", "evaluate.gate.max_churn=0.1"],
+        "evaluate.gate.max_churn",
+    ),
     ("more answers than there are", ["evaluate.gate.max_churn=1.1"], "evaluate.gate.max_churn"),
-    ("weight of an unknown class", ["data.labels=[a, b]", "train.class_weights={c: 2}"], "train.class_weights.c"),
-]  # fmt: skip
+    (
+        "weight of an unknown class",
+        ["data.labels=[a, b]", "train.class_weights={c: 2}"],
+        "train.class_weights.c",
+    ),
+]
 
 
 @pytest.mark.parametrize(

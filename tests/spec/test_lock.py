@@ -49,8 +49,9 @@ def test_pins_of_other_images_stay_and_the_same_pins_are_the_same_bytes(tmp_path
     lock.write(tmp_path, {"b": Pin(digest=DIGEST, code="0" * 32)})
     both = lock.write(tmp_path, {"a": Pin(digest=DIGEST)}).read_bytes()
     assert lock.read(tmp_path) == {
-        "a": Pin(digest=DIGEST), "b": Pin(digest=DIGEST, code="0" * 32),
-    }  # fmt: skip
+        "a": Pin(digest=DIGEST),
+        "b": Pin(digest=DIGEST, code="0" * 32),
+    }
     assert lock.write(tmp_path, {"a": Pin(digest=DIGEST)}).read_bytes() == both
 
 

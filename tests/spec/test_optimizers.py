@@ -16,14 +16,50 @@ train:
   {more}
 """
 REFUSED = {
-    "muon on shards": ("causal_lm", "muon", "layout: {dp: 2, shard: 2}", "train.layout.shard", "use dp and pp only"),
-    "muon on tensor parallel ranks": ("causal_lm", "muon", "layout: {tp: 2}", "train.layout.tp", "whole matrices"),
-    "muon on context parallel ranks": ("causal_lm", "muon", "layout: {cp: 2}", "train.layout.cp", "adamw"),
-    "8 bits on tensor parallel ranks": ("causal_lm", "adamw8bit", "layout: {tp: 4}", "train.layout.tp", "use dp and shard and pp and cp only"),
+    "muon on shards": (
+        "causal_lm",
+        "muon",
+        "layout: {dp: 2, shard: 2}",
+        "train.layout.shard",
+        "use dp and pp only",
+    ),
+    "muon on tensor parallel ranks": (
+        "causal_lm",
+        "muon",
+        "layout: {tp: 2}",
+        "train.layout.tp",
+        "whole matrices",
+    ),
+    "muon on context parallel ranks": (
+        "causal_lm",
+        "muon",
+        "layout: {cp: 2}",
+        "train.layout.cp",
+        "adamw",
+    ),
+    "8 bits on tensor parallel ranks": (
+        "causal_lm",
+        "adamw8bit",
+        "layout: {tp: 4}",
+        "train.layout.tp",
+        "use dp and shard and pp and cp only",
+    ),
     "images": ("image_classification", "muon", "", "train.optimizer", "remove it"),
-    "DeepSpeed": ("causal_lm", "muon", "engine: deepspeed", "train.optimizer", "use rekindle's engine"),
-    "the Trainer": ("causal_lm", "adamw8bit", "engine: trainer", "train.optimizer", "use rekindle's engine"),
-}  # fmt: skip
+    "DeepSpeed": (
+        "causal_lm",
+        "muon",
+        "engine: deepspeed",
+        "train.optimizer",
+        "use rekindle's engine",
+    ),
+    "the Trainer": (
+        "causal_lm",
+        "adamw8bit",
+        "engine: trainer",
+        "train.optimizer",
+        "use rekindle's engine",
+    ),
+}
 
 
 def written(tmp_path, task, name, more):
@@ -44,8 +80,12 @@ def test_what_an_optimizer_cannot_do_is_refused_at_its_line(tmp_path, task, name
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("muon", "layout: {dp: 2, pp: 2}"), ("muon", ""), ("adamw8bit", "layout: {shard: 2, pp: 2, cp: 2}")],
-)  # fmt: skip
+    [
+        ("muon", "layout: {dp: 2, pp: 2}"),
+        ("muon", ""),
+        ("adamw8bit", "layout: {shard: 2, pp: 2, cp: 2}"),
+    ],
+)
 def test_layouts_that_leave_whole_what_it_needs_are_taken(tmp_path, name, more):
     assert load_target(written(tmp_path, "causal_lm", name, more)).train.optimizer == name
 
@@ -86,14 +126,19 @@ train:
 """
 NOT_ON_4_BITS = {
     "shards": ("causal_lm", "layout: {shard: 2}", "train.layout.shard", "use dp only"),
-    "pipeline stages": ("causal_lm", "layout: {dp: 2, pp: 2}", "train.layout.pp", "pp 2 divides it"),
+    "pipeline stages": (
+        "causal_lm",
+        "layout: {dp: 2, pp: 2}",
+        "train.layout.pp",
+        "pp 2 divides it",
+    ),
     "tensor parallel ranks": ("text_classification", "layout: {tp: 2}", "train.layout.tp", "full"),
     "context parallel ranks": ("causal_lm", "layout: {cp: 2}", "train.layout.cp", "full"),
     "adapters in bf16": ("causal_lm", "weights: bf16", "train.weights", "full precision"),
     "fp16": ("causal_lm", "precision: fp16", "train.precision", "bf16 or fp32"),
     "compiled blocks": ("causal_lm", "compile: true", "train.compile", "remove it"),
     "DeepSpeed": ("causal_lm", "engine: deepspeed", "model.lora.base", "own tasks and engine"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

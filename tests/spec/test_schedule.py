@@ -12,11 +12,17 @@ from rekindle.spec.schedule import ScheduleSpec, findings
 
 HEAD = "name: digits\ntask: image_classification\ndata: {source: 'sklearn:digits'}\n"
 ZONES = {
-    "Europe/Berlim": "did you mean `Europe/Berlin`?", "CEST": "did you mean `CET`?", "+02:00": "such as Europe/Berlin",
-    "europe/berlin": "did you mean `Europe/Berlin`?", "W. Europe Standard Time": "such as Europe/Berlin",
-    "EST": "name America/New_York, or UTC", "MST": "name America/Denver", "HST": "name Pacific/Honolulu",
-    "localtime": "such as Europe/Berlin", "Factory": "such as Europe/Berlin",
-}  # fmt: skip
+    "Europe/Berlim": "did you mean `Europe/Berlin`?",
+    "CEST": "did you mean `CET`?",
+    "+02:00": "such as Europe/Berlin",
+    "europe/berlin": "did you mean `Europe/Berlin`?",
+    "W. Europe Standard Time": "such as Europe/Berlin",
+    "EST": "name America/New_York, or UTC",
+    "MST": "name America/Denver",
+    "HST": "name Pacific/Honolulu",
+    "localtime": "such as Europe/Berlin",
+    "Factory": "such as Europe/Berlin",
+}
 
 
 def test_a_config_says_what_is_wrong_with_its_schedule_and_where(tmp_path: Path) -> None:

@@ -13,9 +13,17 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "\n".join(
 def test_scalars_follow_the_core_schema_of_yaml_1_2():
     text = "a: 1e-4\nb: on\nc: 010\nd: 1_000\ne: null\nf: '1'\ng: 2026-03\nh: .5\ni: true\nj: 1:30"
     assert parse_document(text, "c.yaml").values == {
-        "a": 1e-4, "b": "on", "c": 10, "d": 1000, "e": None, "f": "1", "g": "2026-03", "h": 0.5,
-        "i": True, "j": "1:30",
-    }  # fmt: skip
+        "a": 1e-4,
+        "b": "on",
+        "c": 10,
+        "d": 1000,
+        "e": None,
+        "f": "1",
+        "g": "2026-03",
+        "h": 0.5,
+        "i": True,
+        "j": "1:30",
+    }
 
 
 @pytest.mark.parametrize("text", [".inf", "-.Inf", "+.INF", ".nan", ".NaN", ".NAN"])
@@ -92,9 +100,16 @@ def test_overrides_are_yaml_values(text, value):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("'a' # b", "would be a comment"), ("[a, b] # c", "would be a comment"), ("a: b # c", "would be a comment"),
-     ("!x", "the tag !x"), ("{a: 1, a: 2}", "duplicate key `a`"), ("a: b: c", "put the value in quotes"), ("&a [*a]", "30 levels")],
-)  # fmt: skip
+    [
+        ("'a' # b", "would be a comment"),
+        ("[a, b] # c", "would be a comment"),
+        ("a: b # c", "would be a comment"),
+        ("!x", "the tag !x"),
+        ("{a: 1, a: 2}", "duplicate key `a`"),
+        ("a: b: c", "put the value in quotes"),
+        ("&a [*a]", "30 levels"),
+    ],
+)
 def test_an_override_that_would_lose_something_is_refused(text, says):
     with pytest.raises(SpecError, match=says):
         parse_value(text)

@@ -9,9 +9,13 @@ from tests.support.azureml_compile import IMAGE, compiled
 from tests.support.sagemaker_compile import pipeline as two_steps
 
 PLACE = AzureMLSpec(
-    subscription=SUBSCRIPTION, resource_group="rg", workspace="forge", image=IMAGE, identity="managed",
+    subscription=SUBSCRIPTION,
+    resource_group="rg",
+    workspace="forge",
+    image=IMAGE,
+    identity="managed",
     secrets={"HF_TOKEN": "https://my-vault.vault.azure.net/secrets/hub"},
-)  # fmt: skip
+)
 
 
 def definition(n: int = 3) -> Definition:

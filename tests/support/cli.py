@@ -22,9 +22,11 @@ def rekindle(
     """Run a command; raises CalledProcessError where it fails, unless `check` is false."""
     out, err = io.StringIO(), io.StringIO()
     with (
-        _as_a_process(env or {}), contextlib.chdir(cwd or Path.cwd()),
-        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
-    ):  # fmt: skip
+        _as_a_process(env or {}),
+        contextlib.chdir(cwd or Path.cwd()),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         code = invoke([str(word) for word in words])
     done = subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
     if check and code:

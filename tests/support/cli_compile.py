@@ -19,22 +19,45 @@ ACR = "lake.azurecr.io/train@sha256:" + "0" * 64
 
 PLATFORMS = {
     "azureml": (
-        ["--set", "platforms.azureml.artifact_root=abfs://lake@acc.dfs.core.windows.net/rekindle",
-         "--set", f"platforms.azureml.image={ACR}"],
+        [
+            "--set",
+            "platforms.azureml.artifact_root=abfs://lake@acc.dfs.core.windows.net/rekindle",
+            "--set",
+            f"platforms.azureml.image={ACR}",
+        ],
         "continuous-training.azureml.yaml",
     ),
-    "kubeflow": (["--set", "platforms.kubeflow.artifact_root=/mnt/rekindle"], "continuous-training.yaml"),
+    "kubeflow": (
+        ["--set", "platforms.kubeflow.artifact_root=/mnt/rekindle"],
+        "continuous-training.yaml",
+    ),
     "vertex": (
-        [word for value in ("project=my-project", "region=europe-west4", "artifact_root=gs://bucket/rekindle", f"image={IMAGE}")
-         for word in ("--set", f"platforms.vertex.{value}")],
+        [
+            word
+            for value in (
+                "project=my-project",
+                "region=europe-west4",
+                "artifact_root=gs://bucket/rekindle",
+                f"image={IMAGE}",
+            )
+            for word in ("--set", f"platforms.vertex.{value}")
+        ],
         "continuous-training.vertex.json",
     ),
     "sagemaker": (
-        [word for value in ("region=eu-central-1", "role_arn=arn:aws:iam::123456789012:role/me", "artifact_root=s3://bucket/rekindle", f"image={ECR}")
-         for word in ("--set", f"platforms.sagemaker.{value}")],
+        [
+            word
+            for value in (
+                "region=eu-central-1",
+                "role_arn=arn:aws:iam::123456789012:role/me",
+                "artifact_root=s3://bucket/rekindle",
+                f"image={ECR}",
+            )
+            for word in ("--set", f"platforms.sagemaker.{value}")
+        ],
         "continuous-training.sagemaker.json",
     ),
-}  # fmt: skip
+}
 
 
 def sagemaker(**settings):

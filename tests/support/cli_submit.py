@@ -8,9 +8,10 @@ from tests.platforms.azureml.conftest import service as service
 from tests.servers.azure.rest import SUBSCRIPTION
 
 WORKSPACE = [
-    f"platforms.azureml.subscription={SUBSCRIPTION}", "platforms.azureml.resource_group=rg",
+    f"platforms.azureml.subscription={SUBSCRIPTION}",
+    "platforms.azureml.resource_group=rg",
     "platforms.azureml.workspace=forge",
-]  # fmt: skip
+]
 
 
 WEEKLY = "schedule={cron: 0 3 * * 1, timezone: Europe/Berlin}"

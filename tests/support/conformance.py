@@ -29,15 +29,21 @@ PLATFORMS = ("local", "kubeflow", "vertex", "sagemaker", "azureml")
 
 
 VALUES = {
-    "STRING": "text", "NUMBER_INTEGER": 3, "NUMBER_DOUBLE": 0.5, "BOOLEAN": True, "LIST": [],
+    "STRING": "text",
+    "NUMBER_INTEGER": 3,
+    "NUMBER_DOUBLE": 0.5,
+    "BOOLEAN": True,
+    "LIST": [],
     "STRUCT": {},
-}  # fmt: skip
+}
 
 
 AMAZON = SageMakerSpec(
-    region="eu-central-1", role_arn="arn:aws:iam::123456789012:role/me", artifact_root="s3://b/r",
+    region="eu-central-1",
+    role_arn="arn:aws:iam::123456789012:role/me",
+    artifact_root="s3://b/r",
     image="123456789012.dkr.ecr.eu-central-1.amazonaws.com/i@sha256:0",
-)  # fmt: skip
+)
 
 
 AZURE = "lake.azurecr.io/train@sha256:" + "0" * 64

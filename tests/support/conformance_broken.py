@@ -8,9 +8,25 @@ from collections.abc import Iterator
 from typing import Any
 
 OTHERS = [
-    None, "", 0, -1, 1.5, True, [], {}, "x", ["x"], {"x": 1}, [None], 10**30, "../x", "{{$}}",
-    "{{$.inputs.parameters['x']}}", '{"Concat": [1]}', '{"IfPresent": {"InputName": "x"}}',
-]  # fmt: skip
+    None,
+    "",
+    0,
+    -1,
+    1.5,
+    True,
+    [],
+    {},
+    "x",
+    ["x"],
+    {"x": 1},
+    [None],
+    10**30,
+    "../x",
+    "{{$}}",
+    "{{$.inputs.parameters['x']}}",
+    '{"Concat": [1]}',
+    '{"IfPresent": {"InputName": "x"}}',
+]
 
 
 Place = tuple[Any, ...]

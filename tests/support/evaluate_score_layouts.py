@@ -12,4 +12,6 @@ GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positi
 def classifier(task, folder, data, spec):
     ingest(data, load_task(task).modality, "", folder / "examples")
     shard(folder / "examples", data, spec, task, folder / "shards")
-    return model_of(task, spec, open_shards(folder / "shards"), folder / "model", 3), folder / "examples"  # fmt: skip
+    return model_of(
+        task, spec, open_shards(folder / "shards"), folder / "model", 3
+    ), folder / "examples"

@@ -54,9 +54,16 @@ def compiled(text: str, place: KubeflowSpec = BARE) -> tuple[Any, Any, Any]:
 def pod_of(job: Any) -> dict[str, Any]:
     """What a TrainJob says of its pods: the patch, and the variables."""
     made = trainjob.manifest(
-        job, name="work-1", identity="i", attempt=1, owner=OWNER, service_account="runner",
-        result="s3://b/r.json", payload=["abc"], secret="work-1-5a5a",
-    )  # fmt: skip
+        job,
+        name="work-1",
+        identity="i",
+        attempt=1,
+        owner=OWNER,
+        service_account="runner",
+        result="s3://b/r.json",
+        payload=["abc"],
+        secret="work-1-5a5a",
+    )
     assert problems("TrainJob", made) == []
     return {**trainjob._template_of(job["spec"]), "env": job["spec"]["trainer"]["env"]}
 

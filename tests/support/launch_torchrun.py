@@ -31,10 +31,16 @@ class Run:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         self.process = subprocess.Popen(
             [*prefix, *words, *self.rank, str(self.folder), scenario],
-            stdout=(self.folder / "log.txt").open("w"), stderr=subprocess.STDOUT, start_new_session=True,
-            env={**env, **Rendezvous(ranks_per_node=ranks).environment(), "PYTHONPATH": str(HERE.parents[1]),
-                 "REKINDLE_PRELOADED": self.preloaded},
-        )  # fmt: skip
+            stdout=(self.folder / "log.txt").open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={
+                **env,
+                **Rendezvous(ranks_per_node=ranks).environment(),
+                "PYTHONPATH": str(HERE.parents[1]),
+                "REKINDLE_PRELOADED": self.preloaded,
+            },
+        )
         return self
 
     def ends(self, code, within=60):

@@ -14,9 +14,15 @@ LABELS = ("a", "b", "c")
 VOCABULARY = 96
 FIRST_WORD, LAST_WORD = 4, 79  # between special tokens and those of images and sounds
 SETTINGS = {
-    "pad_token_id": 2, "eos_token_id": 1, "vocab_size": VOCABULARY, "max_length": 48, "packing": True, "form": "text",
-    "target_mean": 0.0, "target_std": 1.0,
-}  # fmt: skip
+    "pad_token_id": 2,
+    "eos_token_id": 1,
+    "vocab_size": VOCABULARY,
+    "max_length": 48,
+    "packing": True,
+    "form": "text",
+    "target_mean": 0.0,
+    "target_std": 1.0,
+}
 
 
 def made_shards(task: str, longest: int = 19) -> Shards:
@@ -26,12 +32,14 @@ def made_shards(task: str, longest: int = 19) -> Shards:
     texts = [random.integers(FIRST_WORD, LAST_WORD + 1, int(size)).tolist() for size in lengths]
     kind = load_task(task)
     labels = LABELS if kind.makes_head else ()
-    table = pa.table({
-        "id": pa.array([str(row) for row in range(len(texts))]),
-        "hash": pa.array([bytes(16)] * len(texts), pa.binary(16)),
-        "input_ids": pa.array(texts, pa.list_(pa.int32())),
-        **objective_of(kind).invented(random, texts, max(1, len(labels))),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "id": pa.array([str(row) for row in range(len(texts))]),
+            "hash": pa.array([bytes(16)] * len(texts), pa.binary(16)),
+            "input_ids": pa.array(texts, pa.list_(pa.int32())),
+            **objective_of(kind).invented(random, texts, max(1, len(labels))),
+        }
+    )
     settings = dict(SETTINGS)
     if kind.makes_head:  # whose tokenizer has it
         del settings["max_length"]

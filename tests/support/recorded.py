@@ -51,10 +51,11 @@ def recorded() -> dict[str, dict[str, dict[str, Any]]]:
 _GIVEN: dict[str, dict[str, Any]] = {
     "b_watched": {"text": "bad"},
     "c_preprocess": {
-        "message": "m", "input_dict_parameter": {"A": 1.0, "B": 2.5},
+        "message": "m",
+        "input_dict_parameter": {"A": 1.0, "B": 2.5},
         "input_list_parameter": ["a", "b"],
     },
-}  # fmt: skip
+}
 
 
 def source_of(name: str) -> str | None:

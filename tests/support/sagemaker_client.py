@@ -28,9 +28,11 @@ def account(aws: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Acco
     monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda *_: 0.0)
     with serving(made) as url:
         for name, value in {
-            "AWS_ENDPOINT_URL_SAGEMAKER": url, "AWS_ENDPOINT_URL_S3": aws,
-            "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
-        }.items():  # fmt: skip
+            "AWS_ENDPOINT_URL_SAGEMAKER": url,
+            "AWS_ENDPOINT_URL_S3": aws,
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "x",
+        }.items():
             monkeypatch.setenv(name, value)
         yield made
 

@@ -16,9 +16,11 @@ IMAGE = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/rekindle/train@sha256:"
 
 
 PLACE: dict[str, Any] = {
-    "region": "eu-central-1", "role_arn": "arn:aws:iam::123456789012:role/me",
-    "artifact_root": "s3://lake/rekindle/", "image": IMAGE,
-}  # fmt: skip
+    "region": "eu-central-1",
+    "role_arn": "arn:aws:iam::123456789012:role/me",
+    "artifact_root": "s3://lake/rekindle/",
+    "image": IMAGE,
+}
 
 
 ECR = "123456789012.dkr.ecr.eu-central-1.amazonaws.com"

@@ -27,9 +27,13 @@ def account(
     monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda *_: 0.0)
     with serving(made) as url, aws_account.serving(around) as questions:
         for name, value in {
-            "AWS_ENDPOINT_URL": questions, "AWS_ENDPOINT_URL_SAGEMAKER": url, "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": url,
-            "AWS_ENDPOINT_URL_S3": aws, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
-        }.items():  # fmt: skip
+            "AWS_ENDPOINT_URL": questions,
+            "AWS_ENDPOINT_URL_SAGEMAKER": url,
+            "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": url,
+            "AWS_ENDPOINT_URL_S3": aws,
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "x",
+        }.items():
             monkeypatch.setenv(name, value)
         yield made
         for run in made.runs.values():

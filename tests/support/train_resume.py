@@ -42,22 +42,34 @@ CNN = ModelSpec(source={"channels": [32, 64], "hidden": 64, "dropout": 0.3})
 
 
 GPT2 = ModelSpec(
-    source={"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}, tokenizer={"vocab_size": 320}
-)  # fmt: skip
+    source={"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    tokenizer={"vocab_size": 320},
+)
 
 
 DISTILBERT = ModelSpec(
-    source={"model_type": "distilbert", "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64},
+    source={
+        "model_type": "distilbert",
+        "dim": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "hidden_dim": 64,
+        "max_position_embeddings": 64,
+    },
     tokenizer={"vocab_size": 320},
-)  # fmt: skip
+)
 
 
 LM_STEPS, LM_EVERY = 24, 6
 
 
 LM_TRAIN = TrainSpec(
-    steps=LM_STEPS, global_batch_size=16, micro_batch_size=4, lr=1e-3, checkpoint={"every": LM_EVERY, "keep": 9}
-)  # fmt: skip
+    steps=LM_STEPS,
+    global_batch_size=16,
+    micro_batch_size=4,
+    lr=1e-3,
+    checkpoint={"every": LM_EVERY, "keep": 9},
+)
 
 
 def written(folder, task, model):
@@ -98,10 +110,17 @@ class Gang:
         self.folder.mkdir(exist_ok=True)
         self.log = self.folder / f"log-{self.attempt}.txt"
         job = Job.of(
-            artifact_root=self.root or str(self.folder), run_key="key", task=self.task, shards=str(self.shards),
-            output=str(self.folder / f"model-{self.attempt}"), history=str(self.folder / f"training-{self.attempt}"),
-            init="", init_from="base", train=self.train, model=self.model,
-        )  # fmt: skip
+            artifact_root=self.root or str(self.folder),
+            run_key="key",
+            task=self.task,
+            shards=str(self.shards),
+            output=str(self.folder / f"model-{self.attempt}"),
+            history=str(self.folder / f"training-{self.attempt}"),
+            init="",
+            init_from="base",
+            train=self.train,
+            model=self.model,
+        )
         self.status = Path(job.status)
         job.write(self.folder / "job.json")
         environment = {
@@ -111,9 +130,16 @@ class Gang:
             **self.environment,
         }
         self.process = subprocess.Popen(
-            [sys.executable, str((Path(__file__).parents[1] / "train").joinpath("gang.py")), str(self.folder / "job.json")],
-            stdout=self.log.open("w"), stderr=subprocess.STDOUT, env=environment, start_new_session=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                str((Path(__file__).parents[1] / "train").joinpath("gang.py")),
+                str(self.folder / "job.json"),
+            ],
+            stdout=self.log.open("w"),
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
         STARTED.append(self.process)
         return self
 
@@ -142,18 +168,24 @@ class Gang:
     def until_phase(self, phase):
         """Wait until a rank that lives says that it is in this phase."""
         return self.until(
-            lambda: any(s.phase == phase and is_running(s.pid) for s in heartbeats.read(self.status)), phase, pause=0
-        )  # fmt: skip
+            lambda: any(
+                s.phase == phase and is_running(s.pid) for s in heartbeats.read(self.status)
+            ),
+            phase,
+            pause=0,
+        )
 
     def until_saved(self, file):
         """Wait until a save has begun, and has come to this file."""
         before = set(self.checkpoints.glob("step-*"))
         return self.until(
             lambda: any(
-                next(folder.glob(file), None) for folder in set(self.checkpoints.glob("step-*")) - before
+                next(folder.glob(file), None)
+                for folder in set(self.checkpoints.glob("step-*")) - before
             ),
-            file, pause=0,
-        )  # fmt: skip
+            file,
+            pause=0,
+        )
 
     def kill_ranks(self):
         """Kill all ranks at once, as soon as there are any; what supervises them lives on."""
@@ -167,7 +199,9 @@ class Gang:
         for pid in killed:
             with contextlib.suppress(ProcessLookupError):  # the others are ended at once
                 os.kill(pid, signal.SIGKILL)
-        return self.until(lambda: not any(is_running(pid) for pid in killed), "the death of the ranks")  # fmt: skip
+        return self.until(
+            lambda: not any(is_running(pid) for pid in killed), "the death of the ranks"
+        )
 
     def finish(self, code=0):
         assert self.process.wait(400) == code, self.said

@@ -14,9 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 UNSAVED = types.SimpleNamespace(pending=None, written=lambda: True, settle=lambda save: None)
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 40, "max_position_embeddings": 64,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "max_position_embeddings": 64,
+}
 
 
 # what returns a value to Python, or tensors whose size depends on one
@@ -29,9 +34,22 @@ BERT = {
     "max_position_embeddings": 32,
 }
 READS = {
-    "item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "nonzero", "masked_select", "unique",
-    "equal", "allclose", "argwhere", "__contains__",
-}  # fmt: skip
+    "item",
+    "tolist",
+    "numpy",
+    "cpu",
+    "__float__",
+    "__int__",
+    "__bool__",
+    "__index__",
+    "nonzero",
+    "masked_select",
+    "unique",
+    "equal",
+    "allclose",
+    "argwhere",
+    "__contains__",
+}
 
 
 def case(task="causal_lm", model=LLAMA, axes=(), **cell):

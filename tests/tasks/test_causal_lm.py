@@ -69,9 +69,13 @@ def test_every_process_learns_the_same_tokenizer():
     for parallel in ("true", "false", "true", "false"):
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": parallel, "PYTHONHASHSEED": "random"}
         done = subprocess.run(
-            [sys.executable, "-c", TRAIN], input=texts, capture_output=True, text=True, check=True,
+            [sys.executable, "-c", TRAIN],
+            input=texts,
+            capture_output=True,
+            text=True,
+            check=True,
             env=environment,
-        )  # fmt: skip
+        )
         found.add(hashlib.sha256(done.stdout.encode()).hexdigest())
     assert len(found) == 1
 
@@ -400,13 +404,18 @@ def test_a_model_of_the_hub_brings_its_tokenizer_config_and_weights(shards, tmp_
     (repository / "unused.bin").write_text("large")
     with HubServer(tmp_path / "hub") as hub:
         environment = {
-            **os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"),
+            **os.environ,
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "home"),
             "HF_HUB_DISABLE_XET": "1",
-        }  # fmt: skip
+        }
         done = subprocess.run(
-            [sys.executable, "-c", CHILD, str(tmp_path / "out")], env=environment,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [sys.executable, "-c", CHILD, str(tmp_path / "out")],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout.splitlines()[-1])
     assert answers["settings"]["eos_token_id"] == 1
@@ -430,9 +439,11 @@ def test_a_tokenizer_without_a_template_gets_ours(shards, tmp_path):
         (tmp_path / name).write_bytes((found.assets / name).read_bytes())
     (tmp_path / "assets").mkdir()
     made = TASK.fit(
-        lambda: iter(()), source(tmp_path, "chat"),
-        ModelSpec(source=LLAMA, tokenizer=str(tmp_path)), tmp_path / "assets",
-    )  # fmt: skip
+        lambda: iter(()),
+        source(tmp_path, "chat"),
+        ModelSpec(source=LLAMA, tokenizer=str(tmp_path)),
+        tmp_path / "assets",
+    )
     assert (tmp_path / "assets/chat_template.jinja").read_text() == TEMPLATE
     assert made == found.manifest.settings
     batch = pa.record_batch({"document": ['[["user","Hi"],["assistant","Ho"]]']})

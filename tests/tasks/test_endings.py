@@ -135,13 +135,18 @@ FAULTS = {
 
 @pytest.mark.parametrize("source", FAULTS.values(), ids=FAULTS)
 def test_a_template_that_raises_anything_is_a_refusal_of_that_chat(source):
-    template = ChatTemplate(CHATML + "{% if 'odd' in messages[0].content %}" + source + "{% endif %}", {"bos_token": "<s>", "eos_token": "</s>"})  # fmt: skip
+    template = ChatTemplate(
+        CHATML + "{% if 'odd' in messages[0].content %}" + source + "{% endif %}",
+        {"bos_token": "<s>", "eos_token": "</s>"},
+    )
     template.render(CHAT)
     with pytest.raises(DataError, match="the chat template refuses a chat: "):
         template.render([("user", "odd"), ("assistant", "x")])
 
 
-@pytest.mark.parametrize("source", ["{% for %}", "{{ 'a }}", "{% endif %}", "{{ a | no_such }}", "{% generation %}"])  # fmt: skip
+@pytest.mark.parametrize(
+    "source", ["{% for %}", "{{ 'a }}", "{% endif %}", "{{ a | no_such }}", "{% generation %}"]
+)
 def test_a_template_that_is_no_program_is_refused_with_its_place(source, tmp_path):
     with pytest.raises(DataError, match="the chat template cannot be read") as refused:
         fitted(Shape(source, "</s>", (), ("", ""), ""), tmp_path)
@@ -169,13 +174,22 @@ PUBLISHED = {
     "chatml": ("<|im_end|>", {}),
     "gemma-it": ("<eos>", {"<eos>": 1, "<end_of_turn>": 107, "<start_of_turn>": 106}),
     "llama-2-chat": ("</s>", {"</s>": 2}),
-    "llama-3-instruct": ("<|end_of_text|>", {"<|end_of_text|>": 128001, "<|eot_id|>": 128009, "<|start_header_id|>": 128006}),
+    "llama-3-instruct": (
+        "<|end_of_text|>",
+        {"<|end_of_text|>": 128001, "<|eot_id|>": 128009, "<|start_header_id|>": 128006},
+    ),
     "mistral-instruct": ("</s>", {"</s>": 2}),
-    "phi-3": ("<|endoftext|>", {"<|endoftext|>": 32000, "<|end|>": 32007, "<|assistant|>": 32001, "<|user|>": 32010}),
-    "qwen2.5-instruct": ("<|endoftext|>", {"<|endoftext|>": 151643, "<|im_end|>": 151645, "<|im_start|>": 151644}),
+    "phi-3": (
+        "<|endoftext|>",
+        {"<|endoftext|>": 32000, "<|end|>": 32007, "<|assistant|>": 32001, "<|user|>": 32010},
+    ),
+    "qwen2.5-instruct": (
+        "<|endoftext|>",
+        {"<|endoftext|>": 151643, "<|im_end|>": 151645, "<|im_start|>": 151644},
+    ),
     "vicuna": ("</s>", {"</s>": 2}),
     "zephyr": ("</s>", {"</s>": 2, "<|user|>": 32001}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -38,8 +38,11 @@ def test_a_folder_gives_its_shape_with_a_head_for_these_labels(tmp_path):
 
 @pytest.mark.parametrize(
     ("source", "said"),
-    [({"model_type": "distilbart", "dim": 3}, "not a configuration of distilbart"), pytest.param("no/where", "cannot load the configuration", marks=pytest.mark.slow)],
-)  # fmt: skip
+    [
+        ({"model_type": "distilbart", "dim": 3}, "not a configuration of distilbart"),
+        pytest.param("no/where", "cannot load the configuration", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_no_model_is_refused(source, said, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(RequestError, match=said):
@@ -51,11 +54,14 @@ def test_what_is_no_model_is_refused(source, said, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ({"model_type": "distilbert", "n_layer": 1}, "distilbert has no setting `n_layer`\n.*\n.*did you mean `n_layers`"),
+        (
+            {"model_type": "distilbert", "n_layer": 1},
+            "distilbert has no setting `n_layer`\n.*\n.*did you mean `n_layers`",
+        ),
         ({"model_type": "llama", **SHAPE}, "llama has no setting `dim`"),
         ({"model_type": "bert", "hiden_size": 16}, "did you mean `hidden_size`"),
     ],
-)  # fmt: skip
+)
 def test_a_setting_that_the_architecture_does_not_have_is_refused_and_not_ignored(
     source, said, tmp_path
 ):
@@ -97,9 +103,13 @@ def test_common_and_older_names_of_settings_are_taken(tmp_path):
 
 
 DECODER = {
-    "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "model_type": "llama",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
     "intermediate_size": 8,
-}  # fmt: skip
+}
 DECODERS = {
     "llama": DECODER,
     "mistral": {**DECODER, "model_type": "mistral"},

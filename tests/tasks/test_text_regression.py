@@ -23,8 +23,14 @@ from rekindle.train.objectives import objective_of
 from tests.data.corpora import all_examples, ingested
 
 TASK = load_task("text_regression")
-NETWORK = {"model_type": "distilbert", "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16,
-           "max_position_embeddings": 16}  # fmt: skip
+NETWORK = {
+    "model_type": "distilbert",
+    "dim": 16,
+    "n_layers": 1,
+    "n_heads": 2,
+    "hidden_dim": 16,
+    "max_position_embeddings": 16,
+}
 COLUMNS = {"text": "text", "target": "minutes"}
 
 

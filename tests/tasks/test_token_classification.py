@@ -118,10 +118,12 @@ def test_tokenizers_that_mark_spaces_mark_them_between_words_too(tokenizer):
 
 def test_a_tokenizer_that_would_join_words_is_refused():
     tokenizer = byte_level(False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(tokenizers.Regex(r" ?\w+"), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])  # fmt: skip
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(r" ?\w+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     changed = _keeping_words_apart(tokenizer)  # here the setting inside of the sequence helps
     assert json.loads(changed.to_str())["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"]
     plain = tokenizers.Tokenizer(

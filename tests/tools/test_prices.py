@@ -24,10 +24,13 @@ from tools.prices.refresh import main, written
 ROOT = Path(__file__).parents[2]
 NOW, BEFORE = "2026-11-22T08:00:00.000Z", "2026-11-21T08:00:00.000Z"
 A3 = {  # a3-highgpu-8g: 208 CPUs, 1872 GiB, 8 GPUs
-    "A3 Instance Core": 0.03, "A3 Instance Ram": 0.002, "Nvidia H100 80GB GPU": 9.0,
-    "Spot Preemptible A3 Instance Core": 0.01, "Spot Preemptible A3 Instance Ram": 0.001,
+    "A3 Instance Core": 0.03,
+    "A3 Instance Ram": 0.002,
+    "Nvidia H100 80GB GPU": 9.0,
+    "Spot Preemptible A3 Instance Core": 0.01,
+    "Spot Preemptible A3 Instance Ram": 0.001,
     "Nvidia H100 80GB GPU attached to Spot Preemptible VMs": 5.0,
-}  # fmt: skip
+}
 A3_USUAL, A3_SPOT = 208 * 0.03 + 1872 * 0.002 + 72, 208 * 0.01 + 1872 * 0.001 + 40
 
 
@@ -52,12 +55,14 @@ def market(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ite
         ec2={("p5.48xlarge", "us-east-1"): 50.0, ("g6.xlarge", "us-east-1"): 0.8},
         training={("ml.p5.48xlarge", "us-east-1"): 60.0, ("ml.g6.xlarge", "us-east-1"): 1.1},
         spot=[
-            ("p5.48xlarge", "us-east-1a", 20.0, NOW), ("p5.48xlarge", "us-east-1b", 30.0, NOW),
-            ("p5.48xlarge", "us-east-1c", 25.0, NOW), ("p5.48xlarge", "us-east-1c", 12.0, BEFORE),
+            ("p5.48xlarge", "us-east-1a", 20.0, NOW),
+            ("p5.48xlarge", "us-east-1b", 30.0, NOW),
+            ("p5.48xlarge", "us-east-1c", 25.0, NOW),
+            ("p5.48xlarge", "us-east-1c", 12.0, BEFORE),
         ],
         parts={(name, "us-central1"): usd for name, usd in A3.items()},
         azure={("Standard_ND96isr_H100_v5", "eastus"): (90.0, 20.0)},
-    )  # fmt: skip
+    )
     hosts.answer = sold.answer
     monkeypatch.chdir(tmp_path)
     for name, value in hosts.environment.items():
@@ -199,9 +204,13 @@ def test_a_cloud_that_is_busy_is_asked_again(market: Market, call: str, status: 
 )
 @pytest.mark.parametrize("status", first(1, [0, 429, 500]))
 def test_a_cloud_that_stays_busy_keeps_its_prices_and_the_others_change(
-    market: Market, capsys: pytest.CaptureFixture[str],
-    call: str, cloud: str, tries: int, status: int,
-) -> None:  # fmt: skip
+    market: Market,
+    capsys: pytest.CaptureFixture[str],
+    call: str,
+    cloud: str,
+    tries: int,
+    status: int,
+) -> None:
     assert refresh() == 0
     before = told()
     market.ec2[("g6.xlarge", "us-east-1")] = 0.7
@@ -217,9 +226,10 @@ def test_a_cloud_that_stays_busy_keeps_its_prices_and_the_others_change(
     assert "the prices that are known stay" in shown.err
     after = told()
     probes = {
-        "aws": ("g6.xlarge", "us-east-1"), "gcp": ("a3-highgpu-8g", "us-central1"),
+        "aws": ("g6.xlarge", "us-east-1"),
+        "gcp": ("a3-highgpu-8g", "us-central1"),
         "azure": ("Standard_ND96isr_H100_v5", "eastus"),
-    }  # fmt: skip
+    }
     assert [of for of, place in probes.items() if after[place] == before[place]] == [cloud]
     assert set(after) == set(before)
 
@@ -253,9 +263,13 @@ def test_a_cloud_that_is_silent_is_left_after_a_while(
     ],
 )
 def test_without_credentials_one_is_told_what_to_do(
-    market: Market, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    without: str, code: str, said: str,
-) -> None:  # fmt: skip
+    market: Market,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    without: str,
+    code: str,
+    said: str,
+) -> None:
     monkeypatch.delenv(without)
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     if without != "AWS_ACCESS_KEY_ID":
@@ -272,14 +286,18 @@ def test_without_credentials_one_is_told_what_to_do(
 @pytest.mark.parametrize(
     ("fault", "cloud", "said"),
     [
-        (Fault("pricing", 400, "AccessDeniedException"), "aws", "ask for pricing:GetProducts and ec2:"),
+        (
+            Fault("pricing", 400, "AccessDeniedException"),
+            "aws",
+            "ask for pricing:GetProducts and ec2:",
+        ),
         (Fault("ec2", 403, "UnauthorizedOperation"), "aws", "ask for pricing:GetProducts and ec2:"),
         (Fault("ec2", 401, "AuthFailure"), "aws", "a region may have to be enabled first"),
         (Fault("pricing", 400, "ExpiredTokenException"), "aws", "aws sso login"),
         (Fault("google", 403, "SERVICE_DISABLED"), "gcp", "a project that uses cloudbilling"),
         (Fault("google", 400, "API_KEY_INVALID"), "gcp", "a project that uses cloudbilling"),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_is_told_with_what_is_missing(
     market: Market, capsys: pytest.CaptureFixture[str], fault: Fault, cloud: str, said: str
 ) -> None:
@@ -381,11 +399,14 @@ def test_without_a_region_those_of_the_book_are_asked(
 @pytest.mark.slow
 def test_spot_counts_zones_that_are_below_on_demand_and_no_others(market: Market) -> None:
     market.spot = [
-        ("p5.48xlarge", "us-east-1a", 50.0, NOW), ("p5.48xlarge", "us-east-1b", 60.0, NOW),
-        ("p5.48xlarge", "us-east-1c", 25.0, NOW), ("p5.48xlarge", "us-east-1d", 24.0, NOW),
+        ("p5.48xlarge", "us-east-1a", 50.0, NOW),
+        ("p5.48xlarge", "us-east-1b", 60.0, NOW),
+        ("p5.48xlarge", "us-east-1c", 25.0, NOW),
+        ("p5.48xlarge", "us-east-1d", 24.0, NOW),
         ("p5.48xlarge", "us-east-1-bos-1a", 1.0, NOW),  # a local zone
-        ("g6.xlarge", "us-east-1a", 0.8, NOW), ("g6.xlarge", "us-east-1b", 0.9, NOW),
-    ]  # fmt: skip
+        ("g6.xlarge", "us-east-1a", 0.8, NOW),
+        ("g6.xlarge", "us-east-1b", 0.9, NOW),
+    ]
     assert refresh("--region", "us-east-1") == 0
     assert told()[("p5.48xlarge", "us-east-1")] == (50.0, 25.0)
     assert told()[("g6.xlarge", "us-east-1")] == (0.8, None)

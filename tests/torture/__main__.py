@@ -28,10 +28,24 @@ from tests.torture.store import Store
 
 ROUNDS = {"light": Light, "heavy": Heavy, "store": Store, "emulated": Emulated}
 SHOWN = (
-    "rounds", "runs", "kill tree", "kill one", "kill main", "ask to stop", "hold up",
-    "spot machines taken away", "executions stopped", "stores held up", "concurrent runs", "files damaged", "full disks", "limits on file size", "homes moved",
-    "homes copied", "failures",
-)  # fmt: skip
+    "rounds",
+    "runs",
+    "kill tree",
+    "kill one",
+    "kill main",
+    "ask to stop",
+    "hold up",
+    "spot machines taken away",
+    "executions stopped",
+    "stores held up",
+    "concurrent runs",
+    "files damaged",
+    "full disks",
+    "limits on file size",
+    "homes moved",
+    "homes copied",
+    "failures",
+)
 
 
 def main() -> int:
@@ -79,10 +93,14 @@ def torture(
             for process in left_in(folder):
                 send(process, signal.SIGKILL)
             words = f"--only {only} " * bool(only) + f"--kind {kind} " * bool(kind)
-            print(f"FAILED: {type(error).__name__}: {error}\n  kept in {folder}; repeat it with\n"
-                  f"  python -m tests.torture --seed {seed + number} --rounds 1 {words}")  # fmt: skip
-        print(f"seed {seed + number}, {time.monotonic() - began:.1f} s: {'; '.join(mishaps.log)}",
-              flush=True)  # fmt: skip
+            print(
+                f"FAILED: {type(error).__name__}: {error}\n  kept in {folder}; repeat it with\n"
+                f"  python -m tests.torture --seed {seed + number} --rounds 1 {words}"
+            )
+        print(
+            f"seed {seed + number}, {time.monotonic() - began:.1f} s: {'; '.join(mishaps.log)}",
+            flush=True,
+        )
     return counts
 
 

@@ -73,9 +73,13 @@ class Emulated:
         return place
 
     def _disturbed(
-        self, service: Pipelines, made: dict[str, Any], execution: Execution, server: Any,
+        self,
+        service: Pipelines,
+        made: dict[str, Any],
+        execution: Execution,
+        server: Any,
         mishaps: Chaos,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """An execution, and a mishap in one of its steps; whether it failed. It may not hang."""
         ended: list[Exception | None] = []
 
@@ -129,8 +133,10 @@ class Emulated:
     def _service(self, place: Path) -> Iterator[tuple[Pipelines, dict[str, Any], str, Any, Any]]:
         """An emulator of its own with what is compiled, a registry, the store's process and client."""
         (place / "mlflow").mkdir(parents=True)
-        with served() as (environment, server, lake), \
-                mlflow_server(place / "mlflow", host="127.0.0.2") as url:  # fmt: skip
+        with (
+            served() as (environment, server, lake),
+            mlflow_server(place / "mlflow", host="127.0.0.2") as url,
+        ):
             text = CONFIG.replace("%STEPS%", str(STEPS)) + PLACE.replace("%MLFLOW%", url)
             (place / "c.yaml").write_text(text.replace("platforms: {local: {ranks: 2}}\n", ""))
             out = place / "compiled"

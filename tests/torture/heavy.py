@@ -48,11 +48,14 @@ class Run(subprocess.Popen[bytes]):
         command = ["-m", "rekindle.cli.main", "run", "c.yaml", f"--home={home}", "--json", *words]
         with self.out.open("wb") as out, self.err.open("wb") as err:
             super().__init__(
-                [sys.executable, *command], cwd=home.parent, stdout=out, stderr=err,
+                [sys.executable, *command],
+                cwd=home.parent,
+                stdout=out,
+                stderr=err,
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
                 preexec_fn=functools.partial(chaos.limit_file_size, limit) if limit else None,
-            )  # fmt: skip
+            )
 
     def ended(self, codes: tuple[int, ...]) -> dict[str, Any]:
         """What it answered; a Failure where it did not end so."""

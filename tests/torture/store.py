@@ -42,21 +42,36 @@ class Training(subprocess.Popen[bytes]):
         self.folder.mkdir()
         tempfile.tempdir = str(machine)
         job = Job.of(
-            artifact_root=root, run_key="key", task="image_classification", shards=str(shards),
-            output=str(self.folder / "model"), history=str(self.folder / "training"), init="",
-            init_from="base", train=TrainSpec(steps=60, lr=1e-3, checkpoint={"every": 10}),
+            artifact_root=root,
+            run_key="key",
+            task="image_classification",
+            shards=str(shards),
+            output=str(self.folder / "model"),
+            history=str(self.folder / "training"),
+            init="",
+            init_from="base",
+            train=TrainSpec(steps=60, lr=1e-3, checkpoint={"every": 10}),
             model=ModelSpec(source={"channels": [8, 16], "hidden": 32, "dropout": 0.1}),
-        )  # fmt: skip
+        )
         tempfile.tempdir = None
         job.write(self.folder / "job.json")
         self.log = self.folder / "log.txt"
         with self.log.open("wb") as log:
             super().__init__(
                 [sys.executable, "-m", "tests.train.gang", str(self.folder / "job.json")],
-                cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, **Rendezvous(ranks_per_node=2).environment(), **environment,
-                     "OMP_NUM_THREADS": "1", "TMPDIR": str(machine), "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
+                cwd=self.folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    **Rendezvous(ranks_per_node=2).environment(),
+                    **environment,
+                    "OMP_NUM_THREADS": "1",
+                    "TMPDIR": str(machine),
+                    "PYTHONPATH": str(ROOT),
+                },
+            )
 
     def ended(self, codes: tuple[int, ...]) -> str:
         """The hash of the weights, if it was to succeed; a Failure where it did not end so."""
@@ -149,13 +164,19 @@ def served() -> Iterator[tuple[dict[str, str], psutil.Process, Any]]:
         url = next(m[0] for line in lines if (m := re.search(r"http://127\.0\.0\.1:\d+", line)))
         drain = subprocess.Popen(["cat"], stdin=server.stderr, stdout=subprocess.DEVNULL)
         environment = {
-            "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
-            "AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "1",
-        }  # fmt: skip
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "x",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_MAX_ATTEMPTS": "1",
+        }
         lake = boto3.client(
-            "s3", endpoint_url=url, aws_access_key_id="x", aws_secret_access_key="x",
+            "s3",
+            endpoint_url=url,
+            aws_access_key_id="x",
+            aws_secret_access_key="x",
             region_name="us-east-1",
-        )  # fmt: skip
+        )
         lake.create_bucket(Bucket="lake")
         try:
             yield environment, psutil.Process(server.pid), lake

@@ -137,8 +137,13 @@ def fsdp_tp():
 
 
 LAYOUTS = {
-    "one": one, "fsdp4": fsdp(4), "fsdp2": fsdp(2), "hsdp": hsdp, "tp4": tp4, "fsdp_tp": fsdp_tp,
-}  # fmt: skip
+    "one": one,
+    "fsdp4": fsdp(4),
+    "fsdp2": fsdp(2),
+    "hsdp": hsdp,
+    "tp4": tp4,
+    "fsdp_tp": fsdp_tp,
+}
 
 
 def state_of(net):
@@ -411,13 +416,20 @@ def folder_all_kinds_of_tensors_come_back(root):
     made = torch.Generator().manual_seed(1)
     tensors = {
         "a": {"b": {"deep": torch.randn(3, 3, generator=made)}},
-        "scalar": torch.tensor(2.5, dtype=torch.float64), "int": torch.arange(7), "bool": torch.tensor([True, False]),
-        "bf16": torch.randn(5, generator=made).bfloat16(), "fp16": torch.randn(5, generator=made).half(),
-        "transposed": torch.randn(4, 6, generator=made).t(), "slice": torch.randn(9, 9, generator=made)[2:5, ::2],
-        "channels_last": torch.randn(2, 3, 4, 4, generator=made).to(memory_format=torch.channels_last),
-        "empty": torch.zeros(0, 4), "parameter": nn.Parameter(torch.randn(3, generator=made)),
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "int": torch.arange(7),
+        "bool": torch.tensor([True, False]),
+        "bf16": torch.randn(5, generator=made).bfloat16(),
+        "fp16": torch.randn(5, generator=made).half(),
+        "transposed": torch.randn(4, 6, generator=made).t(),
+        "slice": torch.randn(9, 9, generator=made)[2:5, ::2],
+        "channels_last": torch.randn(2, 3, 4, 4, generator=made).to(
+            memory_format=torch.channels_last
+        ),
+        "empty": torch.zeros(0, 4),
+        "parameter": nn.Parameter(torch.randn(3, generator=made)),
         "large": torch.randn(9_000_001, generator=made),
-    }  # fmt: skip
+    }
     before = {n: t.detach().clone() for n, t in tensors.items() if n != "a"}
     saved(root, tensors=tensors)
     with torch.no_grad():
@@ -537,10 +549,13 @@ def folder_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(root):
     saved(root, tensors={"w": torch.ones(4, 4), "v": torch.ones(2)})
     checkpoint = newest(root, KEY)
     for into, words in (
-        ({"v": torch.zeros(2), "w": torch.zeros(4, 5)}, "w is ((4, 4), torch.float32) there and ((4, 5), torch.float32) here"),
+        (
+            {"v": torch.zeros(2), "w": torch.zeros(4, 5)},
+            "w is ((4, 4), torch.float32) there and ((4, 5), torch.float32) here",
+        ),
         ({"v": torch.zeros(2), "w": torch.zeros(4, 4).half()}, "torch.float16"),
         ({"v": torch.zeros(2), "x": torch.zeros(4)}, "it holds no x"),
-    ):  # fmt: skip
+    ):
         error = raised(CheckpointError, lambda into=into: load(checkpoint, into))
         assert words in str(error), error
         assert not into["v"].any()
@@ -628,9 +643,11 @@ def folder_state_and_scalars_come_back_as_they_were(root):
 def folder_retention_keeps_the_newest_the_best_and_one_a_span(root):
     losses = {1: 5.0, 2: 1.0, 3: float("nan"), 4: 3.0, 5: 4.0, 6: 4.5, 7: 2.0}
     saved(
-        root, steps=losses, spec=CheckpointSpec(keep=2, keep_best=True, keep_every_hours=0.5),
+        root,
+        steps=losses,
+        spec=CheckpointSpec(keep=2, keep_best=True, keep_every_hours=0.5),
         state=lambda step: {"validation_loss": losses[step], "train_seconds": step * 700.0},
-    )  # fmt: skip
+    )
     # spans of 1800 s: steps 1-2, 3-5, 6-7
     assert [int(n[5:14]) for n in listed(root)] == [2, 5, 6, 7]
 
@@ -797,9 +814,11 @@ def main():
     group, folder, root = sys.argv[1:]
     os.environ["CASES"] = folder
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous",
-        rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]),
-    )  # fmt: skip
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
     results = {}
     for name, case in list(globals().items()):
         if name.startswith(f"{group}_"):

@@ -114,11 +114,20 @@ def trainer_of(case: dict) -> Trainer:
         degrees["schedule"] = cell["schedule"]
     precision = "fp64" if case["exact"] else cell["precision"]
     train = TrainSpec(
-        steps=STEPS, global_batch_size=GLOBAL, micro_batch_size=case["micro"], lr=1e-2, warmup=0, lr_schedule="constant", clip_norm=None,
-        precision=precision, layout=degrees or "auto", compile=cell["compile"],
-        activation_checkpointing=cell["checkpointing"], max_bad_steps=100,
+        steps=STEPS,
+        global_batch_size=GLOBAL,
+        micro_batch_size=case["micro"],
+        lr=1e-2,
+        warmup=0,
+        lr_schedule="constant",
+        clip_norm=None,
+        precision=precision,
+        layout=degrees or "auto",
+        compile=cell["compile"],
+        activation_checkpointing=cell["checkpointing"],
+        max_bad_steps=100,
         optimizer=case.get("optimizer", "adamw"),
-    )  # fmt: skip
+    )
     task, shards = load_task(case["task"]), made_shards(case["task"], case["packing"])
     with weights.deferred() as recorder:
         network = task.build(
@@ -210,17 +219,29 @@ def checked(case: dict) -> dict:
     cell = Cell(**{**case["cell"], "axes": tuple(case["cell"]["axes"])})
     layout = dict.fromkeys(cell.axes, 2) | ({"schedule": cell.schedule} if cell.schedule else {})
     train = TrainSpec(
-        precision=cell.precision, layout=layout or "auto", compile=cell.compile, activation_checkpointing=cell.checkpointing,
-        global_batch_size=GLOBAL, micro_batch_size=2,
-    )  # fmt: skip
+        precision=cell.precision,
+        layout=layout or "auto",
+        compile=cell.compile,
+        activation_checkpointing=cell.checkpointing,
+        global_batch_size=GLOBAL,
+        micro_batch_size=2,
+    )
     task, shards = load_task(case["task"]), made_shards(case["task"], case["packing"])
     model = ModelSpec(
         source=case["model"], lora=LoraSpec(rank=3, dropout=0.1) if cell.lora else None
     )
     job = Job.of(
-        artifact_root="/tmp", run_key="key", task=case["task"], shards="", output="", history="", init="", init_from="base",
-        train=train, model=model,
-    )  # fmt: skip
+        artifact_root="/tmp",
+        run_key="key",
+        task=case["task"],
+        shards="",
+        output="",
+        history="",
+        init="",
+        init_from="base",
+        train=train,
+        model=model,
+    )
     with weights.deferred():
         network = task.build(model, shards.manifest.labels, shards.manifest.settings, Path())
     shape = Shape.of(case["model"]) if "model_type" in case["model"] else None

@@ -42,11 +42,19 @@ def made_shards(task: str, rows: int, length: int, vocabulary: int) -> Shards:
         "supervised": pa.array([[1] * length] * rows, pa.list_(pa.uint8())),
     }
     settings = {
-        "pad_token_id": 0, "eos_token_id": 0, "vocab_size": vocabulary, "max_length": length, "packing": task == "causal_lm",
-    }  # fmt: skip
+        "pad_token_id": 0,
+        "eos_token_id": 0,
+        "vocab_size": vocabulary,
+        "max_length": length,
+        "packing": task == "causal_lm",
+    }
     manifest = ShardManifest(
-        task=task, source="random", labels=() if task == "causal_lm" else ("a", "b"), rows={"train": rows, "validation": 0}, settings=settings,
-    )  # fmt: skip
+        task=task,
+        source="random",
+        labels=() if task == "causal_lm" else ("a", "b"),
+        rows={"train": rows, "validation": 0},
+        settings=settings,
+    )
     table = pa.table(columns)
     return Shards.of_tables(Path(), manifest, {"train": table})
 
@@ -56,9 +64,12 @@ def trainer_of(case: dict, live: Live) -> Trainer:
     size = layout.micro_batch_size * case["accumulation"] * layout.data
     degrees = {axis: getattr(layout, axis) for axis in ("dp", "shard", "tp", "pp", "cp")}
     train = TrainSpec(
-        steps=4, global_batch_size=size, micro_batch_size=layout.micro_batch_size, layout={**degrees, "schedule": layout.schedule},
+        steps=4,
+        global_batch_size=size,
+        micro_batch_size=layout.micro_batch_size,
+        layout={**degrees, "schedule": layout.schedule},
         **case["train"],
-    )  # fmt: skip
+    )
     task = load_task(case["task"])
     shards = made_shards(case["task"], 4 * size, case["sequence"], case["config"]["vocab_size"])
     with weights.deferred() as recorder:
@@ -97,8 +108,12 @@ def trainer_of(case: dict, live: Live) -> Trainer:
             live.note(getattr(parameter, "_local_tensor", parameter))
         parts = parallel.settle(parts)
         order = shards.order(
-            "train", global_batch_size=size, seed=0, by_length=True, pack_length=case["sequence"] if case["task"] == "causal_lm" else None,
-        )  # fmt: skip
+            "train",
+            global_batch_size=size,
+            seed=0,
+            by_length=True,
+            pack_length=case["sequence"] if case["task"] == "causal_lm" else None,
+        )
         return Trainer(task, shards, train, Plan.of(train, order), parts, 0)
 
 

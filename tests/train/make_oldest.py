@@ -40,9 +40,18 @@ def main(target: Path, shared: Path) -> None:
     (folder / "zz_shared.pth").write_text(SHARE.format(packages=str(packages.resolve())))
     for name in unmet(folder):
         subprocess.run(
-            ["gcc", "-shared", "-x", "c", "/dev/null", f"-Wl,-soname,{name}", "-o", folder / "torch/lib" / name],
+            [
+                "gcc",
+                "-shared",
+                "-x",
+                "c",
+                "/dev/null",
+                f"-Wl,-soname,{name}",
+                "-o",
+                folder / "torch/lib" / name,
+            ],
             check=True,
-        )  # fmt: skip
+        )
 
 
 def unmet(folder: Path) -> set[str]:

@@ -256,9 +256,10 @@ def accepts(found: Found, keyword: str, wheel: Wheel) -> bool:
     ):
         return True
     return any(
-        f.args.kwarg is not None or keyword in {a.arg for a in (*f.args.args, *f.args.kwonlyargs, *f.args.posonlyargs)}
+        f.args.kwarg is not None
+        or keyword in {a.arg for a in (*f.args.args, *f.args.kwonlyargs, *f.args.posonlyargs)}
         for f in functions
-    )  # fmt: skip
+    )
 
 
 def missing(wheel: Wheel, files: list[Path]) -> list[str]:

@@ -103,8 +103,16 @@ def patch_theirs(masks: Masks) -> None:
         padded = [F.pad(row, (0, 0, 0, x.shape[1] - len(row))) for row in rows]
         return x * torch.stack(padded)
 
-    def attended(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-                 is_causal: bool = False, scale: Any = None, **_: Any) -> torch.Tensor:  # fmt: skip
+    def attended(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: Any = None,
+        **_: Any,
+    ) -> torch.Tensor:
         assert not is_causal
         scores = query @ key.transpose(-1, -2) * (scale or query.shape[-1] ** -0.5)
         if attn_mask is not None:

@@ -23,9 +23,17 @@ CASES = {"llama": "tokens", "gpt2": "tokens", "distilbert": "text"}
 
 def job_of(task, precision):
     return Job.of(
-        artifact_root="/none", run_key="key", task=task, shards="", output="", history="", init="", init_from="base",
-        train=TrainSpec(precision=precision), model=ModelSpec(),
-    )  # fmt: skip
+        artifact_root="/none",
+        run_key="key",
+        task=task,
+        shards="",
+        output="",
+        history="",
+        init="",
+        init_from="base",
+        train=TrainSpec(precision=precision),
+        model=ModelSpec(),
+    )
 
 
 def scores(network, kind):
@@ -67,13 +75,20 @@ def compared(folder, name, kind, precision):
         found += [(network, scores(network, kind), scores(network, kind))]
     (whole, theirs, _), (divided, ours, again) = found
     return {
-        "gap": float((ours.float() - theirs.float()).abs().max()), "scale": float(theirs.float().abs().max()),
-        "again": torch.equal(ours, again), "types": sorted({str(p.dtype) for p in divided.parameters()}),
-        "whole": held(whole), "divided": held(divided),
-        "roots": sum(isinstance(m, FSDPModule) and fully_shard.state(m)._is_root for m in divided.modules()),
-        "streams": len({id(fully_shard.state(block)._comm_ctx) for _, block in modules.blocks(divided)}),
+        "gap": float((ours.float() - theirs.float()).abs().max()),
+        "scale": float(theirs.float().abs().max()),
+        "again": torch.equal(ours, again),
+        "types": sorted({str(p.dtype) for p in divided.parameters()}),
+        "whole": held(whole),
+        "divided": held(divided),
+        "roots": sum(
+            isinstance(m, FSDPModule) and fully_shard.state(m)._is_root for m in divided.modules()
+        ),
+        "streams": len(
+            {id(fully_shard.state(block)._comm_ctx) for _, block in modules.blocks(divided)}
+        ),
         "blocks": sum(p.nbytes for _, block in modules.blocks(whole) for p in block.parameters()),
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

@@ -23,9 +23,13 @@ from tests.support.train_resume import DISTILBERT, Gang, written
 
 STEPS, PATIENCE = 120, 6
 TRAIN = TrainSpec(
-    steps=STEPS, global_batch_size=16, lr=1e-2, validate_every=2, early_stopping_patience=PATIENCE,
+    steps=STEPS,
+    global_batch_size=16,
+    lr=1e-2,
+    validate_every=2,
+    early_stopping_patience=PATIENCE,
     checkpoint={"every": 5, "keep": 1},
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

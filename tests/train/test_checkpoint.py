@@ -45,13 +45,18 @@ def start(group, folder, root, **environment):
         subprocess.Popen(
             [sys.executable, str(CASES), group, str(folder), str(root)],
             env={
-                **os.environ, "PYTHONPATH": str(CASES.parents[2]), "OMP_NUM_THREADS": "1", "RANK": str(rank),
-                "WORLD_SIZE": str(RANKS.get(group, 1)), **environment,
+                **os.environ,
+                "PYTHONPATH": str(CASES.parents[2]),
+                "OMP_NUM_THREADS": "1",
+                "RANK": str(rank),
+                "WORLD_SIZE": str(RANKS.get(group, 1)),
+                **environment,
             },
-            stdout=(folder / f"{rank}.txt").open("w"), stderr=subprocess.STDOUT,
+            stdout=(folder / f"{rank}.txt").open("w"),
+            stderr=subprocess.STDOUT,
         )
         for rank in range(RANKS.get(group, 1))
-    ]  # fmt: skip
+    ]
 
 
 def run(group, folder, root, **environment):
@@ -146,21 +151,31 @@ def trained(folder, artifact_root, shards, monkeypatch, environment, *, until=No
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     job = Job.of(
-        artifact_root=artifact_root, run_key="key", task="image_classification", shards=str(shards),
-        output=str(folder / "model"), history=str(folder / "training"), init="", init_from="base",
+        artifact_root=artifact_root,
+        run_key="key",
+        task="image_classification",
+        shards=str(shards),
+        output=str(folder / "model"),
+        history=str(folder / "training"),
+        init="",
+        init_from="base",
         train=TrainSpec(steps=40, lr=1e-3, checkpoint={"every": 10}),
         model=ModelSpec(source={"channels": [32, 64], "hidden": 64, "dropout": 0.3}),
-    )  # fmt: skip
+    )
     job.write(folder / "job.json")
     log = folder / "log.txt"
     process = subprocess.Popen(
         [sys.executable, str(CASES.with_name("gang.py")), str(folder / "job.json")],
-        stdout=log.open("w"), stderr=subprocess.STDOUT,
+        stdout=log.open("w"),
+        stderr=subprocess.STDOUT,
         env={
-            **os.environ, **Rendezvous(ranks_per_node=2).environment(), **environment,
-            "OMP_NUM_THREADS": "1", "TMPDIR": str(folder),
+            **os.environ,
+            **Rendezvous(ranks_per_node=2).environment(),
+            **environment,
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(folder),
         },
-    )  # fmt: skip
+    )
     try:
         deadline = time.monotonic() + 120
         while until and not any(row.step >= until for row in read_history(job.curve)):
@@ -254,18 +269,27 @@ def test_what_is_kept(spec, kept):
     losses = {2: 3.0, 4: 1.0, 6: float("nan"), 8: 1.5}
     complete = {
         f"step-{step:09d}.00000000": {
-            "validation_loss": losses.get(step), "train_seconds": step * 1000.0,
-        } for step in range(1, 10)
-    }  # fmt: skip
+            "validation_loss": losses.get(step),
+            "train_seconds": step * 1000.0,
+        }
+        for step in range(1, 10)
+    }
     names = retained(complete, CheckpointSpec(**spec))
     assert sorted(int(name[5:14]) for name in names) == kept
 
 
 def test_a_job_keeps_its_state_beside_its_checkpoints_or_on_this_machine(tmp_path):
     fields = {
-        "run_key": "key", "task": "t", "shards": "", "output": "", "history": "", "init": "",
-        "init_from": "", "model": None, "train": None,
-    }  # fmt: skip
+        "run_key": "key",
+        "task": "t",
+        "shards": "",
+        "output": "",
+        "history": "",
+        "init": "",
+        "init_from": "",
+        "model": None,
+        "train": None,
+    }
     local = Job.of(artifact_root=str(tmp_path), **fields)
     assert local.checkpoints == str(tmp_path / "checkpoints" / "key")
     assert local.working == tmp_path / "checkpoints" / "key"

@@ -37,7 +37,10 @@ CPU = torch.device("cpu")
 ONE = Layout()
 WARMTH, SHARE = 3.0, 0.7
 STUDENTS = {"text": {**MODELS["distilbert"], **NO_DROPOUT["distilbert"]}, "tokens": MODELS["llama"]}
-TEACHERS = {"text": {**STUDENTS["text"], "dim": 24}, "tokens": {**MODELS["llama"], "hidden_size": 24}}  # fmt: skip
+TEACHERS = {
+    "text": {**STUDENTS["text"], "dim": 24},
+    "tokens": {**MODELS["llama"], "hidden_size": 24},
+}
 
 
 class Lesson:
@@ -46,9 +49,14 @@ class Lesson:
     def __init__(self, kind, folder, layout=ONE):
         self.task, self.shards = load_task(TASKS[kind]), made_shards(TASKS[kind], packing=True)
         self.student, teacher = (
-            self.task.build(ModelSpec(source=s[kind]), self.shards.manifest.labels, self.shards.manifest.settings, Path())
+            self.task.build(
+                ModelSpec(source=s[kind]),
+                self.shards.manifest.labels,
+                self.shards.manifest.settings,
+                Path(),
+            )
             for s in (STUDENTS, TEACHERS)
-        )  # fmt: skip
+        )
         for network in (self.student, teacher):
             torch.manual_seed(1)
             with torch.no_grad():
@@ -57,17 +65,28 @@ class Lesson:
         teacher.save_pretrained(folder)
         self.mesh = Mesh(layout, CPU)
         job = Job.of(
-            artifact_root=str(folder), run_key="key", task=TASKS[kind], shards="", output="", history="", init="",
-            init_from="base", train=TrainSpec(),
+            artifact_root=str(folder),
+            run_key="key",
+            task=TASKS[kind],
+            shards="",
+            output="",
+            history="",
+            init="",
+            init_from="base",
+            train=TrainSpec(),
             model=ModelSpec(
-                source=STUDENTS[kind], teacher={"source": str(folder), "temperature": WARMTH, "weight": SHARE}
+                source=STUDENTS[kind],
+                teacher={"source": str(folder), "temperature": WARMTH, "weight": SHARE},
             ),
-        )  # fmt: skip
+        )
         goal = goal_of(job, self.task, self.shards, self.mesh)
         if kind == "tokens":
             attention.install(self.student, attention.Peers())
         self.part = Part(self.task, self.student.train(), goal)
-        plain = [type(network)(type(network.config).from_dict(network.config.to_dict())) for network in (self.student, goal.teacher)]  # fmt: skip
+        plain = [
+            type(network)(type(network.config).from_dict(network.config.to_dict()))
+            for network in (self.student, goal.teacher)
+        ]
         for copy, network in zip(plain, (self.student, goal.teacher), strict=True):
             copy.load_state_dict(network.state_dict())
         self.plain, self.taught = plain[0].train(), plain[1].eval()
@@ -124,7 +143,9 @@ def test_packed_documents_learn_from_a_teacher_as_each_does_alone_by_hand(tmp_pa
     batch = lesson.batch(rows, [0, 0, 1, 1], pack_length=PACK)
     ours, theirs, labels = [], [], []
     for row in rows:
-        alone = lesson.task.collate(lesson.shards.take("train", [row]), lesson.shards.manifest.settings)  # fmt: skip
+        alone = lesson.task.collate(
+            lesson.shards.take("train", [row]), lesson.shards.manifest.settings
+        )
         wanted = alone["labels"][0] != -100
         ours.append(lesson.plain(input_ids=alone["input_ids"]).logits[0, wanted])
         with torch.no_grad():
@@ -191,11 +212,21 @@ def rekindle(folder, **settings):
     """Run the digits with these settings; returns the folder of the model."""
     words = [f"{name.replace('__', '.')}={json.dumps(value)}" for name, value in settings.items()]
     done = subprocess.run(
-        [sys.executable, "-m", "rekindle.cli.main", "run", str(ROOT / "configs" / "digits.yaml"), "--json",
-         *(word for setting in words for word in ("--set", setting))],
-        capture_output=True, text=True, timeout=280, cwd=folder,
+        [
+            sys.executable,
+            "-m",
+            "rekindle.cli.main",
+            "run",
+            str(ROOT / "configs" / "digits.yaml"),
+            "--json",
+            *(word for setting in words for word in ("--set", setting)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     key = json.loads(done.stdout)["run_key"]
     descriptions = (folder / ".rekindle").rglob("rekindle.json")
@@ -211,9 +242,12 @@ def test_a_small_network_learns_from_a_trained_one_alone_and_the_teacher_goes_no
     before = np.union1d(np.load(teacher / "trained_on.npy"), np.array([7, 9], np.uint64))
     np.save(teacher / "trained_on.npy", before)
     settings = {
-        "model__source": {"channels": [8, 12], "hidden": 24, "dropout": 0.1}, "train__epochs": 8, "evaluate__floor": {},
-        "train__checkpoint__every": 20, "train__layout": {"shard": 2},
-    }  # fmt: skip
+        "model__source": {"channels": [8, 12], "hidden": 24, "dropout": 0.1},
+        "train__epochs": 8,
+        "evaluate__floor": {},
+        "train__checkpoint__every": 20,
+        "train__layout": {"shard": 2},
+    }
     taught = rekindle(
         tmp_path, **settings, model__teacher={"source": str(teacher), "weight": 1.0}
     )  # of the labels it sees nothing
@@ -229,9 +263,10 @@ def test_a_small_network_learns_from_a_trained_one_alone_and_the_teacher_goes_no
         model = {n: tuple(v.size) for n, v in held.items() if n.startswith("model.")}
         assert model == {f"model.{n}": tuple(p.shape) for n, p in small.items()}
     training = next(
-        found for path in (tmp_path / ".rekindle").rglob("training.json")
+        found
+        for path in (tmp_path / ".rekindle").rglob("training.json")
         if (found := json.loads(path.read_text()))["run_key"] == key
-    )  # fmt: skip
+    )
     assert training["validation"]["accuracy"] > 0.8
     assert np.array_equal(np.load(taught / "trained_on.npy"), before)
     assert json.loads((taught / "rekindle.json").read_text())["precision"] == "fp32"

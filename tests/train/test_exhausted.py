@@ -25,7 +25,9 @@ def endless(*shape):
 
 
 def logits():
-    linear_cross_entropy(torch.zeros(8, 4), endless(HUGE, 4), torch.zeros(8, dtype=torch.int64), torch.tensor(1.0))  # fmt: skip
+    linear_cross_entropy(
+        torch.zeros(8, 4), endless(HUGE, 4), torch.zeros(8, dtype=torch.int64), torch.tensor(1.0)
+    )
 
 
 def parameters():
@@ -85,12 +87,16 @@ def test_what_ran_out_elsewhere_is_told_without_a_term():
 @pytest.mark.parametrize(
     ("error", "is_one"),
     [
-        (MemoryError(), True), (torch.OutOfMemoryError("CUDA out of memory"), True), (OSError(errno.ENOMEM, "no"), True),
-        (OSError(errno.EIO, "no"), False), (RuntimeError("CUDA error: out of memory"), True),
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (OSError(errno.ENOMEM, "no"), True),
+        (OSError(errno.EIO, "no"), False),
+        (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
-        (RuntimeError("an illegal memory access was encountered"), False), (ValueError("out of memory"), False),
+        (RuntimeError("an illegal memory access was encountered"), False),
+        (ValueError("out of memory"), False),
     ],
-)  # fmt: skip
+)
 def test_only_missing_memory_is_called_so(error, is_one):
     assert vitals.is_out_of_memory(error) is is_one
 

@@ -29,11 +29,27 @@ CONFIG = ROOT / "configs" / "digits.yaml"
 
 def rekindle(home, *words, timeout=280):
     done = subprocess.run(
-        [sys.executable, "-m", "rekindle.cli.main", "run", str(CONFIG), "--home", str(home), "--json",
-         "--set", "train.epochs=2", "--set", "train.checkpoint.every=10", *words],
-        capture_output=True, text=True, timeout=timeout, cwd=home,
+        [
+            sys.executable,
+            "-m",
+            "rekindle.cli.main",
+            "run",
+            str(CONFIG),
+            "--home",
+            str(home),
+            "--json",
+            "--set",
+            "train.epochs=2",
+            "--set",
+            "train.checkpoint.every=10",
+            *words,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=home,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -78,24 +94,36 @@ class Faulty(ImageClassification):
 """
 ENDINGS = {
     # fault: settings, the last thing printed
-    "raises": ((), [
-        r"error: step `finetune` failed: rank 1 failed in step 6: ValueError: pixel 7 is out of range",
-        r"      fix:   see the step's log for the traceback.*",
-    ]),
-    "lacks_memory": ((), [
-        r"error: step `finetune` failed: rank 1 failed in step 6: out of memory for logits \(RuntimeError\): .*DefaultCPUAllocator.*; this rank holds parameters 0\.\d MiB, optimizer 0\.\d MiB",
-        r"      fix:   lower train.micro_batch_size, .*",
-    ]),
-    "hangs_in_a_lock": (("--set", "train.hang_seconds=8", "--set", "train.max_restarts=0"), [
-        r"error: step `finetune` failed: rank 1 hangs in step 6: no heartbeat for \d+ s; after 0 restarts",
-        r"      where: .*faulty.py:\d+ in hangs_in_a_lock < logits < .*",
-        r"      fix:   all stacks are in .*stacks-0.txt; .*train.hang_seconds.*",
-    ]),
-    "is_killed": (("--set", "train.max_restarts=1"), [
-        r"error: step `finetune` failed: rank 1 was killed by SIGKILL in step 6; after 1 restarts",
-        r"      fix:   a process outside killed it, .*; the same command resumes from the last checkpoint. .*",
-    ]),
-}  # fmt: skip
+    "raises": (
+        (),
+        [
+            r"error: step `finetune` failed: rank 1 failed in step 6: ValueError: pixel 7 is out of range",
+            r"      fix:   see the step's log for the traceback.*",
+        ],
+    ),
+    "lacks_memory": (
+        (),
+        [
+            r"error: step `finetune` failed: rank 1 failed in step 6: out of memory for logits \(RuntimeError\): .*DefaultCPUAllocator.*; this rank holds parameters 0\.\d MiB, optimizer 0\.\d MiB",
+            r"      fix:   lower train.micro_batch_size, .*",
+        ],
+    ),
+    "hangs_in_a_lock": (
+        ("--set", "train.hang_seconds=8", "--set", "train.max_restarts=0"),
+        [
+            r"error: step `finetune` failed: rank 1 hangs in step 6: no heartbeat for \d+ s; after 0 restarts",
+            r"      where: .*faulty.py:\d+ in hangs_in_a_lock < logits < .*",
+            r"      fix:   all stacks are in .*stacks-0.txt; .*train.hang_seconds.*",
+        ],
+    ),
+    "is_killed": (
+        ("--set", "train.max_restarts=1"),
+        [
+            r"error: step `finetune` failed: rank 1 was killed by SIGKILL in step 6; after 1 restarts",
+            r"      fix:   a process outside killed it, .*; the same command resumes from the last checkpoint. .*",
+        ],
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +137,32 @@ def faulty(tmp_path_factory):
 def started(folder, fault, *words):
     """`rekindle run` with a fault, its output in `out.txt`."""
     return subprocess.Popen(
-        [sys.executable, "-m", "rekindle.cli.main", "run", str(CONFIG), "--home", str(folder / "home"),
-         "--set", f"task={folder / 'faulty.py'}:Faulty", "--set", "train.epochs=2", *words],
-        stdout=(folder / "out.txt").open("w"), stderr=subprocess.STDOUT, cwd=folder, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TEST_FAULT": fault, "COLUMNS": "300"},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "rekindle.cli.main",
+            "run",
+            str(CONFIG),
+            "--home",
+            str(folder / "home"),
+            "--set",
+            f"task={folder / 'faulty.py'}:Faulty",
+            "--set",
+            "train.epochs=2",
+            *words,
+        ],
+        stdout=(folder / "out.txt").open("w"),
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+        start_new_session=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "TEST_FAULT": fault,
+            "COLUMNS": "300",
+        },
+    )
 
 
 @pytest.mark.slow
@@ -138,9 +187,11 @@ def supervisor_of(rank, family):
     _, agent, *_ = rank.parents()
     lifeline = Path(f"/proc/{agent.pid}/fd/200").readlink()
     return next(
-        p for p in family
-        if p != agent and lifeline in {file.readlink() for file in Path(f"/proc/{p.pid}/fd").iterdir()}
-    )  # fmt: skip
+        p
+        for p in family
+        if p != agent
+        and lifeline in {file.readlink() for file in Path(f"/proc/{p.pid}/fd").iterdir()}
+    )
 
 
 @pytest.mark.slow
@@ -206,18 +257,31 @@ def test_a_store_that_goes_away_is_named_last_with_what_to_do(tmp_path, shards, 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     server, reaches = s3_server()
     job = Job.of(
-        artifact_root="s3://lake/run", run_key="key", task="image_classification", shards=str(shards),
-        output=str(tmp_path / "model"), history=str(tmp_path / "training"), init="", init_from="base",
+        artifact_root="s3://lake/run",
+        run_key="key",
+        task="image_classification",
+        shards=str(shards),
+        output=str(tmp_path / "model"),
+        history=str(tmp_path / "training"),
+        init="",
+        init_from="base",
         train=TrainSpec(steps=4000, lr=1e-3, checkpoint={"every": 20}),
         model=ModelSpec(source={"channels": [32, 64], "hidden": 64, "dropout": 0.3}),
-    )  # fmt: skip
+    )
     job.write(tmp_path / "job.json")
     log = tmp_path / "log.txt"
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("gang.py")), str(tmp_path / "job.json")],
-        stdout=log.open("w"), stderr=subprocess.STDOUT,
-        env={**os.environ, **Rendezvous(ranks_per_node=2).environment(), **reaches, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+        stdout=log.open("w"),
+        stderr=subprocess.STDOUT,
+        env={
+            **os.environ,
+            **Rendezvous(ranks_per_node=2).environment(),
+            **reaches,
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(tmp_path),
+        },
+    )
     try:
         deadline = time.monotonic() + 120
         while not any(row.step >= 30 for row in read_history(job.curve)):
@@ -306,12 +370,26 @@ def test_a_rehearsal_of_a_training_that_differs_each_time_says_so_and_fails(tmp_
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    first(1, [
-        (("--rehearse-preemption", "melt@step=3"), "one of kill, term, hang, then"),
-        (("--rehearse-preemption", "kill@step=3", "--set", f"train.entrypoint={Path(__file__)}"), "needs rekindle's own training loop"),
-        (("--rehearse-preemption", "kill@step=3", "--set", "pipeline=nothing.py:none"), "nothing.py"),
-    ]),
-)  # fmt: skip
+    first(
+        1,
+        [
+            (("--rehearse-preemption", "melt@step=3"), "one of kill, term, hang, then"),
+            (
+                (
+                    "--rehearse-preemption",
+                    "kill@step=3",
+                    "--set",
+                    f"train.entrypoint={Path(__file__)}",
+                ),
+                "needs rekindle's own training loop",
+            ),
+            (
+                ("--rehearse-preemption", "kill@step=3", "--set", "pipeline=nothing.py:none"),
+                "nothing.py",
+            ),
+        ],
+    ),
+)
 def test_what_cannot_be_rehearsed_is_refused_before_anything_is_written(words, says, tmp_path):
     code, out, err = rekindle(tmp_path, *words)
     assert code == 2
@@ -372,17 +450,32 @@ def test_sigterm_in_data_preparation_ends_it_at_once_with_143_and_leaves_nothing
                 f"a review of thing number {row} that is neither long nor short,{'good' if row % 3 else 'bad'}\n"
             )
     task = {
-        "source": "", "command": ["python3", "-c", PREPARE, str(tmp_path / "reviews.csv"), str(tmp_path)], "args": [], "env": {},
-        "executor_input": {"inputs": {"parameterValues": {}, "artifacts": {}},
-                           "outputs": {"parameters": {}, "artifacts": {}, "outputFile": str(tmp_path / "out.json")}},
-        "run": {}, "outputs": {"parameters": {}, "artifacts": {}}, "work": str(tmp_path), "cwd": str(tmp_path),
-        "result": str(tmp_path / "result.json"), "parent": None,
-    }  # fmt: skip
+        "source": "",
+        "command": ["python3", "-c", PREPARE, str(tmp_path / "reviews.csv"), str(tmp_path)],
+        "args": [],
+        "env": {},
+        "executor_input": {
+            "inputs": {"parameterValues": {}, "artifacts": {}},
+            "outputs": {
+                "parameters": {},
+                "artifacts": {},
+                "outputFile": str(tmp_path / "out.json"),
+            },
+        },
+        "run": {},
+        "outputs": {"parameters": {}, "artifacts": {}},
+        "work": str(tmp_path),
+        "cwd": str(tmp_path),
+        "result": str(tmp_path / "result.json"),
+        "parent": None,
+    }
     (tmp_path / "task.json").write_text(json.dumps(task))
     shim = subprocess.Popen(
         [sys.executable, "-m", "rekindle.launch.shim", str(tmp_path / "task.json")],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     while shim.stdout.readline().strip() != step:
         assert shim.poll() is None
     folder, mark = {"ingest": ("examples", "summary.json"), "shard": ("shards", "manifest.json")}[

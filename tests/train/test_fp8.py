@@ -24,11 +24,15 @@ from tests.support.train_resume import LM_STEPS, LM_TRAIN, Gang, written
 
 LLAMA = ModelSpec(
     source={
-        "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
         "max_position_embeddings": 64,
     },
     tokenizer={"vocab_size": 320},
-)  # fmt: skip
+)
 installed = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None, reason="the extra `fp8` is not installed"
 )

@@ -87,8 +87,11 @@ def test_a_download_beats(tmp_path):
             "HF_HUB_DISABLE_XET": "1",
         }
         done = subprocess.run(
-            [sys.executable, "-c", DOWNLOAD], env={**os.environ, **environment}, capture_output=True, text=True,
-        )  # fmt: skip
+            [sys.executable, "-c", DOWNLOAD],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+        )
     assert done.returncode == 0, done.stderr
     heard, stored = json.loads(done.stdout.splitlines()[-1])
     assert stored == size

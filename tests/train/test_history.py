@@ -25,11 +25,17 @@ def rows(*steps):
 @pytest.mark.parametrize(
     ("content", "missing"),
     [
-        (rows(1, 2, 3, 4, 5), 0), (rows(1, 2, 3), 2), (rows(1, 2, 3, 4, 5)[:-70], 1), (rows(2, 3, 4, 5), 1),
-        (rows(1, 2) + "no JSON\n" + rows(4, 5), 1), (rows(1, 2) + "\udcff\udcfe\n" + rows(4, 5), 1),
-        (rows(1, 2, 3) + '{"step": 4}\n' + rows(5, 6), 1), (rows(1, 2, 3) + "\n[]\n" + rows(4, 5), 0), ("", 5),
+        (rows(1, 2, 3, 4, 5), 0),
+        (rows(1, 2, 3), 2),
+        (rows(1, 2, 3, 4, 5)[:-70], 1),
+        (rows(2, 3, 4, 5), 1),
+        (rows(1, 2) + "no JSON\n" + rows(4, 5), 1),
+        (rows(1, 2) + "\udcff\udcfe\n" + rows(4, 5), 1),
+        (rows(1, 2, 3) + '{"step": 4}\n' + rows(5, 6), 1),
+        (rows(1, 2, 3) + "\n[]\n" + rows(4, 5), 0),
+        ("", 5),
     ],
-)  # fmt: skip
+)
 def test_a_curve_that_was_cut_or_damaged_is_repaired_and_said_to_lack_steps(
     content, missing, tmp_path
 ):

@@ -84,12 +84,18 @@ class Case:
         if one_rank:
             cell |= {"axes": (), "schedule": "", "checkpointing": "none", "compile": False}
         made = {
-            "task": self.task or TASKS[self.cell.kind], "model": self.network, "cell": cell, "exact": self.exact,
-            "packing": self.packing and self.cell.kind == "tokens", "fault": "" if one_rank else self.fault,
-            "world": 1 if one_rank else self.world, "micro": self.micro, "check": self.check,
+            "task": self.task or TASKS[self.cell.kind],
+            "model": self.network,
+            "cell": cell,
+            "exact": self.exact,
+            "packing": self.packing and self.cell.kind == "tokens",
+            "fault": "" if one_rank else self.fault,
+            "world": 1 if one_rank else self.world,
+            "micro": self.micro,
+            "check": self.check,
             "backend": self.backend,
             "export": f"{self.export}-{'one' if one_rank else 'many'}" if self.export else "",
-        }  # fmt: skip
+        }
         made["name"] = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
         return made
 
@@ -109,11 +115,15 @@ def launch(folder, cases):
         subprocess.run(
             [sys.executable, str(HERE / "differential.py"), str(path), str(folder)],
             env={
-                **os.environ, "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false",
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "JE_ARROW_MALLOC_CONF": "background_thread:false",
                 "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a pool of processes costs each rank more than its few kernels
             },
-            stdout=log, stderr=subprocess.STDOUT, timeout=3400,
-        )  # fmt: skip
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=3400,
+        )
     return folder
 
 
@@ -168,9 +178,16 @@ ALL = [Case(cell) for cell in layout_support.tested() if FLOAT8 or cell.precisio
 AXES = ((), ("dp",), ("shard",), ("tp",), ("pp",), ("cp",))
 FAMILIES = [
     Case(Cell(kind, axes, "1f1b" if "pp" in axes else ""), model)
-    for model, kind in {"bert": "text", "mistral": "tokens", "qwen2": "tokens", "qwen3": "tokens", "gpt2": "tokens", "starcoder2": "tokens"}.items()
+    for model, kind in {
+        "bert": "text",
+        "mistral": "tokens",
+        "qwen2": "tokens",
+        "qwen3": "tokens",
+        "gpt2": "tokens",
+        "starcoder2": "tokens",
+    }.items()
     for axes in (("shard",), ("tp",), ("pp",))
-]  # fmt: skip
+]
 FAMILIES.append(Case(Cell("tokens", ("pp",), "zero_bubble"), "gpt2"))
 UNPACKED = [
     Case(Cell("tokens", axes, "1f1b" if "pp" in axes else ""), packing=False) for axes in AXES[1:]
@@ -187,11 +204,13 @@ def runs_here(case):
 
 
 QUICK = [
-    Case(Cell("image", ("dp",))), Case(Cell("text", ("tp",))),
+    Case(Cell("image", ("dp",))),
+    Case(Cell("text", ("tp",))),
     *(Case(Cell("tokens", (axis,))) for axis in ("shard", "cp")),
-    Case(Cell("tokens", ("pp",), "1f1b")), Case(Cell("tokens", ("shard", "tp"))),
+    Case(Cell("tokens", ("pp",), "1f1b")),
+    Case(Cell("tokens", ("shard", "tp"))),
     Case(Cell("tokens", ("shard",), checkpointing="full", precision="bf16", lora=True)),
-]  # fmt: skip
+]
 QUICK = [case for case in QUICK if runs_here(case)]
 FAULTS = [
     Case(Cell("tokens", ("dp",)), fault="local mean"),
@@ -207,17 +226,25 @@ COMPOSED = [
     Case(Cell("tokens", ("dp", "cp"), precision="bf16", lora=True), check=True, packing=False),
     Case(Cell("text", ("dp", "tp"), checkpointing="selective"), check=True),
     Case(Cell("image", ("dp", "tp"), checkpointing="selective"), check=True),
-    Case(Cell("tokens", ("shard", "pp"), "interleaved", checkpointing="full", precision="bf16"), "gpt2", check=True),
+    Case(
+        Cell("tokens", ("shard", "pp"), "interleaved", checkpointing="full", precision="bf16"),
+        "gpt2",
+        check=True,
+    ),
     Case(Cell("tokens", ("dp", "shard", "tp"), checkpointing="full"), check=True),
     Case(Cell("tokens", ("dp",), compile=True, lora=True), "qwen3", check=True),
-]  # fmt: skip
+]
 WRONG = [
     Case(Cell("tokens", ("dp", "shard"), precision="fp16"), fault="half a gradient", check=True),
     # what rounding of fp16 would hide
     Case(Cell("tokens", ("dp", "shard"), precision="fp16"), fault="99% of a gradient", check=True),
     Case(Cell("tokens", ("dp", "cp"), precision="bf16", lora=True), fault="local mean", check=True),
-    Case(Cell("tokens", ("dp", "tp"), checkpointing="full", lora=True), fault="unshared norm gradients", check=True),
-]  # fmt: skip
+    Case(
+        Cell("tokens", ("dp", "tp"), checkpointing="full", lora=True),
+        fault="unshared norm gradients",
+        check=True,
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -343,10 +370,14 @@ def test_a_fault_in_the_arithmetic_is_noticed(tmp_path, case):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "cell"),
-    [("gpt2", Cell("tokens", ("shard", "tp"))), ("llama", Cell("tokens", ("pp",), "interleaved")),
-     ("llama", Cell("tokens", ("shard",), lora=True)), ("distilbert", Cell("text", ("tp",)))],
+    [
+        ("gpt2", Cell("tokens", ("shard", "tp"))),
+        ("llama", Cell("tokens", ("pp",), "interleaved")),
+        ("llama", Cell("tokens", ("shard",), lora=True)),
+        ("distilbert", Cell("text", ("tp",))),
+    ],
     ids=lambda value: str(value),
-)  # fmt: skip
+)
 def test_weights_leave_in_files_that_transformers_reads(tmp_path, model, cell):
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 

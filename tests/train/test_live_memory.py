@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 500,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 344,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+}
 GPT2 = {
     "model_type": "gpt2",
     "n_embd": 128,
@@ -46,7 +51,11 @@ CASES = {
     "one full": ({}, 1, {"activation_checkpointing": "full"}),
     "pp interleaved": ({"pp": 2, "schedule": "interleaved"}, 4, {"precision": "bf16"}),
     "pp shard": ({"pp": 2, "shard": 2}, 4, {"precision": "bf16"}),
-    "shard selective": ({"shard": 2}, 1, {"activation_checkpointing": "selective", "precision": "bf16"}),
+    "shard selective": (
+        {"shard": 2},
+        1,
+        {"activation_checkpointing": "selective", "precision": "bf16"},
+    ),
     "cp": ({"cp": 2}, 1, {}),
     "gpt2": ({"dp": 2}, 1, {"config": GPT2, "precision": "bf16"}),
     "gpt2 pp zero bubble": ({"pp": 2, "schedule": "zero_bubble"}, 4, {"config": GPT2}),
@@ -54,7 +63,7 @@ CASES = {
     "lora": ({"dp": 2}, 1, {"lora": {"rank": 4}}),
     "taught": ({}, 1, {"teacher": TEACHER}),
     "taught bf16": ({"dp": 2}, 1, {"teacher": TEACHER, "precision": "bf16"}),
-}  # fmt: skip
+}
 FAST = ("shard bf16",)
 
 
@@ -62,17 +71,26 @@ def case_of(name):
     layout, accumulation, train = CASES[name]
     train = dict(train)
     return {
-        "name": name.replace(" ", "_"), "config": train.pop("config", CONFIG), "task": train.pop("task", "causal_lm"), "layout": {**LAYOUT, **layout}, "lora": train.pop("lora", None),
+        "name": name.replace(" ", "_"),
+        "config": train.pop("config", CONFIG),
+        "task": train.pop("task", "causal_lm"),
+        "layout": {**LAYOUT, **layout},
+        "lora": train.pop("lora", None),
         "teacher": train.pop("teacher", None),
-        "train": train, "sequence": 128, "accumulation": accumulation,
-    }  # fmt: skip
+        "train": train,
+        "sequence": 128,
+        "accumulation": accumulation,
+    }
 
 
 def child(*words, **more):
     root = Path(__file__).parents[2]
     environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    }  # fmt: skip
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(root),
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    }
     done = subprocess.run(
         [sys.executable, *words],
         capture_output=True,

@@ -16,9 +16,14 @@ from rekindle.spec.model import DataSpec, LoraSpec, ModelSpec
 from rekindle.train.look import Question, look
 
 SIZES = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64,
-}  # fmt: skip
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
 
 
 @pytest.fixture
@@ -71,7 +76,10 @@ def break_link(folder: Path) -> None:
 WRONG = {
     "pickles only": (leave_pickles_only, "there are no safetensors weights"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-    "adapters": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds adapters"),
+    "adapters": (
+        lambda folder: (folder / "adapter_config.json").write_text("{}"),
+        "holds adapters",
+    ),
     "no tokenizer": (
         lambda folder: [path.unlink() for path in folder.glob("tokenizer*")],
         "cannot load the tokenizer",
@@ -93,7 +101,7 @@ WRONG = {
         lambda folder: rewrite_config(folder, max_position_embeddings=8),
         "the model has 8 positions",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("damage", "said"), WRONG.values(), ids=WRONG)
@@ -110,11 +118,13 @@ def test_texts_longer_than_a_classifier_has_positions_for_are_refused(folder):
 
 
 def test_adapters_of_an_architecture_without_a_plan_are_refused_where_they_are_asked_for():
-    found = look(Question(
-        task="causal_lm",
-        data=DataSpec(source="texts.jsonl", max_length=32),
-        model=ModelSpec(source={"model_type": "olmo2", **SIZES}, lora=LoraSpec()),
-    ))  # fmt: skip
+    found = look(
+        Question(
+            task="causal_lm",
+            data=DataSpec(source="texts.jsonl", max_length=32),
+            model=ModelSpec(source={"model_type": "olmo2", **SIZES}, lora=LoraSpec()),
+        )
+    )
     assert [(problem.what, problem.where) for problem in found] == [
         ("there is no LoRA plan for olmo2", "model.lora")
     ]
@@ -140,8 +150,11 @@ def test_a_process_answers_as_json(folder):
     asked = Question(task="causal_lm", data=data, model=ModelSpec(source=str(folder)))
     answer = subprocess.run(
         [sys.executable, "-P", "-m", "rekindle.train.look"],
-        input=asked.model_dump_json(), capture_output=True, text=True, check=True,
+        input=asked.model_dump_json(),
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-    )  # fmt: skip
+    )
     (problem,) = json.loads(answer.stdout.splitlines()[-1])
     assert "begin with `module.`" in problem["what"]

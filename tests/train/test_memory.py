@@ -32,14 +32,28 @@ def torchrun(folder, world, layouts):
     log = folder / f"log-{world}.txt"
     with log.open("w") as stream:
         subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}",
-             __file__, str(folder), json.dumps(layouts), str(folder)],
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={world}",
+                __file__,
+                str(folder),
+                json.dumps(layouts),
+                str(folder),
+            ],
             env={
-                **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2]),
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(Path(__file__).parents[2]),
                 "MALLOC_MMAP_THRESHOLD_": "65536",  # what is freed goes back to the system
             },
-            stdout=stream, stderr=stream, timeout=280, cwd=folder,
-        )  # fmt: skip
+            stdout=stream,
+            stderr=stream,
+            timeout=280,
+            cwd=folder,
+        )
     paths = [folder / f"{world}-{rank}.json" for rank in range(world)]
     assert all(path.exists() for path in paths), log.read_text()[-4000:]
     return [json.loads(path.read_text()) for path in paths]
@@ -52,9 +66,14 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("memory")
     for name, layers, vocabulary in (("large", LAYERS, VOCABULARY), ("small", 4, 64)):
         config = LlamaConfig(
-            vocab_size=vocabulary, hidden_size=HIDDEN, intermediate_size=INNER if name == "large" else 8,
-            num_hidden_layers=layers, num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=64,
-        )  # fmt: skip
+            vocab_size=vocabulary,
+            hidden_size=HIDDEN,
+            intermediate_size=INNER if name == "large" else 8,
+            num_hidden_layers=layers,
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            max_position_embeddings=64,
+        )
         LlamaForCausalLM(config).save_pretrained(folder / name)
     assert (folder / "large" / "model.safetensors").stat().st_size >= WHOLE
     return folder
@@ -120,10 +139,17 @@ def measure(source, layout, out):
     from tests.train.differential import made_shards
 
     job = Job.of(
-        artifact_root=str(out), run_key="key", task="causal_lm", shards="", output="", history="", init="", init_from="base",
+        artifact_root=str(out),
+        run_key="key",
+        task="causal_lm",
+        shards="",
+        output="",
+        history="",
+        init="",
+        init_from="base",
         model=ModelSpec(source=str(source)),
         train=TrainSpec(layout=layout, precision="fp32", global_batch_size=8, micro_batch_size=2),
-    )  # fmt: skip
+    )
     task, shards = load_task("causal_lm"), made_shards("causal_lm", packing=True)
     with Peak() as loading:
         start = Start.of(job, task, shards, torch.device("cpu"))
@@ -143,9 +169,13 @@ def measure(source, layout, out):
         whole = load_file(source / "model.safetensors")
         whole = {name: tensor.clone() for name, tensor in whole.items()}
     return {
-        "shard": shard, "load": loading.bytes, "export": shard + exporting.bytes, "save": saving.bytes,
-        "resume": shard + resuming.bytes, "control": control.bytes,
-    }  # fmt: skip
+        "shard": shard,
+        "load": loading.bytes,
+        "export": shard + exporting.bytes,
+        "save": saving.bytes,
+        "resume": shard + resuming.bytes,
+        "control": control.bytes,
+    }
 
 
 def main():

@@ -88,20 +88,43 @@ class Cluster:
     def start(self, *nodes):
         for node in nodes:
             job = Job.of(
-                artifact_root=str(self.folder), run_key="key", task=TASK, shards=str(self.shards),
-                output=str(self.folder / f"model-{node}"), history=str(self.folder / f"training-{node}"),
-                init="", init_from="base", train=TrainSpec(steps=STEPS, checkpoint={"every": 10}, lr=1e-3, launcher=self.launcher),
+                artifact_root=str(self.folder),
+                run_key="key",
+                task=TASK,
+                shards=str(self.shards),
+                output=str(self.folder / f"model-{node}"),
+                history=str(self.folder / f"training-{node}"),
+                init="",
+                init_from="base",
+                train=TrainSpec(
+                    steps=STEPS, checkpoint={"every": 10}, lr=1e-3, launcher=self.launcher
+                ),
                 model=ModelSpec(source={"channels": [16, 32], "hidden": 32, "dropout": 0.3}),
-            )  # fmt: skip
+            )
             file = self.folder / f"job-{node}.json"
             job.write(file)
             place = Rendezvous(2, node, 1, "10.77.0.1", PORT, self.patience, "5" * 64)
             self.processes[node] = subprocess.Popen(
-                ["ip", "netns", "exec", self.network[node], sys.executable, str(HERE / "gang.py"), str(file)],
-                stdout=self.logs[node].open("a"), stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, **place.environment(), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1]),
-                     "REKINDLE_PRELOADED": ""},  # a node's processes are descendants of it
-            )  # fmt: skip
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    self.network[node],
+                    sys.executable,
+                    str(HERE / "gang.py"),
+                    str(file),
+                ],
+                stdout=self.logs[node].open("a"),
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    **place.environment(),
+                    "OMP_NUM_THREADS": "1",
+                    "PYTHONPATH": str(HERE.parents[1]),
+                    "REKINDLE_PRELOADED": "",
+                },  # a node's processes are descendants of it
+            )
         return self
 
     def until_step(self, step):

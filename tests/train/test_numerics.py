@@ -25,9 +25,14 @@ from tests.train.differential import trainer_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 LLAMA = {
-    "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "intermediate_size": 16, "vocab_size": 20,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": 20,
+}
 
 
 def parts_of(network):
@@ -54,11 +59,16 @@ def switches():
 @pytest.mark.parametrize(
     ("device", "has_bf16", "asked", "began", "precision"),
     [
-        (CPU, False, "auto", None, "fp32"), (CPU, False, "bf16", None, "bf16"), (CPU, False, "auto", "bf16", "bf16"),
-        (GPU, True, "auto", None, "bf16"), (GPU, False, "auto", None, "fp32"), (GPU, True, "auto", "fp32", "fp32"),
-        (GPU, True, "fp32", None, "fp32"), (GPU, False, "fp16", None, "fp16"),
+        (CPU, False, "auto", None, "fp32"),
+        (CPU, False, "bf16", None, "bf16"),
+        (CPU, False, "auto", "bf16", "bf16"),
+        (GPU, True, "auto", None, "bf16"),
+        (GPU, False, "auto", None, "fp32"),
+        (GPU, True, "auto", "fp32", "fp32"),
+        (GPU, True, "fp32", None, "fp32"),
+        (GPU, False, "fp16", None, "fp16"),
     ],
-)  # fmt: skip
+)
 def test_auto_is_what_the_device_has_unless_the_training_began_otherwise(
     monkeypatch, device, has_bf16, asked, began, precision
 ):
@@ -151,8 +161,13 @@ def test_the_norm_of_gradients_is_as_exact_as_fp32_whatever_they_are_stored_in(d
 
 @pytest.mark.parametrize(
     ("driver", "precision"),
-    [("echo 9.0; echo 8.0", "bf16"), ("echo 8.9; echo 7.5", "fp32"), ("exit 9", "fp32"), ("echo none", "fp32")],
-)  # fmt: skip
+    [
+        ("echo 9.0; echo 8.0", "bf16"),
+        ("echo 8.9; echo 7.5", "fp32"),
+        ("exit 9", "fp32"),
+        ("echo none", "fp32"),
+    ],
+)
 def test_scores_on_gpus_are_kept_under_the_precision_that_auto_became(
     tmp_path, monkeypatch, driver, precision
 ):
@@ -171,21 +186,44 @@ def test_adamw_takes_its_settings_from_the_spec():
     spec = TrainSpec(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3)
     adam = Optimizer(parts_of(network), spec).update.adam
     assert [(g["betas"], g["eps"], g["weight_decay"]) for g in adam.param_groups] == [
-        ((0.8, 0.95), 1e-6, 0.3), ((0.8, 0.95), 1e-6, 0.0),
-    ]  # fmt: skip
+        ((0.8, 0.95), 1e-6, 0.3),
+        ((0.8, 0.95), 1e-6, 0.0),
+    ]
     assert peak_rate(TrainSpec()) == 1e-3
 
 
 # What torch refuses on CUDA tensors with deterministic algorithms (the second list in the docstring of
 # torch.use_deterministic_algorithms of 2.10 to 2.13), by the operators that its modules end in.
 REFUSED = {
-    "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward", "avg_pool3d_backward",
-    "fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "max_unpool2d", "max_unpool3d", "upsample_linear1d_backward",
-    "upsample_bilinear2d_backward", "upsample_bicubic2d_backward", "upsample_trilinear3d_backward", "reflection_pad1d_backward",
-    "reflection_pad2d_backward", "reflection_pad3d_backward", "nll_loss2d_forward", "nll_loss2d_backward", "_ctc_loss_backward",
-    "_embedding_bag_dense_backward", "put_", "histc", "bincount", "median", "kthvalue", "grid_sampler_2d_backward", "grid_sampler_3d_backward",
-    "cumsum", "cumprod",
-}  # fmt: skip
+    "_adaptive_avg_pool2d_backward",
+    "_adaptive_avg_pool3d_backward",
+    "adaptive_max_pool2d_backward",
+    "avg_pool3d_backward",
+    "fractional_max_pool2d_backward",
+    "fractional_max_pool3d_backward",
+    "max_unpool2d",
+    "max_unpool3d",
+    "upsample_linear1d_backward",
+    "upsample_bilinear2d_backward",
+    "upsample_bicubic2d_backward",
+    "upsample_trilinear3d_backward",
+    "reflection_pad1d_backward",
+    "reflection_pad2d_backward",
+    "reflection_pad3d_backward",
+    "nll_loss2d_forward",
+    "nll_loss2d_backward",
+    "_ctc_loss_backward",
+    "_embedding_bag_dense_backward",
+    "put_",
+    "histc",
+    "bincount",
+    "median",
+    "kthvalue",
+    "grid_sampler_2d_backward",
+    "grid_sampler_3d_backward",
+    "cumsum",
+    "cumprod",
+}
 
 
 class Refused(TorchDispatchMode):
@@ -207,7 +245,9 @@ SMALL = {"channels": [4, 6], "hidden": 10, "dropout": 0.2}
 
 
 @pytest.mark.parametrize("size", [(8, 8), (28, 28), (32, 32), (9, 21), (40, 3)])
-@pytest.mark.parametrize("source", [SMALL, {**SMALL, "channels": [4]}, {"architecture": "resnet18"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "source", [SMALL, {**SMALL, "channels": [4]}, {"architecture": "resnet18"}]
+)
 def test_networks_of_images_train_with_deterministic_algorithms(source, size):
     if "architecture" in source:
         size = (32 + size[0], 32 + size[1])
@@ -229,7 +269,10 @@ def test_pooling_by_sides_is_adaptive_pooling(size):
     assert torch.allclose(ours, nn.AdaptiveAvgPool2d(4)(images), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", first(3, ["distilbert", "llama", "gpt2", "bert", "mistral", "qwen2", "qwen3", "starcoder2"]))  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    first(3, ["distilbert", "llama", "gpt2", "bert", "mistral", "qwen2", "qwen3", "starcoder2"]),
+)
 def test_steps_of_our_tasks_train_with_deterministic_algorithms(name):
     task = "text_classification" if name in ("distilbert", "bert") else "causal_lm"
     with ranks(1):

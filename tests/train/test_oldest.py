@@ -68,9 +68,15 @@ def test_a_name_that_a_torch_lacks_is_found_wherever_it_is_used(tmp_path):
     )
     found = [line.removeprefix(f"{user}:") for line in missing(Wheel(tmp_path), [user])]
     assert found == [
-        "3 torch.absent", "6 torch.gone", "8 torch.product(out_dtype=)", "9 torch.product(fast=)", "10 torch.nn.Linear",
-        "13 torch.Mesh.unflatten", "15 torch.Mesh(names=)", "16 torch.Mesh.folded",
-    ]  # fmt: skip
+        "3 torch.absent",
+        "6 torch.gone",
+        "8 torch.product(out_dtype=)",
+        "9 torch.product(fast=)",
+        "10 torch.nn.Linear",
+        "13 torch.Mesh.unflatten",
+        "15 torch.Mesh(names=)",
+        "16 torch.Mesh.folded",
+    ]
 
 
 def by_document(query_THD, key_TGD, value_TGD, bounds, causal, scale, left=-1):
@@ -93,7 +99,9 @@ def of_2_10(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_a
     return by_document(q, k, v, cu_seq_q, is_causal, None)
 
 
-def of_2_11(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):  # fmt: skip
+def of_2_11(
+    q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)
+):
     return by_document(q, k, v, cu_seq_q, window_size[1] == 0, scale, window_size[0])
 
 
@@ -103,11 +111,23 @@ def of_2_11(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_varlen_attention_of_an_older_torch_takes_todays_keywords(kernel, causal, scale, key_heads):
     draw = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(11, heads, 8, generator=draw, dtype=torch.float64) for heads in (4, key_heads, key_heads))  # fmt: skip
+    q, k, v = (
+        torch.randn(11, heads, 8, generator=draw, dtype=torch.float64)
+        for heads in (4, key_heads, key_heads)
+    )
     bounds = torch.tensor([0, 4, 11])
     out = compat.with_todays_keywords(kernel)(
-        q, k, v, bounds, bounds, 7, 7, scale=scale, window_size=(-1, 0) if causal else (-1, -1), enable_gqa=key_heads != 4
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        bounds,
+        bounds,
+        7,
+        7,
+        scale=scale,
+        window_size=(-1, 0) if causal else (-1, -1),
+        enable_gqa=key_heads != 4,
+    )
     torch.testing.assert_close(out, by_document(q, k, v, bounds, causal, scale))
 
 
@@ -124,7 +144,9 @@ def test_a_sliding_window_is_refused_by_a_torch_that_has_none():
 @with_the_oldest
 def test_every_module_of_the_data_plane_imports():
     folders = [ROOT / "rekindle" / name for name in ("train", "tasks", "evaluate", "launch")]
-    names = [".".join(f.relative_to(ROOT).with_suffix("").parts) for d in folders for f in d.glob("*.py")]  # fmt: skip
+    names = [
+        ".".join(f.relative_to(ROOT).with_suffix("").parts) for d in folders for f in d.glob("*.py")
+    ]
     for name in names:
         importlib.import_module(name.removesuffix(".__init__"))
 
@@ -144,7 +166,9 @@ def test_two_ranks_train_save_lose_a_rank_and_resume(name, tmp_path):
     gang.environment = Fault("kill", 15, str(tmp_path)).environment()
     gang.start().finish()
     assert "restarting all ranks (1 of 3)" in gang.said
-    assert re.search(rf"resumed from the checkpoint of step (6|12) of {LM_STEPS} on 2 ranks", gang.said)  # fmt: skip
+    assert re.search(
+        rf"resumed from the checkpoint of step (6|12) of {LM_STEPS} on 2 ranks", gang.said
+    )
     losses = [row.loss for row in read_history(gang.folder / "training-1" / "history.jsonl")]
     assert len(losses) == LM_STEPS
     third = LM_STEPS // 3  # three classes drawn at random are not learnt in so few steps
@@ -155,6 +179,8 @@ def test_two_ranks_train_save_lose_a_rank_and_resume(name, tmp_path):
 @with_the_oldest
 def test_a_schedule_that_this_torch_cannot_run_is_refused_by_name():
     compat.check_schedule(Layout(pp=2, schedule="interleaved"))
-    with pytest.raises(UnsupportedError, match=r"zero_bubble needs torch 2\.13, this is torch 2\.10") as refused:  # fmt: skip
+    with pytest.raises(
+        UnsupportedError, match=r"zero_bubble needs torch 2\.13, this is torch 2\.10"
+    ) as refused:
         compat.check_schedule(Layout(pp=2, schedule="zero_bubble"))
     assert refused.value.problems[0].where == "train.layout.schedule"

@@ -41,10 +41,20 @@ SIZES = {
 }
 FALCON = {**SIZES, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
 GRANITE_HYBRID = {
-    **SIZES, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_expand": 2, "mamba_n_groups": 1,
-    "layer_types": ["mamba", "attention"], "num_local_experts": 0, "shared_intermediate_size": 96, "logits_scaling": 1.0,
-    "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 0.25,
-}  # fmt: skip
+    **SIZES,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "layer_types": ["mamba", "attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 96,
+    "logits_scaling": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 0.25,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,16 +69,22 @@ def shards(packing: bool = True) -> Shards:
     random = np.random.default_rng(0)
     texts = [random.integers(3, VOCABULARY, int(n)).tolist() for n in random.integers(5, 20, 24)]
     marks = [[1] * len(text) for text in texts]
-    table = pa.table({
-        "id": pa.array([str(row) for row in range(len(texts))]),
-        "hash": pa.array([bytes(16)] * len(texts), pa.binary(16)),
-        "input_ids": pa.array(texts, pa.list_(pa.int32())),
-        "supervised": pa.array(marks, pa.list_(pa.uint8())),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "id": pa.array([str(row) for row in range(len(texts))]),
+            "hash": pa.array([bytes(16)] * len(texts), pa.binary(16)),
+            "input_ids": pa.array(texts, pa.list_(pa.int32())),
+            "supervised": pa.array(marks, pa.list_(pa.uint8())),
+        }
+    )
     settings = {
-        "pad_token_id": 0, "eos_token_id": 1, "vocab_size": VOCABULARY, "max_length": LENGTH, "packing": packing,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "vocab_size": VOCABULARY,
+        "max_length": LENGTH,
+        "packing": packing,
         "form": "text",
-    }  # fmt: skip
+    }
     manifest = ShardManifest(
         task="causal_lm", source="random", labels=(), rows={"train": len(texts)}, settings=settings
     )
@@ -120,11 +136,16 @@ HONEST = {
     "gemma": {"model_type": "gemma", **SIZES, "head_dim": 16},
     "mixtral": {"model_type": "mixtral", **SIZES, "num_local_experts": 4},
     "opt": {
-        "model_type": "opt", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 96,
-        "word_embed_proj_dim": 64, "max_position_embeddings": 64,
+        "model_type": "opt",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "ffn_dim": 96,
+        "word_embed_proj_dim": 64,
+        "max_position_embeddings": 64,
     },
     "lfm2": {"model_type": "lfm2", **SIZES, "layer_types": ["conv", "full_attention"]},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("source", HONEST.values(), ids=HONEST)
@@ -263,9 +284,9 @@ def test_packing_that_could_not_be_proven_for_want_of_memory_is_said(monkeypatch
 
 def test_a_configuration_that_asks_for_a_loss_of_routers_is_refused():
     experts = {**HONEST["mixtral"], "router_aux_loss_coef": 0.5}
-    quiet = AutoModelForCausalLM.from_config(TASK.build(
-        ModelSpec(source=experts), (), shards().manifest.settings, Path()
-    ).config)  # fmt: skip
+    quiet = AutoModelForCausalLM.from_config(
+        TASK.build(ModelSpec(source=experts), (), shards().manifest.settings, Path()).config
+    )
     assert "router_aux_loss_coef 0.5" in check_losses(quiet)
     quiet.config.output_router_logits = True
     with pytest.raises(

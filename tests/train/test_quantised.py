@@ -152,7 +152,11 @@ def test_the_exported_model_is_the_one_that_was_trained_and_not_the_one_in_full(
         ids = torch.tensor([row["input_ids"]])
         with torch.no_grad():
             logits = network(ids).logits[0, :-1]
-        marks = torch.tensor(row["supervised"][1:]).bool() if "supervised" in row else torch.ones(ids.shape[1] - 1).bool()  # fmt: skip
+        marks = (
+            torch.tensor(row["supervised"][1:]).bool()
+            if "supervised" in row
+            else torch.ones(ids.shape[1] - 1).bool()
+        )
         found = nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")[marks]
         total, count = total + float(found.sum()), count + int(marks.sum())
     assert total / count == pytest.approx(summary.validation["loss"], rel=1e-5)
@@ -182,13 +186,30 @@ def test_the_gate_judges_the_scores_of_the_exported_model(tmp_path):
     import pyarrow.parquet as pq
     import transformers
 
-    wanted = {"model.lora.base": "4bit", "model.lora.rank": "8", "train.steps": "40", "train.epochs": "null", "train.lr": "1e-2",
-              "platforms.local.ranks": "1"}  # fmt: skip
+    wanted = {
+        "model.lora.base": "4bit",
+        "model.lora.rank": "8",
+        "train.steps": "40",
+        "train.epochs": "null",
+        "train.lr": "1e-2",
+        "platforms.local.ranks": "1",
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "rekindle.cli.main", "run", "configs/reviews.yaml", "--home", str(tmp_path)]
+        [
+            sys.executable,
+            "-m",
+            "rekindle.cli.main",
+            "run",
+            "configs/reviews.yaml",
+            "--home",
+            str(tmp_path),
+        ]
         + [word for name, value in wanted.items() for word in ("--set", f"{name}={value}")],
-        cwd=ROOT, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
     def found(pattern):
@@ -218,9 +239,14 @@ def test_the_gate_judges_the_scores_of_the_exported_model(tmp_path):
 
 CASES = {
     "one": (SMALL, {"micro_batch_size": 1}, 2048, 1, {"lora": 16, "quantised": True}),
-    "fp32 ddp full": (SMALL, {"dp": 2, "micro_batch_size": 2}, 1024, 1,
-                      {"lora": 16, "quantised": True, "precision": "fp32", "checkpointing": "full"}),
-}  # fmt: skip
+    "fp32 ddp full": (
+        SMALL,
+        {"dp": 2, "micro_batch_size": 2},
+        1024,
+        1,
+        {"lora": 16, "quantised": True, "precision": "fp32", "checkpointing": "full"},
+    ),
+}
 
 
 @pytest.mark.slow

@@ -23,8 +23,12 @@ from tests.support.s3 import s3_server
 from tests.support.train_resume import DISTILBERT, GPT2, Gang
 
 TRAIN = TrainSpec(
-    epochs=1.25, global_batch_size=2, micro_batch_size=1, lr=1e-3, checkpoint={"every": 50, "keep": 2}
-)  # fmt: skip
+    epochs=1.25,
+    global_batch_size=2,
+    micro_batch_size=1,
+    lr=1e-3,
+    checkpoint={"every": 50, "keep": 2},
+)
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +85,12 @@ class Made:
 
     def gang(self, name, disk=None):
         one = Gang(
-            self.folder / f"run-{name}", self.folder / name, task=self.task, model=self.model,
+            self.folder / f"run-{name}",
+            self.folder / name,
+            task=self.task,
+            model=self.model,
             train=TRAIN,
-        )  # fmt: skip
+        )
         if disk:
             one.root, one.environment = self.root, {"TMPDIR": str(disk)}
         return one

@@ -239,13 +239,18 @@ def test_killed_at_ten_points_it_goes_on_from_a_whole_checkpoint_and_changes_no_
         began = f"restarting all ranks ({len(steps)} of {len(POINTS)})"
         gang.until(lambda began=began: began in gang.said, f"{point}: {began}")
         gang.until(
-            lambda: not any(gang.status.glob("rank-*.signs")) or any(is_running(s.pid) for s in heartbeats.read(gang.status)),
+            lambda: (
+                not any(gang.status.glob("rank-*.signs"))
+                or any(is_running(s.pid) for s in heartbeats.read(gang.status))
+            ),
             "a new gang",
-        )  # fmt: skip
+        )
     gang.finish()
     assert any("a save" in point for point in torn), "no kill fell into a save"
     assert steps == sorted(steps)
-    resumed = [int(s) for s in re.findall(r"resumed from the checkpoint of step (\d+) of 120", gang.said)]  # fmt: skip
+    resumed = [
+        int(s) for s in re.findall(r"resumed from the checkpoint of step (\d+) of 120", gang.said)
+    ]
     assert set(resumed) <= set(steps), (
         "it went on from a checkpoint that was not whole when it died"
     )

@@ -44,9 +44,11 @@ def test_with_equal_masks_of_dropout_it_is_the_training_that_trainer_makes(tmp_p
 
     def trained(who: str, wish: Path) -> float:
         done = subprocess.run(
-            [sys.executable, str(script), who, str(wish)], capture_output=True, text=True,
+            [sys.executable, str(script), who, str(wish)],
+            capture_output=True,
+            text=True,
             env=contest.environment(**contest.alone()) if who == "ours" else contest.environment(),
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         return given.held_out(wish.parent / "model")
 
@@ -54,12 +56,21 @@ def test_with_equal_masks_of_dropout_it_is_the_training_that_trainer_makes(tmp_p
     given.job(0, ours, steps=steps, epochs=None).write(ours / "job.json")
     theirs = contest.fresh(tmp_path / "theirs")
     wish = {
-        "loop": "trainer", "shards": str(given.shards), "start": str(given.start(0)),
-        "output": str(theirs), "seed": 0, "sampling": "our_batches", "packed": False,
-        "tokens": False, "ranks": 1, "lr": given.train.lr, "epochs": 1, "steps": steps,
+        "loop": "trainer",
+        "shards": str(given.shards),
+        "start": str(given.start(0)),
+        "output": str(theirs),
+        "seed": 0,
+        "sampling": "our_batches",
+        "packed": False,
+        "tokens": False,
+        "ranks": 1,
+        "lr": given.train.lr,
+        "epochs": 1,
+        "steps": steps,
         "batch_size": given.train.global_batch_size,
         "pad_token_id": given.opened().manifest.settings["pad_token_id"],
-    }  # fmt: skip
+    }
     (theirs / "wish.json").write_text(json.dumps(wish))
     before = given.held_out(given.start(0))
     loss = trained("ours", ours / "job.json")

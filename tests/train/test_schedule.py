@@ -45,9 +45,12 @@ def test_the_rate_ends_at_its_least_share(schedule, step, rate):
 
 
 @given(
-    st.sampled_from(["constant", "linear", "cosine", "wsd"]), st.floats(0, 0.9), st.integers(1, 300),
-    st.floats(0.01, 0.1), st.floats(0, 1),
-)  # fmt: skip
+    st.sampled_from(["constant", "linear", "cosine", "wsd"]),
+    st.floats(0, 0.9),
+    st.integers(1, 300),
+    st.floats(0.01, 0.1),
+    st.floats(0, 1),
+)
 def test_it_rises_once_then_never_again_and_stays_within_its_peak(
     schedule, warmup, steps, decay, least
 ):

@@ -51,8 +51,19 @@ GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positi
         (2, case(axes=("tp",))),
         (2, case(axes=("cp",))),
     ],
-    ids=lambda value: " ".join(["x".join(value["cell"]["axes"]) or "one", value["task"], value["model"].get("model_type", ""), value["cell"]["precision"]]) if isinstance(value, dict) else str(value),
-)  # fmt: skip
+    ids=lambda value: (
+        " ".join(
+            [
+                "x".join(value["cell"]["axes"]) or "one",
+                value["task"],
+                value["model"].get("model_type", ""),
+                value["cell"]["precision"],
+            ]
+        )
+        if isinstance(value, dict)
+        else str(value)
+    ),
+)
 def test_a_step_reads_once_and_agrees_once(world, given):
     with ranks(world):
         trainer = trainer_of(given)
@@ -142,9 +153,12 @@ def test_numbers_that_are_read_late_change_nothing_but_when_it_stops(tmp_path):
                 report=lambda row: None,
             )
             checkpointer = types.SimpleNamespace(
-                pending=None, written=lambda: True, settle=lambda save: None, fits=lambda left: True,
+                pending=None,
+                written=lambda: True,
+                settle=lambda save: None,
+                fits=lambda left: True,
                 save=lambda step, tensors, state, to=saved: to.append(step),
-            )  # fmt: skip
+            )
             make, profiler = trainer.batches.make, types.SimpleNamespace(step=lambda waited: None)
 
             def made(step, make=make, stop=stop):
@@ -277,7 +291,13 @@ class Block(torch.nn.Linear):
         return super().forward(hidden)
 
 
-@pytest.mark.parametrize("made", [Documents.of_texts, lambda lengths: Documents.of(np.repeat(np.arange(len(lengths)), lengths)[None])])  # fmt: skip
+@pytest.mark.parametrize(
+    "made",
+    [
+        Documents.of_texts,
+        lambda lengths: Documents.of(np.repeat(np.arange(len(lengths)), lengths)[None]),
+    ],
+)
 def test_a_sharded_block_takes_as_many_python_calls_for_500_documents_as_for_5(made):
     calls = {}
     with ranks(2):

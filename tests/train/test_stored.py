@@ -23,9 +23,16 @@ from rekindle.train import weights
 from rekindle.train.stored import INDEX, Saving, headers_of
 
 SIZES = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64,
-    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1,
-}  # fmt: skip
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
 SETTINGS = {
     "pad_token_id": 0,
     "eos_token_id": 1,
@@ -81,11 +88,20 @@ OLD_NAMES = {
     "mixtral": {"num_local_experts": 4, "num_key_value_heads": 2},
     "qwen3_moe": {**EXPERTS, "num_key_value_heads": 2, "head_dim": 8},
     "deepseek_v3": {
-        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16,
-        "q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
-        "first_k_dense_replace": 1, "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 16,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "first_k_dense_replace": 1,
+        "num_key_value_heads": 4,
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("model_type", "fields"), OLD_NAMES.items(), ids=OLD_NAMES)
@@ -148,8 +164,11 @@ def test_a_classifier_on_a_masked_language_model_has_a_new_head_and_nothing_else
     folder = saved(tmp_path, "bert", AutoModelForMaskedLM)
     network, source = loaded(folder, "text_classification")
     assert set(source.fresh) == {
-        "bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias",
-    }  # fmt: skip
+        "bert.pooler.dense.weight",
+        "bert.pooler.dense.bias",
+        "classifier.weight",
+        "classifier.bias",
+    }
     own = AutoModelForMaskedLM.from_pretrained(folder)
     assert torch.equal(
         network.bert.embeddings.word_embeddings.weight, own.get_input_embeddings().weight
@@ -168,9 +187,12 @@ def test_a_head_for_other_classes_is_replaced_and_one_of_a_wrong_body_is_not(tmp
 
 def test_the_problem_of_the_base_is_not_that_of_the_task(tmp_path):
     folder = saved(
-        tmp_path, "bert", AutoModelForSequenceClassification,
-        num_labels=6, problem_type="multi_label_classification",
-    )  # fmt: skip
+        tmp_path,
+        "bert",
+        AutoModelForSequenceClassification,
+        num_labels=6,
+        problem_type="multi_label_classification",
+    )
     network, _ = loaded(folder, "text_classification")
     assert network.config.problem_type == "single_label_classification"
 

@@ -17,10 +17,20 @@ HERE = Path(__file__).parent
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("teacher")
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(HERE / "teacher_rank.py"), str(folder)],
-        capture_output=True, text=True, timeout=240,
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            str(HERE / "teacher_rank.py"),
+            str(folder),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-6000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 

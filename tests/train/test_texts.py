@@ -26,11 +26,28 @@ from tests.train.differential import made_shards
 
 CPU = torch.device("cpu")
 NETWORKS = {
-    "distilbert": {"model_type": "distilbert", "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 32,
-                   "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
-    "bert": {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
-             "max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-}  # fmt: skip
+    "distilbert": {
+        "model_type": "distilbert",
+        "dim": 16,
+        "n_layers": 2,
+        "n_heads": 2,
+        "hidden_dim": 24,
+        "max_position_embeddings": 32,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "seq_classif_dropout": 0.0,
+    },
+    "bert": {
+        "model_type": "bert",
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 32,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+}
 TASK, SHARDS = load_task("text_classification"), made_shards("text_classification", packing=False)
 ROWS = np.array([3, 8, -1, 20, 5, 11, 30])
 
@@ -129,7 +146,11 @@ def test_the_last_block_computes_first_tokens_alone_behind_its_attention(kind):
     part = Part(TASK, net, Goal())
     rows = {}
     for name, block in modules.blocks(net):
-        for part_name in ("ffn.lin1", "ffn.lin2") if kind == "distilbert" else ("attention.output.dense", "output.dense"):  # fmt: skip
+        for part_name in (
+            ("ffn.lin1", "ffn.lin2")
+            if kind == "distilbert"
+            else ("attention.output.dense", "output.dense")
+        ):
             block.get_submodule(part_name).register_forward_hook(
                 lambda _, args, __, key=(name, part_name): rows.update({key: args[0].shape[1]})
             )

@@ -33,9 +33,14 @@ def network(kind, **fields):
 
 def test_flops_count_matrix_products_and_the_squares_of_document_lengths():
     llama = network(
-        "llama", hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=128, vocab_size=256,
-    )  # fmt: skip
+        "llama",
+        hidden_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=128,
+        vocab_size=256,
+    )
     block = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128
     weights = 4 * block + 64 * 256
     cost = Cost.of(llama, frozen=False)
@@ -61,12 +66,19 @@ def test_attention_that_sees_both_ways_costs_twice_as_much():
     assert bert.per_square == 12 * 4 * 64
 
 
-@pytest.mark.parametrize(("kind", "behind"), [("distilbert", 2 * 64 * 96), ("bert", 64 * 64 + 2 * 64 * 96)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "behind"), [("distilbert", 2 * 64 * 96), ("bert", 64 * 64 + 2 * 64 * 96)]
+)
 def test_the_last_block_counts_behind_its_attention_for_first_tokens_only(kind, behind):
     sizes = {"vocab_size": 256, "dim": 64, "n_layers": 4, "n_heads": 4, "hidden_dim": 96}
     if kind == "bert":
-        sizes = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-                 "intermediate_size": 96}  # fmt: skip
+        sizes = {
+            "vocab_size": 256,
+            "hidden_size": 64,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "intermediate_size": 96,
+        }
     cost = Cost.of(network(kind, **sizes), frozen=False)
     assert cost.first_only == 6 * behind
     work = Work((), (), examples=2, targets=2, tokens=30, squares=10**2 + 20**2)
@@ -90,13 +102,23 @@ def test_peaks_come_from_the_catalog_and_are_blank_where_it_knows_none():
 @pytest.mark.parametrize(
     ("events", "waited", "bound", "shares"),
     [
-        ([("c10d::allreduce_", 4, 0.6), ("aten::mm", 9, 0.3)], 0.0, "communication", (0.3, 0.6, 0.0, 0.1)),
+        (
+            [("c10d::allreduce_", 4, 0.6), ("aten::mm", 9, 0.3)],
+            0.0,
+            "communication",
+            (0.3, 0.6, 0.0, 0.1),
+        ),
         ([("aten::mm", 9, 0.7), ("aten::add", 9, 0.1)], 0.1, "compute", (0.8, 0.0, 0.1, 0.1)),
         ([("aten::mm", 9, 0.1)], 0.7, "data", (0.1, 0.0, 0.7, 0.2)),
         ([("aten::mm", 9, 0.2)], 0.0, "host", (0.2, 0.0, 0.0, 0.8)),
-        ([("aten::mm", 9, 3.0), ("gloo:all_gather", 1, 1.0)], 0.0, "compute", (0.75, 0.25, 0.0, 0.0)),
+        (
+            [("aten::mm", 9, 3.0), ("gloo:all_gather", 1, 1.0)],
+            0.0,
+            "compute",
+            (0.75, 0.25, 0.0, 0.0),
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_largest_share_of_the_time_is_the_verdict(events, waited, bound, shares):
     profile = verdict(events, steps=2, seconds=1.0, waited=waited)
     assert profile.bound == bound

@@ -55,9 +55,12 @@ def test_a_training_inherits_from_the_models_of_ours_that_it_begins_with_and_lea
     source, start, teacher, foreign, bare = map(str, folders.values())
     wanted = {"source": source, "teacher": {"source": teacher}}
     cases = [
-        ("", {"source": {"channels": [4, 6]}}, []), ("", {"source": "distilbert/distilbert-base"}, []),
-        ("", {"source": foreign}, []), ("", wanted, [0, 2]), (start, wanted, [1, 2]),
-    ]  # fmt: skip
+        ("", {"source": {"channels": [4, 6]}}, []),
+        ("", {"source": "distilbert/distilbert-base"}, []),
+        ("", {"source": foreign}, []),
+        ("", wanted, [0, 2]),
+        (start, wanted, [1, 2]),
+    ]
     for init, model, expected in cases:
         found = inherited(init, ModelSpec.model_validate(model))
         assert [part.tolist() for part in found] == [[number] for number in expected]

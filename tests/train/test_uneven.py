@@ -100,7 +100,13 @@ def test_the_loss_and_its_gradients_do_not_depend_on_how_a_vocabulary_is_divided
     assert ranks.error(what="loss", smoothing=smoothing, seed=seed, **about) <= EXACT
 
 
-LAYOUTS = [{"tp": 4}, {"tp": 2, "dp": 2}, {"tp": 2, "shard": 2}, {"tp": 2, "cp": 2}, {"tp": 2, "pp": 2}]  # fmt: skip
+LAYOUTS = [
+    {"tp": 4},
+    {"tp": 2, "dp": 2},
+    {"tp": 2, "shard": 2},
+    {"tp": 2, "cp": 2},
+    {"tp": 2, "pp": 2},
+]
 
 
 @pytest.mark.slow
@@ -117,20 +123,40 @@ LAYOUTS = [{"tp": 4}, {"tp": 2, "dp": 2}, {"tp": 2, "shard": 2}, {"tp": 2, "cp":
     smoothing=SMOOTHING,
 )
 @example(
-    layout={"tp": 4}, vocabulary=3, groups=1, each=1, width=1, ffn=3, longest=4, budget=1, smoothing=0.1
-)  # fmt: skip
+    layout={"tp": 4},
+    vocabulary=3,
+    groups=1,
+    each=1,
+    width=1,
+    ffn=3,
+    longest=4,
+    budget=1,
+    smoothing=0.1,
+)
 @example(
-    layout={"tp": 2, "cp": 2}, vocabulary=61, groups=1, each=2, width=3, ffn=47, longest=24, budget=300, smoothing=0.0
-)  # fmt: skip
+    layout={"tp": 2, "cp": 2},
+    vocabulary=61,
+    groups=1,
+    each=2,
+    width=3,
+    ffn=47,
+    longest=24,
+    budget=300,
+    smoothing=0.0,
+)
 def test_a_step_does_not_depend_on_sizes_that_ranks_do_not_divide(
     ranks, layout, vocabulary, groups, each, width, ffn, longest, budget, smoothing
 ):
     kv_heads = groups * layout["tp"]
     heads = kv_heads * each
     model = {
-        **LLAMA, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 2 * width,
-        "hidden_size": 2 * width * heads, "intermediate_size": ffn,
-    }  # fmt: skip
+        **LLAMA,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 2 * width,
+        "hidden_size": 2 * width * heads,
+        "intermediate_size": ffn,
+    }
     wanted = {**case(model=model), "exact": True, "micro": 2 if "pp" in layout else 1}
     wanted |= {"degrees": layout, "vocabulary": vocabulary, "longest": longest}
     wanted |= {"smoothing": smoothing, "bytes": budget}
@@ -194,8 +220,11 @@ def test_labels_are_smoothed_beside_a_teacher_and_not_in_what_the_teacher_says()
     logits = states @ head.T
     hard = F.cross_entropy(logits, labels, label_smoothing=0.1, reduction="sum")
     soft = F.kl_div(
-        F.log_softmax(logits / 2, -1), F.log_softmax(taught(states) / 2, -1), log_target=True, reduction="sum"
-    )  # fmt: skip
+        F.log_softmax(logits / 2, -1),
+        F.log_softmax(taught(states) / 2, -1),
+        log_target=True,
+        reduction="sum",
+    )
     expected = 0.75 * hard + 0.25 * 4 * soft
     assert float(loss) == pytest.approx(float(expected), rel=1e-7)
     (found,), (wanted,) = (torch.autograd.grad(each, (head,)) for each in (loss, expected))

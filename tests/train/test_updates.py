@@ -174,9 +174,13 @@ SMALLEST = {"rows": 3, "columns": 300, "seed": 0, "signed": True, "dtype": torch
 @example(power=-33.0, **SMALLEST)
 @example(power=-39.0, **SMALLEST)
 @given(
-    rows=st.integers(1, 5), columns=st.integers(1, 700), power=st.floats(-40, 15), seed=st.integers(0, 99),
-    signed=st.booleans(), dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
-)  # fmt: skip
+    rows=st.integers(1, 5),
+    columns=st.integers(1, 700),
+    power=st.floats(-40, 15),
+    seed=st.integers(0, 99),
+    signed=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)
 def test_codes_of_what_codes_stand_for_are_the_same_codes(
     rows, columns, power, seed, signed, dtype
 ):
@@ -294,10 +298,20 @@ LAYOUTS = {
 def in_layout(name, axes, model=LLAMA):
     cell = case(axes=axes)["cell"] | {"schedule": "1f1b" if "pp" in axes else ""}
     return {
-        "name": "-".join((name, *(axes or ("one",)))), "task": "causal_lm", "model": model, "cell": cell, "exact": True,
-        "packing": True, "fault": "", "world": 2 ** len(axes), "micro": 1, "check": False, "backend": "inductor", "export": "",
+        "name": "-".join((name, *(axes or ("one",)))),
+        "task": "causal_lm",
+        "model": model,
+        "cell": cell,
+        "exact": True,
+        "packing": True,
+        "fault": "",
+        "world": 2 ** len(axes),
+        "micro": 1,
+        "check": False,
+        "backend": "inductor",
+        "export": "",
         "optimizer": name,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.slow
@@ -308,9 +322,15 @@ def test_ranks_of_each_layout_train_as_one_does(tmp_path):
     with (tmp_path / "log.txt").open("w") as log:
         subprocess.run(
             [sys.executable, str(HERE / "differential.py"), str(path), str(tmp_path)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"},
-            stdout=log, stderr=subprocess.STDOUT, timeout=280,
-        )  # fmt: skip
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "JE_ARROW_MALLOC_CONF": "background_thread:false",
+            },
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=280,
+        )
     said = (tmp_path / "log.txt").read_text()[-4000:]
     for one in cases:
         alone, found = (

@@ -69,9 +69,21 @@ def documents(q, k, v, starts, key_starts, scale, window):
 
 
 def forward(
-    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, scale=None, window_size=None, enable_gqa=False,
-    seqused_k=None, block_table=None, num_splits=None,
-):  # fmt: skip
+    query,
+    key,
+    value,
+    cu_seq_q,
+    cu_seq_k,
+    max_q,
+    max_k,
+    is_causal=False,
+    scale=None,
+    window_size=None,
+    enable_gqa=False,
+    seqused_k=None,
+    block_table=None,
+    num_splits=None,
+):
     window = list(window_size or (-1, -1))
     check(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, window, enable_gqa)
     CALLS.append(

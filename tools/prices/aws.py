@@ -27,17 +27,27 @@ PERMISSIONS = ("pricing:GetProducts", "ec2:DescribeSpotPriceHistory")
 _SOURCE, _SPOT_SOURCE = "Price List API", "EC2's history of spot prices"
 _HOME = "us-east-1"  # the Price List API is in few regions, and tells of all
 _SETTINGS: Mapping[str, Any] = {
-    "retries": {"mode": "standard", "total_max_attempts": 5}, "connect_timeout": 10,
-    "read_timeout": 30, "user_agent_extra": "rekindle",
-}  # fmt: skip
+    "retries": {"mode": "standard", "total_max_attempts": 5},
+    "connect_timeout": 10,
+    "read_timeout": 30,
+    "user_agent_extra": "rekindle",
+}
 _EC2 = {
-    "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA",
-    "capacitystatus": "Used", "marketoption": "OnDemand",
-}  # fmt: skip
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "preInstalledSw": "NA",
+    "capacitystatus": "Used",
+    "marketoption": "OnDemand",
+}
 _NOT_LOGGED_IN = (
-    "ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException",
-    "AuthFailure", "InvalidSignatureException", "SignatureDoesNotMatch",
-)  # fmt: skip
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidClientTokenId",
+    "UnrecognizedClientException",
+    "AuthFailure",
+    "InvalidSignatureException",
+    "SignatureDoesNotMatch",
+)
 _DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
 _LATER = ("Throttl", "RequestLimitExceeded", "TooManyRequests", "Internal", "ServiceUnavailable")
 
@@ -53,9 +63,10 @@ def ask(machines: Sequence[str], regions: Sequence[str], today: datetime.date) -
             spot = _spot(client("ec2", region), usual, region) if usual else {}
             found += [
                 Price(name, region, usd, spot.get(name), _SOURCE, today, _SPOT_SOURCE, today)
-                if name in spot else Price(name, region, usd, None, _SOURCE, today)
+                if name in spot
+                else Price(name, region, usd, None, _SOURCE, today)
                 for name, usd in usual.items()
-            ]  # fmt: skip
+            ]
             names = [f"ml.{name}" for name in machines]
             trained = _on_demand(pricing, "AmazonSageMaker", "instanceName", names, region)
             found += [Price(n, region, usd, None, _SOURCE, today) for n, usd in trained.items()]
@@ -139,9 +150,10 @@ def _spot(ec2: Any, usual: Mapping[str, float], region: str) -> dict[str, float]
     """By machine, what the zone in the middle asks now."""
     newest: dict[tuple[str, str], tuple[datetime.datetime, float]] = {}
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
-        InstanceTypes=list(usual), ProductDescriptions=["Linux/UNIX"],
+        InstanceTypes=list(usual),
+        ProductDescriptions=["Linux/UNIX"],
         StartTime=datetime.datetime.now(datetime.UTC),
-    )  # fmt: skip
+    )
     for told in (row for page in pages for row in page["SpotPriceHistory"]):
         at = told["InstanceType"], told["AvailabilityZone"]
         one = told["Timestamp"], float(told["SpotPrice"])

@@ -44,14 +44,19 @@ def main(words: Sequence[str]) -> int:
 
 def _options() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m tools.prices", description=_EXPLAINED)
-    found.add_argument("--cloud", action="append", default=[], choices=ASK,
-                       help="only this cloud; repeatable")  # fmt: skip
-    found.add_argument("--region", action="append", default=[],
-                       help="only this region; repeatable")  # fmt: skip
+    found.add_argument(
+        "--cloud", action="append", default=[], choices=ASK, help="only this cloud; repeatable"
+    )
+    found.add_argument("--region", action="append", default=[], help="only this region; repeatable")
     home = Path(os.environ.get("REKINDLE_HOME") or DEFAULT_HOME)
-    found.add_argument("-o", "--output", type=Path, default=home / prices.FILE, metavar="FILE",
-                       help="the file to write, which --prices takes (%(default)s, which is read "
-                       "without it)")  # fmt: skip
+    found.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=home / prices.FILE,
+        metavar="FILE",
+        help="the file to write, which --prices takes (%(default)s, which is read without it)",
+    )
     return found
 
 
@@ -83,10 +88,13 @@ def written(found: Iterable[Price]) -> str:
     lines = ["# written by `python -m tools.prices`; overrides the prices that come with rekindle"]
     for each in found:
         row = {
-            "machine": each.machine, "region": each.region,
-            "on_demand": each.on_demand_usd_per_hour, "spot": each.spot_usd_per_hour,
-            "source": each.source, "as_of": each.as_of.isoformat(),
-        }  # fmt: skip
+            "machine": each.machine,
+            "region": each.region,
+            "on_demand": each.on_demand_usd_per_hour,
+            "spot": each.spot_usd_per_hour,
+            "source": each.source,
+            "as_of": each.as_of.isoformat(),
+        }
         if each.spot_as_of is not None:
             row |= {"spot_source": each.spot_source, "spot_as_of": each.spot_as_of.isoformat()}
         lines.append(f"  - {json.dumps(row)}")  # JSON is YAML
@@ -142,10 +150,11 @@ def _write(
     """Puts the answers in place of the file's rows about the same regions; yields the changes."""
     before = _known(path)
     kept = [
-        each for each in (prices.read_book([path]).prices if path.exists() else ())
+        each
+        for each in (prices.read_book([path]).prices if path.exists() else ())
         if each.region not in wanted.get(machine(each.machine).cloud, ())
         or machine(each.machine).cloud not in answers
-    ]  # fmt: skip
+    ]
     new = [price for told in answers.values() for price in told]
     write_atomically(path, written(sorted([*kept, *new], key=order)))
     return _changes(before, _known(path), wanted)

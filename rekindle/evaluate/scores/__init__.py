@@ -10,8 +10,11 @@ from rekindle.evaluate.scores.tokens import TokenScores
 from rekindle.records import Objective
 
 SCORES: Mapping[Objective, type[Scores]] = {
-    "classes": ClassScores, "numbers": NumberScores, "tags": TagScores, "tokens": TokenScores,
-}  # fmt: skip
+    "classes": ClassScores,
+    "numbers": NumberScores,
+    "tags": TagScores,
+    "tokens": TokenScores,
+}
 """By the objective of the candidate's task."""
 
 __all__ = ["SCORES", "ClassScores", "NumberScores", "Scores", "TagScores", "TokenScores"]

@@ -109,9 +109,10 @@ class ClassScores(Scores):
         row_C[rarest[-1]] = 1 - math.exp(-cost)
         row_C[rarest[0]] += math.exp(-cost)
         return dataclasses.replace(
-            self, probabilities_NC=np.vstack([self.probabilities_NC, row_C]),
+            self,
+            probabilities_NC=np.vstack([self.probabilities_NC, row_C]),
             labels_N=np.append(self.labels_N, rarest[0]),
-        )  # fmt: skip
+        )
 
     def trivial(self, metric: str) -> Check:
         if metric == "calibration_error":  # frequencies are calibrated, and know nothing
@@ -154,11 +155,15 @@ class ClassScores(Scores):
         bins = ((i, index_N == i) for i in range(BINS))
         return tuple(
             records.CalibrationBin(
-                lower=i / BINS, upper=(i + 1) / BINS, rows=int(in_N.sum()),
-                confidence=float(top_N[in_N].mean()), accuracy=float(right_N[in_N].mean()),
+                lower=i / BINS,
+                upper=(i + 1) / BINS,
+                rows=int(in_N.sum()),
+                confidence=float(top_N[in_N].mean()),
+                accuracy=float(right_N[in_N].mean()),
             )
-            for i, in_N in bins if in_N.any()
-        )  # fmt: skip
+            for i, in_N in bins
+            if in_N.any()
+        )
 
 
 def added(values_RN: Floats, group_N: Ints, groups: int) -> Floats:
@@ -208,10 +213,13 @@ def _binned(probabilities_NC: Floats, labels_N: Ints) -> tuple[Floats, NDArray[n
 def class_result(label: str, hits: int, predicted: int, rows: int) -> ClassResult:
     """A class with `rows`, that was answered `predicted` times, `hits` of them right."""
     return ClassResult(
-        label=label, rows=rows, predicted=predicted,
-        precision=hits / predicted if predicted else None, recall=hits / rows if rows else None,
+        label=label,
+        rows=rows,
+        predicted=predicted,
+        precision=hits / predicted if predicted else None,
+        recall=hits / rows if rows else None,
         f1=2 * hits / (predicted + rows) if predicted + rows else None,
-    )  # fmt: skip
+    )
 
 
 def beats_majority(metric: str, value: float, blind: float, what: str) -> Check:

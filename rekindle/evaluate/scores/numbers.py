@@ -100,9 +100,11 @@ class NumberScores(Scores):
         parts = [part for part in np.array_split(order_N, BINS) if len(part) and self.finite]
         return tuple(
             CalibrationBin(
-                lower=float(self.values_N[part[0]]), upper=float(self.values_N[part[-1]]),
-                rows=len(part), confidence=float(self.values_N[part].mean()),
+                lower=float(self.values_N[part[0]]),
+                upper=float(self.values_N[part[-1]]),
+                rows=len(part),
+                confidence=float(self.values_N[part].mean()),
                 accuracy=float(self.true_N[part].mean()),
             )
             for part in parts
-        )  # fmt: skip
+        )

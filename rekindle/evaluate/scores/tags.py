@@ -85,11 +85,13 @@ class TagScores(Scores):
             return np.asarray(np.bincount(text_W, values_W, len(self)), np.float64)
 
         sums = {
-            "hits": hits_N.astype(np.float64), "guessed": guessed_N.astype(np.float64),
-            "there": there_N.astype(np.float64), "nats": added(self.nats_W),
+            "hits": hits_N.astype(np.float64),
+            "guessed": guessed_N.astype(np.float64),
+            "there": there_N.astype(np.float64),
+            "nats": added(self.nats_W),
             "right": added(self.predicted_W == self.true_W),
             "words": self.lengths_N.astype(np.float64),
-        }  # fmt: skip
+        }
         entities, words = sums["there"].mean(), sums["words"].mean()
         for cost in self.costs:
             further = {"guessed": entities, "there": entities, "words": words, "nats": cost * words}

@@ -74,11 +74,12 @@ class TokenScores(Scores):
     def with_one_more(self, cost: float) -> Self:
         targets = self.targets_N.mean()
         return dataclasses.replace(
-            self, nats_N=np.append(self.nats_N, cost * targets),
+            self,
+            nats_N=np.append(self.nats_N, cost * targets),
             right_N=np.append(self.right_N, 0.0 if cost else targets),
             targets_N=np.append(self.targets_N, targets),
             bytes_N=np.append(self.bytes_N, self.bytes_N.mean()),
-        )  # fmt: skip
+        )
 
     def trivial(self, metric: str) -> Check:
         value, what = self.metrics["log_loss"], "guessing by the frequency of single tokens"

@@ -118,9 +118,12 @@ def with_output(spec: Mapping[str, Any], labels: Container[str], name: str) -> d
 
 
 def with_retries(
-    spec: Raw, labels: Container[str], count: Callable[[int], int], policy: Raw,
+    spec: Raw,
+    labels: Container[str],
+    count: Callable[[int], int],
+    policy: Raw,
     always: Raw = MappingProxyType({}),
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The pipeline with other retries for the tasks of the executors in `labels`: `count` says how
     many, from how many the author allows; `policy` is for who says nothing of a field, `always` for
     everybody."""
@@ -133,9 +136,11 @@ def with_retries(
 
 
 def with_secrets(
-    spec: Raw, settings: Sequence[Raw], secrets: Mapping[str, tuple[str, str]],
+    spec: Raw,
+    settings: Sequence[Raw],
+    secrets: Mapping[str, tuple[str, str]],
     kept: Mapping[str, Container[str]],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """The documents behind the pipeline, with secrets of Kubernetes in the environment of every
     step: variable -> name of the secret, key in it. Executors in `kept` lose all settings but those
     that it names."""
@@ -200,7 +205,8 @@ def asked_of(container: Mapping[str, Any]) -> str:
     cpus = resources.get("resourceCpuLimit") or f"{resources.get('cpuLimit', 0):g}"
     memory = f"{resources['memoryLimit']:g}G" if resources.get("memoryLimit") else ""
     asked = [
-        f"{count} x {kind}" if kind else "", f"{cpus} CPUs" if cpus != "0" else "",
+        f"{count} x {kind}" if kind else "",
+        f"{cpus} CPUs" if cpus != "0" else "",
         resources.get("resourceMemoryLimit", memory),
-    ]  # fmt: skip
+    ]
     return ", ".join(filter(None, asked))

@@ -183,11 +183,15 @@ class _Routes:
             return
         container = self.executors[label]["container"]
         container["command"] = [
-            "sh", "-c", _TELL, "{{$}}", artifact,
+            "sh",
+            "-c",
+            _TELL,
+            "{{$}}",
+            artifact,
             f"{{{{$.outputs.artifacts['{artifact}'].uri}}}}",
             f"{{{{$.outputs.parameters['{PREFIX}{artifact}'].output_file}}}}",
             *container.get("command", []),
-        ]  # fmt: skip
+        ]
 
     def define_output(self, component: str, artifact: str) -> None:
         definitions = self.components[component]["outputDefinitions"]
@@ -196,6 +200,7 @@ class _Routes:
 
 def _refuse(what: str, where: str) -> NoReturn:
     raise UnsupportedError(
-        f"{what}, whose place cannot be passed as a string", where=where,
+        f"{what}, whose place cannot be passed as a string",
+        where=where,
         fix="read it in a step on one node, which hands on one artifact",
-    )  # fmt: skip
+    )

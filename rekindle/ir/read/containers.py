@@ -95,11 +95,13 @@ def _container(fields: Fields) -> Container:
         env[name] = placeholders.parse(value, variable.at("value"))
     fields.any("lifecycle")  # a setting of the step
     return Container(
-        image=fields.take("image", str, ""), as_written=_arguments(words, fields.at("command")),
-        args=_arguments(args, fields.at("args")), env=env,
+        image=fields.take("image", str, ""),
+        as_written=_arguments(words, fields.at("command")),
+        args=_arguments(args, fields.at("args")),
+        env=env,
         resources=_resources(fields.fields("resources")),
         **recognised(words, fields.at("command")),
-    )  # fmt: skip
+    )
 
 
 def _arguments(words: list[str], where: str) -> tuple[Argument, ...]:
@@ -147,9 +149,10 @@ def _installs(script: str) -> dict[str, tuple[str, ...]]:
         (runtime if own else requirements).extend(named)
         options |= dict.fromkeys(asked)
     return {
-        "requirements": tuple(requirements), "runtime_requirements": tuple(runtime),
+        "requirements": tuple(requirements),
+        "runtime_requirements": tuple(runtime),
         "pip_options": tuple(word for option in options for word in option),
-    }  # fmt: skip
+    }
 
 
 def _pip_words(words: list[str]) -> tuple[list[str], list[tuple[str, ...]]]:

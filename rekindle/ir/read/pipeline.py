@@ -81,10 +81,12 @@ class _Reader:
             raise malformed(name, "a plain name", info.at("name"))
         graph = ir.Graph(
             name=name or re.sub(r"[^\w.()-]+", "-", shown).strip("-.") or "pipeline",
-            inputs=inputs, outputs=outputs,
+            inputs=inputs,
+            outputs=outputs,
             dag=self.dag(root.fields("dag"), "", inputs, outputs, cache=True),
-            pipeline_root=self.top.take("defaultPipelineRoot", str, ""), settings=settings,
-        )  # fmt: skip
+            pipeline_root=self.top.take("defaultPipelineRoot", str, ""),
+            settings=settings,
+        )
         self.top.close()
         return graph
 
@@ -130,10 +132,16 @@ class _Reader:
         inputs, outputs = self.ports(component)
         condition, always = _trigger(task, inputs)
         shared: dict[str, Any] = {
-            "name": name, "path": path, "where": task.where, "inputs": inputs, "outputs": outputs,
-            "component": component_name.removeprefix("comp-"), "condition": condition,
-            "after": tuple(map(str, task.take("dependentTasks", list, []))), "always": always,
-        }  # fmt: skip
+            "name": name,
+            "path": path,
+            "where": task.where,
+            "inputs": inputs,
+            "outputs": outputs,
+            "component": component_name.removeprefix("comp-"),
+            "condition": condition,
+            "after": tuple(map(str, task.take("dependentTasks", list, []))),
+            "always": always,
+        }
         shared["parameters"], shared["artifacts"] = read_bindings(task.fields("inputs"), inputs)
         self.expanding.append(component_name)
         try:

@@ -33,12 +33,14 @@ class Alarms:
         self.workspace = workspace_path(place)
         about = self.endpoint.call("GET", "").json()
         self.values = {
-            "workspace": self.workspace, "endpoint": f"{self.workspace}{self.endpoint.path}",
+            "workspace": self.workspace,
+            "endpoint": f"{self.workspace}{self.endpoint.path}",
             "insights": about.get("properties", {}).get("applicationInsights") or "",
-            "location": about["location"], "actions": place.alarm_actions,
+            "location": about["location"],
+            "actions": place.alarm_actions,
             "experiment": yaml.safe_load(definition.text)["experiment_name"],
             "deployed": self.endpoint.call("GET", self.endpoint.path).status_code != 404,
-        }  # fmt: skip
+        }
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
         response = self.endpoint.call("GET", self._url(kind, name))

@@ -31,8 +31,11 @@ _problem = submission.problems_in(__file__)
 _INSTALL = ("azureml", "pip install 'rekindle[azure]'")
 ARM = "https://management.azure.com"
 PATIENCE: dict[str, Any] = {
-    "retry_total": 4, "retry_backoff_factor": 0.5, "retry_backoff_max": 30, "read_timeout": 60.0,
-}  # fmt: skip
+    "retry_total": 4,
+    "retry_backoff_factor": 0.5,
+    "retry_backoff_max": 30,
+    "read_timeout": 60.0,
+}
 _PAUSES_SECONDS = (1.0, 4.0)
 SUFFIX = ".azureml.yaml"
 _READ = re.compile(r"parent\.jobs\.(\w+)\.outputs")
@@ -73,9 +76,14 @@ def connected(place: AzureMLSpec) -> Iterator["MLClient"]:
             raise not_installed(error, *_INSTALL) from None
         # without its bars the SDK does not notice that an upload failed, and waits for ever
         yield MLClient(
-            credential, place.subscription, place.resource_group, place.workspace,
-            show_progress=True, enable_telemetry=False, **PATIENCE,
-        )  # fmt: skip
+            credential,
+            place.subscription,
+            place.resource_group,
+            place.workspace,
+            show_progress=True,
+            enable_telemetry=False,
+            **PATIENCE,
+        )
 
 
 @contextlib.contextmanager
@@ -165,9 +173,10 @@ def explained(error: Exception, place: AzureMLSpec) -> PlatformError:
     request = getattr(getattr(error, "response", None), "request", None)
     refusing = str(getattr(request, "url", "")).partition("?")[0]
     name = {
-        401: "login", 403: "storage" if ".blob." in refusing else "role",
+        401: "login",
+        403: "storage" if ".blob." in refusing else "role",
         404: "no_workspace" if _of_the_workspace(error) else "missing",
-    }.get(status, "misfit" if isinstance(error, MlException) else "rejected")  # fmt: skip
+    }.get(status, "misfit" if isinstance(error, MlException) else "rejected")
     if isinstance(error, ClientAuthenticationError):
         name = "login"
     elif name == "rejected" and _open(error):

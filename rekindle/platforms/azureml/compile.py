@@ -100,10 +100,13 @@ class _Compiler:
         shown = [name for name in self.values if name in read & self.open]
         inputs = {self.names[name]: bundle.scalar(self.values[name]) for name in shown}
         return _request(
-            "pipeline", name=self.graph.name, tags={"rekindle": "true", **self.place.tags},
-            compute=f"azureml:{self.place.compute or 'serverless'}", inputs=inputs or None,
+            "pipeline",
+            name=self.graph.name,
+            tags={"rekindle": "true", **self.place.tags},
+            compute=f"azureml:{self.place.compute or 'serverless'}",
+            inputs=inputs or None,
             jobs={self.jobs[flat.path]: self._command(flat) for flat in steps},
-        )  # fmt: skip
+        )
 
     def _command(self, flat: Flat) -> dict[str, Any]:
         """One step: its component, and what is bound to it."""
@@ -124,13 +127,20 @@ class _Compiler:
             named = sorted(self.place.secrets.items())
             secrets = {f"REKINDLE_SECRET_{name}": url for name, url in named}
         return _request(
-            "command", image=image_of(step, self.place.image), cached=step.cache,
-            code=f"./{self._bundle(flat, step)}", inputs=inputs, promised=promised,
-            shell=_shell(list(given.values()), mounted, left), variables=secrets, bound=bound,
+            "command",
+            image=image_of(step, self.place.image),
+            cached=step.cache,
+            code=f"./{self._bundle(flat, step)}",
+            inputs=inputs,
+            promised=promised,
+            shell=_shell(list(given.values()), mounted, left),
+            variables=secrets,
+            bound=bound,
             spread=spread if step.distribution else None,
             outputs=copy.deepcopy(promised),  # a YAML of one value twice has anchors
-            identity=_IDENTITIES.get(self.place.identity or ""), **self._machine(step),
-        )  # fmt: skip
+            identity=_IDENTITIES.get(self.place.identity or ""),
+            **self._machine(step),
+        )
 
     def _given(self, flat: Flat) -> dict[str, tuple[str, str]]:
         """The pipeline's parameters that the step or its guards read: input's name and type."""
@@ -180,11 +190,13 @@ class _Compiler:
             self.problems.append(_problem("one_tier", step=step, cluster=cluster))
         limit = step.time_limit_seconds
         return {
-            "compute": f"azureml:{cluster}" if cluster else None, "machine": machine,
-            "tier": "spot" if is_spot else None, "memory": "16g" if gpus else None,
+            "compute": f"azureml:{cluster}" if cluster else None,
+            "machine": machine,
+            "tier": "spot" if is_spot else None,
+            "memory": "16g" if gpus else None,
             "count": wanted.nodes if wanted else 1,
             "limit": None if limit is None else round(limit),
-        }  # fmt: skip
+        }
 
 
 def _knows_secrets(step: Step, place: AzureMLSpec) -> bool:

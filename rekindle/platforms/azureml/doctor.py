@@ -186,9 +186,11 @@ def image(there: Subscription, wanted: Image) -> str:
     who = {"grant_type": "access_token", "service": host, "access_token": token}
     refresh = read(f"https://{host}/oauth2/exchange", form=who)["refresh_token"]
     scope = {
-        "grant_type": "refresh_token", "service": host, "refresh_token": refresh,
+        "grant_type": "refresh_token",
+        "service": host,
+        "refresh_token": refresh,
         "scope": f"repository:{wanted.name}:pull",
-    }  # fmt: skip
+    }
     token = read(f"https://{host}/oauth2/token", form=scope)["access_token"]
     registry = host.partition(".")[0]
     fix = f"push it: az acr build, or az acr repository show-manifests --name {registry}"

@@ -105,11 +105,16 @@ class AzureMLEndpoint:
                 return
             now = datetime.datetime.now(datetime.UTC).isoformat()
             kept = {key: properties[key] for key in _KEPT if properties.get(key) is not None}
-            self.call("PUT", self.path, {
-                "location": there["location"], "tags": {**tags, _TAG_SPLIT: f"{number} {now}"},
-                "identity": {"type": there["identity"]["type"]},
-                "properties": {**kept, "traffic": wanted},
-            })  # fmt: skip
+            self.call(
+                "PUT",
+                self.path,
+                {
+                    "location": there["location"],
+                    "tags": {**tags, _TAG_SPLIT: f"{number} {now}"},
+                    "identity": {"type": there["identity"]["type"]},
+                    "properties": {**kept, "traffic": wanted},
+                },
+            )
             time.sleep(self.poll_seconds)
         raise PlatformError([_problem("contended", where=self.address, wanted=wanted, had=had)])
 
@@ -276,9 +281,14 @@ class AzureMLEndpoint:
         return None if response.status_code == 404 and path else dict(response.json())
 
     def call(
-        self, method: str, path: str, body: Any = None, refused: type[RekindleError] | None = None,
-        headers: dict[str, str] | None = None, query: Mapping[str, str] = MappingProxyType({}),
-    ) -> Any:  # fmt: skip
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        refused: type[RekindleError] | None = None,
+        headers: dict[str, str] | None = None,
+        query: Mapping[str, str] = MappingProxyType({}),
+    ) -> Any:
         """The answer, also that nothing is there (404), that another change is under way (409) and
         any to a POST; `refused` is raised where Azure refuses a change for another reason."""
         from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError

@@ -129,11 +129,15 @@ def _step(child: Record, now: datetime.datetime) -> StepRecord:
     source = more.get(_FROM) if reused else None
     began = moment(child, "startTimeUtc")
     return StepRecord(
-        name=child.get("displayName", ""), status=_STEPS.get(said, "running"), cached=reused,
+        name=child.get("displayName", ""),
+        status=_STEPS.get(said, "running"),
+        cached=reused,
         reason="taken from an earlier job" if reused else _REASONS.get(said, ""),
-        attempts=int(not reused and began is not None), error=_why(child),
-        log=source or child["runId"], **step_times(began, moment(child, "endTimeUtc"), now),
-    )  # fmt: skip
+        attempts=int(not reused and began is not None),
+        error=_why(child),
+        log=source or child["runId"],
+        **step_times(began, moment(child, "endTimeUtc"), now),
+    )
 
 
 def _if_it_ran(client: MLClient, step: StepRecord) -> StepRecord:
@@ -207,9 +211,12 @@ def _content(client: MLClient, uri: str) -> bytes:
     store = get_datastore_info(client.datastores, match[1])
     account = store["account_url"].replace(".dfs.", ".blob.")  # the same files, by another protocol
     with BlobClient(
-        account, store["container_name"], match[2], credential=store["credential"],
+        account,
+        store["container_name"],
+        match[2],
+        credential=store["credential"],
         retry_policy=_patience(),
-    ) as blob:  # fmt: skip
+    ) as blob:
         try:
             return bytes(blob.download_blob().readall())
         except ResourceNotFoundError:

@@ -43,9 +43,12 @@ def set_(definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, nam
 
         trigger = CronTrigger(expression=there.expression, time_zone=there.timezone)
         wanted = JobSchedule(
-            name=schedule_id(name), display_name=name, tags={"rekindle": "true", **place.tags},
-            trigger=trigger, create_job=load_job(str(file)),
-        )  # fmt: skip
+            name=schedule_id(name),
+            display_name=name,
+            tags={"rekindle": "true", **place.tags},
+            trigger=trigger,
+            create_job=load_job(str(file)),
+        )
         made = client.schedules.begin_create_or_update(wanted)
         return _schedule(made.result(timeout=_LONGEST_SECONDS))
 

@@ -114,9 +114,14 @@ class Cluster:
                 raise OSError(f"{type(error).__name__}: {error}") from error
 
     def _patiently(
-        self, method: str, path: str, query: Mapping[str, str], body: Any = None, *,
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Any = None,
+        *,
         known: Collection[int],
-    ) -> dict[str, Any] | None:  # fmt: skip
+    ) -> dict[str, Any] | None:
         """The answer; None for a `known` status, StepError for others and where no retry helped."""
         try:
             return self.answer(method, path, query, body)
@@ -140,9 +145,14 @@ class Cluster:
 
         def once() -> dict[str, Any]:
             return request(
-                url, self._headers(), body=body, method=method, timeout_seconds=_REQUEST_SECONDS,
-                tls=self._tls(), proxy=False,
-            )  # fmt: skip
+                url,
+                self._headers(),
+                body=body,
+                method=method,
+                timeout_seconds=_REQUEST_SECONDS,
+                tls=self._tls(),
+                proxy=False,
+            )
 
         def notice(error: HttpError, pause: float) -> None:
             log.warning("%s %s: %s; again in %.1f s", method, path, error, pause)

@@ -36,8 +36,10 @@ RESULT_OUTPUT = "rekindle-result"
 # (processNodeRetries in argo-workflows).
 RELAUNCHES, RELAUNCHING_SECONDS = 5, 90 * 24 * 3_600
 _RELAUNCHING = {
-    "backoffDuration": "1s", "backoffFactor": 1.0, "backoffMaxDuration": f"{RELAUNCHING_SECONDS}s",
-}  # fmt: skip
+    "backoffDuration": "1s",
+    "backoffFactor": 1.0,
+    "backoffMaxDuration": f"{RELAUNCHING_SECONDS}s",
+}
 LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
 _problem, _request = problems_in(__file__), requests_in(__file__)
 
@@ -66,9 +68,12 @@ def compile(
 def launcher(step: Step, place: KubeflowSpec) -> dict[str, Any]:
     """The container of the launcher of a step."""
     wanted: dict[str, Any] = {
-        "task": _task(step), "inputs": types_of(step.inputs), "account": place.node_account,
-        "retry": dataclasses.asdict(step.retry), "job": trainjob.template(step, place),
-    }  # fmt: skip
+        "task": _task(step),
+        "inputs": types_of(step.inputs),
+        "account": place.node_account,
+        "retry": dataclasses.asdict(step.retry),
+        "job": trainjob.template(step, place),
+    }
     text = json.dumps(wanted, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     # two braces would be a placeholder, to KFP or to Argo; JSON can do without them
     definition = text.replace("{{", "{\\u007b")

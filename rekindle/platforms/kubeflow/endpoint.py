@@ -33,9 +33,12 @@ SPLIT = "rekindle.dev/split"
 ROUTE_SECONDS, PATIENCE_SECONDS = 120.0, 60.0
 _PORT, _MOST_CONFLICTS, _PATIENT_POLLS = 80, 10, 4
 _API = {
-    "Deployment": "apps/v1", "Pod": "v1", "Service": "v1",
-    "HTTPRoute": "gateway.networking.k8s.io/v1", "InferenceService": "serving.kserve.io/v1beta1",
-}  # fmt: skip
+    "Deployment": "apps/v1",
+    "Pod": "v1",
+    "Service": "v1",
+    "HTTPRoute": "gateway.networking.k8s.io/v1",
+    "InferenceService": "serving.kserve.io/v1beta1",
+}
 _LONGEST_SERVICE = 46  # with a hash and KServe's own `-predictor`, a Service may be called so
 _MODE = {"serving.kserve.io/deploymentMode": "RawDeployment"}
 _GRANT = "grant it: `rekindle doctor --platform kubeflow` prints the Role rekindle-deployer"
@@ -130,8 +133,12 @@ class KubeflowEndpoint:
         if missing := sorted(set(shares) - set(names)):
             raise StepError([_problem("not_running", where=self.name, version=missing[0])])
         if self.place.gateway:
-            self._route([{"name": names[version], "port": _PORT, "weight": share}
-                         for version, share in sorted(shares.items())])  # fmt: skip
+            self._route(
+                [
+                    {"name": names[version], "port": _PORT, "weight": share}
+                    for version, share in sorted(shares.items())
+                ]
+            )
         elif len(shares) > 1:
             raise RequestError([_problem("no_canary", why="no gateway is named")])
         noted = self._noted()
@@ -155,12 +162,14 @@ class KubeflowEndpoint:
                 sums.setdefault(version, Counter()).update(since)
         return {
             version: Traffic(
-                got["requests"], got["errors"],
-                tuple(got[str(i)] for i in range(len(BOUNDS_MS) + 1)), ends[version],
+                got["requests"],
+                got["errors"],
+                tuple(got[str(i)] for i in range(len(BOUNDS_MS) + 1)),
+                ends[version],
                 got["refused"],
             )
             for version, got in sums.items()
-        }  # fmt: skip
+        }
 
     def retain(self, versions: set[str], number: int) -> None:
         """See `Endpoint.retain`: pods get time to answer (`terminationGracePeriodSeconds`)."""
@@ -219,8 +228,12 @@ class KubeflowEndpoint:
             if any(all(one.get(kind, ("",))[0] == "True" for kind in taken) for one in said):
                 return
             if time.monotonic() > give_up:
-                why = "; ".join(text for one in said for state, text in one.values()
-                                if state == "False") or "it has not answered"  # fmt: skip
+                why = (
+                    "; ".join(
+                        text for one in said for state, text in one.values() if state == "False"
+                    )
+                    or "it has not answered"
+                )
                 about = {"gateway": self.place.gateway, "why": why}
                 raise RequestError([_problem("no_route", where=self.name, **about)])
             time.sleep(self.poll_seconds)
@@ -266,9 +279,13 @@ class KubeflowEndpoint:
         return found
 
     def _have(
-        self, kind: str, name: str, spec: Mapping[str, Any], labels: Mapping[str, str],
+        self,
+        kind: str,
+        name: str,
+        spec: Mapping[str, Any],
+        labels: Mapping[str, str],
         notes: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """The object with this spec and these annotations, made or changed where it is not so."""
         path, notes = self._path(kind), dict(notes or {})
         for _ in range(_MOST_CONFLICTS):
@@ -312,9 +329,14 @@ class KubeflowEndpoint:
         return f"{root}/namespaces/{self.place.namespace}/{kind.lower()}s"
 
     def _ask(
-        self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None,
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str] | None = None,
         known: Collection[int] = (),
-    ) -> dict[str, Any] | None:  # fmt: skip
+    ) -> dict[str, Any] | None:
         try:
             return self.cluster.answer(method, path, query or {}, body)
         except HttpError as error:

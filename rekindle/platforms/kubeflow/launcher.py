@@ -190,10 +190,16 @@ class KubeflowLauncher(Launcher):
         # another name than that of a job before, whose Secret may not be collected yet
         secret = f"{name}-{secrets.token_hex(4)}"
         wanted = trainjob.manifest(
-            self.definition["job"], name=name, identity=self.owner.identity, attempt=attempt,
-            owner=self.owner.workflow, service_account=self.definition["account"], result=result,
-            payload=trainjob.packed(self.task(name, result)), secret=secret,
-        )  # fmt: skip
+            self.definition["job"],
+            name=name,
+            identity=self.owner.identity,
+            attempt=attempt,
+            owner=self.owner.workflow,
+            service_account=self.definition["account"],
+            result=result,
+            payload=trainjob.packed(self.task(name, result)),
+            secret=secret,
+        )
         try:
             job = self.cluster.create(jobs_path(self.owner.namespace), wanted)
         except Conflict:
@@ -229,10 +235,12 @@ class KubeflowLauncher(Launcher):
         facts = mounted.facts(str(self.owner.workflow["name"]), name)
         facts |= {"pipeline_job_uuid": self.owner.run_id, "pipeline_task_name": task["name"]}
         leash = {
-            "server": self.cluster.server, "account": str(self.account),
-            "workflow": self.owner.path, "workflow_uid": self.owner.workflow["uid"],
+            "server": self.cluster.server,
+            "account": str(self.account),
+            "workflow": self.owner.path,
+            "workflow_uid": self.owner.workflow["uid"],
             "every_seconds": 12 * self.poll_seconds,
-        }  # fmt: skip
+        }
         given = {"inputs": inputs, "outputs": own}
         return {**task, "executor_input": given, "run": facts, "result": result, "leash": leash}
 

@@ -182,20 +182,26 @@ def _step(path: str, turns: list[Any], nodes: _Nodes, now: datetime.datetime) ->
     elif len(turns) > 1:
         reason = f"{len(turns)} turns"
     return StepRecord(
-        name=path, status=status, cached=cached, reason=reason,
+        name=path,
+        status=status,
+        cached=cached,
+        reason=reason,
         attempts=max(1, len(shown) - len(turns) + 1) if shown else 0,
         log=(failed or shown)[-1].pod_name if shown else "",
         error=next((said for node in (*failed, *turns) if (said := _message(node.error))), ""),
         **step_times(min(begun, default=None), last, now),
-    )  # fmt: skip
+    )
 
 
 def _pod_log(server: Server, run: str, pod: str) -> str:
     answer = server.runs.api_client.call_api(
-        "/apis/v1alpha1/runs/{run_id}/nodes/{node_id}/log", "GET",
-        {"run_id": run, "node_id": pod}, auth_settings=["Bearer"], _preload_content=False,
+        "/apis/v1alpha1/runs/{run_id}/nodes/{node_id}/log",
+        "GET",
+        {"run_id": run, "node_id": pod},
+        auth_settings=["Bearer"],
+        _preload_content=False,
         _return_http_data_only=True,
-    )  # fmt: skip
+    )
     return str(answer.data.decode("utf-8", errors="replace"))
 
 

@@ -66,12 +66,17 @@ def set_(
         for _ in range(_TURNS):
             made = server.call(same) or server.created(
                 lambda: server.kfp.create_recurring_run(
-                    experiment, name, described, cron_expression=there.expression,
-                    max_concurrency=_MOST if parallel else 1, no_catchup=not catch_up,
-                    pipeline_package_path=str(file), service_account=place.service_account,
+                    experiment,
+                    name,
+                    described,
+                    cron_expression=there.expression,
+                    max_concurrency=_MOST if parallel else 1,
+                    no_catchup=not catch_up,
+                    pipeline_package_path=str(file),
+                    service_account=place.service_account,
                 ),
                 same,
-            )  # fmt: skip
+            )
             if str(made.status) == "DISABLED":
                 server.call(server.kfp.enable_recurring_run, made.recurring_run_id)
             kept = _settled(server, name)
@@ -135,8 +140,9 @@ def _deleted(server: client.Server, one: Any) -> None:
     try:
         server.call(
             server.kfp._recurring_run_api.recurring_run_service_delete_recurring_run,
-            one.recurring_run_id, propagation_policy="ORPHAN",
-        )  # fmt: skip
+            one.recurring_run_id,
+            propagation_policy="ORPHAN",
+        )
     except ApiException as error:
         if error.status != 404:  # another process took it away
             raise

@@ -23,9 +23,13 @@ _DEPLOYMENT = Path(__file__).with_name("manifests") / "deployment.yaml"
 _LONGEST_NAME, _MOST_ENDS = 63, 2
 _PREDICTS = re.compile(r"/predict|/invocations|/v1/.*|.*/infer")
 _WAITS = {
-    "CreateContainerConfigError", "CreateContainerError", "ErrImagePull", "ImagePullBackOff",
-    "InvalidImageName", "RunContainerError",
-}  # fmt: skip
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "RunContainerError",
+}
 
 
 def named(model: str, suffix: str = "") -> str:
@@ -71,8 +75,9 @@ def predictor(deployment: Mapping[str, Any]) -> dict[str, Any]:
     """The spec of an InferenceService with the pods of this Deployment."""
     pod, count = deployment["template"]["spec"], deployment["replicas"]
     containers = [{**one, "name": "kserve-container"} for one in pod["containers"]]
-    return {"predictor": {**pod, "containers": containers, "minReplicas": count,
-                          "maxReplicas": count}}  # fmt: skip
+    return {
+        "predictor": {**pod, "containers": containers, "minReplicas": count, "maxReplicas": count}
+    }
 
 
 def complete(deployment: Mapping[str, Any]) -> bool:

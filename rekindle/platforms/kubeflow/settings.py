@@ -25,9 +25,12 @@ Piece = Mapping[str, Any]
 Entries = Sequence[Mapping[str, Any]]  # of a setting
 NODE = "node"  # the replicated job, and the container in its pods, that Trainer looks for
 _KEYS = {
-    "env": "name", "containers": "name", "volumes": "name", "imagePullSecrets": "name",
+    "env": "name",
+    "containers": "name",
+    "volumes": "name",
+    "imagePullSecrets": "name",
     "volumeMounts": "mountPath",
-}  # fmt: skip
+}
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the place of shared memory, no file of ours
 _SELECTOR = ("key", "operator", "values")
 _TOLERATION = ("effect", "key", "operator", "tolerationSeconds", "value")
@@ -347,7 +350,8 @@ def _pull_policy(policy: str, image: str) -> Piece:
 
 
 _PIECES: Mapping[str, Callable[[Any], Piece]] = {
-    "secretAsEnv": functools.partial(_keys, "secret"), "fieldPathAsEnv": _fields,
+    "secretAsEnv": functools.partial(_keys, "secret"),
+    "fieldPathAsEnv": _fields,
     "configMapAsEnv": functools.partial(_keys, "configMap"),
     "pvcMount": functools.partial(named, "pvc", "claim", "persistentVolumeClaim", "claimName"),
     "secretAsVolume": functools.partial(named, "secret", "secret", "secret", "secretName"),
@@ -355,7 +359,11 @@ _PIECES: Mapping[str, Callable[[Any], Piece]] = {
     "genericEphemeralVolume": ephemeral,
     "emptyDirMounts": lambda entries: _mounted("empty", entries, _folder),
     "enabledSharedMemory": shared_memory,
-    "nodeSelector": node_selector, "tolerations": tolerations,
-    "nodeAffinity": node_affinity, "podAffinity": pod_affinity,
-    "podMetadata": _metadata, "imagePullSecret": _pull_secrets, "securityContext": _security,
-}  # fmt: skip
+    "nodeSelector": node_selector,
+    "tolerations": tolerations,
+    "nodeAffinity": node_affinity,
+    "podAffinity": pod_affinity,
+    "podMetadata": _metadata,
+    "imagePullSecret": _pull_secrets,
+    "securityContext": _security,
+}

@@ -94,13 +94,18 @@ def template(step: Step, place: KubeflowSpec) -> dict[str, Any]:
     wanted, limit = step.spread, step.time_limit_seconds
     pod = dict(put_together(step, place)[0])
     return _request(
-        "trainjob", image=image_of(step, place.image), runtime=place.runtime,
-        nodes=wanted.nodes, ranks=max(1, wanted.gpus_per_node),
+        "trainjob",
+        image=image_of(step, place.image),
+        runtime=place.runtime,
+        nodes=wanted.nodes,
+        ranks=max(1, wanted.gpus_per_node),
         resources=_resources(step.container.resources, wanted.gpus_per_node),
-        env=sorted(pod.pop("env"), key=lambda variable: str(variable["name"])), pod=pod,
+        env=sorted(pod.pop("env"), key=lambda variable: str(variable["name"])),
+        pod=pod,
         deadline=None if limit is None else max(1, round(limit)),
-        queue=place.queue or None, suspended=bool(place.queue) or None,
-    )  # fmt: skip
+        queue=place.queue or None,
+        suspended=bool(place.queue) or None,
+    )
 
 
 def _template_of(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,10 +116,17 @@ def _template_of(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def manifest(
-    template: Mapping[str, Any], *, name: str, identity: str, attempt: int,
-    owner: Mapping[str, Any], service_account: str, result: str, payload: Sequence[str],
+    template: Mapping[str, Any],
+    *,
+    name: str,
+    identity: str,
+    attempt: int,
+    owner: Mapping[str, Any],
+    service_account: str,
+    result: str,
+    payload: Sequence[str],
     secret: str,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The TrainJob to create: `identity` is the step of the run that it is for, `owner` the run's
     Workflow, `result` the URI where node rank 0 leaves what the step gave, `payload` what tells the
     nodes what to do, `secret` the name of the Secret that several nodes wait for."""

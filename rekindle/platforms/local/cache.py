@@ -23,10 +23,13 @@ from rekindle.records import ArtifactRecord, moved, write_atomically
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _HOME = "\0home"  # in no path
 _CHANGED = {
-    "component": "its source changed", "outputs": "the types of its outputs changed",
-    "rekindle": "rekindle's code changed", "own code": "code of yours that it uses changed",
-    "image": "the image it runs in changed", "cache key": "its cache key changed",
-}  # fmt: skip
+    "component": "its source changed",
+    "outputs": "the types of its outputs changed",
+    "rekindle": "rekindle's code changed",
+    "own code": "code of yours that it uses changed",
+    "image": "the image it runs in changed",
+    "cache key": "its cache key changed",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +90,13 @@ def names_of_code(step: Step, inputs: Values) -> list[str]:
 
 
 def identify(
-    step: Step, inputs: Values, source_hash: str, image_id: str, own_code: Mapping[str, str],
+    step: Step,
+    inputs: Values,
+    source_hash: str,
+    image_id: str,
+    own_code: Mapping[str, str],
     home: str,
-) -> Identity:  # fmt: skip
+) -> Identity:
     """The identity of `step` on `inputs`, in a container if there is an `image_id`. A `cache_key`
     of the user's stands in for everything but the outputs. `own_code` are hashes of the user's own
     files, by component or by the value of a parameter. Paths under `home` count relative to it."""
@@ -190,9 +197,11 @@ def _put(store: Store, identity: Identity, run_id: str, outputs: Values) -> None
         files = {file: dataclasses.astuple(fact) for file, fact in a.files.items()}
         artifacts[name] = {**vars(a), "metadata": dict(a.metadata), "files": files}
     entry = {
-        "run_id": run_id, "home": str(store.home), "facts": dict(identity.facts),
+        "run_id": run_id,
+        "home": str(store.home),
+        "facts": dict(identity.facts),
         "outputs": {"parameters": dict(outputs.parameters), "artifacts": artifacts},
-    }  # fmt: skip
+    }
     write_atomically(store.entry(identity.key), json.dumps({**entry, "sha256": _hash(entry)}))
 
 

@@ -64,15 +64,20 @@ class Containers:
         command = [lower(word) for word in step.container.as_written]
         words: list[Any] = [
             *self.docker.words("run", f"--name={name}", "--init", "--pull=never"),
-            "--log-driver=none", f"--user={self.user}", *_CONFINED,
+            "--log-driver=none",
+            f"--user={self.user}",
+            *_CONFINED,
             *(f"--label={key}={value}" for key, value in labels.items()),
-            *_limits(step.container.resources), *(["--network=host"] if step.distribution else []),
-            *(_mount(path, ",readonly") for path in inputs), _mount(outputs, ""),
+            *_limits(step.container.resources),
+            *(["--network=host"] if step.distribution else []),
+            *(_mount(path, ",readonly") for path in inputs),
+            _mount(outputs, ""),
             *([_mount(workspace, "")] if workspace.exists() else []),
             *self._variables(task, step),
             *({"concat": ["--entrypoint=", word]} for word in command[:1]),
-            self.image_of(step), *command[1:],
-        ]  # fmt: skip
+            self.image_of(step),
+            *command[1:],
+        ]
         within = [str(path.resolve()) for path in (outputs, *inputs)]
         afterwards = self.docker.removal(name)
         return {**task, "source": "", "command": words, "afterwards": afterwards, "within": within}

@@ -154,9 +154,14 @@ class LocalEndpoint:
         words = [sys.executable, "-P", "-m", "rekindle.serve.router", str(self.folder)]
         with log.open("wb") as file:
             return subprocess.Popen(
-                words, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, **self.environment}, cwd="/",
-            )  # fmt: skip
+                words,
+                stdout=file,
+                stderr=file,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, **self.environment},
+                cwd="/",
+            )
 
     def _sent(
         self, method: str, path: str, headers: Mapping[str, str], body: str | None = None

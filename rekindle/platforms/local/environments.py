@@ -92,10 +92,14 @@ def _make(step: Step, packages: Packages, folder: Path, env: Mapping[str, str]) 
     Path(sysconfig.get_path("purelib", vars=names), "behind.pth").write_text(behind)
     words = ["--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", *words, "--no-input", *packages], env=dict(env),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [sys.executable, "-m", "pip", *words, "--no-input", *packages],
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         errors="replace",
-    )  # fmt: skip
+    )
     log.info("%s", masked(done.stdout))
     if done.returncode:
         shutil.rmtree(folder)

@@ -41,13 +41,23 @@ PRINTING = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
 
 
 def execute(
-    graph: Graph, arguments: Mapping[str, Any], *, home: Path, record: RunRecord,
-    env: Mapping[str, str], source_hash: str, own_code: OwnCode = lambda names: {},
-    fresh: bool = False, from_step: str | None = None, max_parallel: int | None = None,
-    imports: Sequence[str] = (), containers: Containers = NO_CONTAINERS,
-    on_change: OnChange | None = None, on_event: OnEvent | None = None,
+    graph: Graph,
+    arguments: Mapping[str, Any],
+    *,
+    home: Path,
+    record: RunRecord,
+    env: Mapping[str, str],
+    source_hash: str,
+    own_code: OwnCode = lambda names: {},
+    fresh: bool = False,
+    from_step: str | None = None,
+    max_parallel: int | None = None,
+    imports: Sequence[str] = (),
+    containers: Containers = NO_CONTAINERS,
+    on_change: OnChange | None = None,
+    on_event: OnEvent | None = None,
     grace_seconds: float = GRACE_SECONDS,
-) -> RunRecord:  # fmt: skip
+) -> RunRecord:
     """The finished record of one run of `graph` under `home`, as also in `runs/<run_id>/run.json`.
     `imports` are modules that most steps import, `containers` says which steps docker runs; `env`
     is the environment of the steps; `source_hash` stands for our own code in cache keys, `own_code`
@@ -62,10 +72,16 @@ def execute(
     forced = _forced(graph, fresh, from_step)
     store = Store(Path(home).absolute())
     steps = tuple(StepRecord(name=n.path, component=n.component) for n in graph.leaves())
-    record = record.model_copy(update={
-        "platform": "local", "status": "running", "steps": steps, "arguments": values,
-        "ignored": record.ignored or unheeded, "home": str(store.home),
-    })  # fmt: skip
+    record = record.model_copy(
+        update={
+            "platform": "local",
+            "status": "running",
+            "steps": steps,
+            "arguments": values,
+            "ignored": record.ignored or unheeded,
+            "home": str(store.home),
+        }
+    )
     try:
         make_home(store.home)
         here = (step for step in graph.steps() if not containers.image_of(step))
@@ -73,9 +89,20 @@ def execute(
         with store.hold_run(record.run_id), fork_server_for(env, imports) as fork_server:
             containers.sweep(store.home, lambda run_id: is_alive(store.home, run_id))
             around = Surroundings(
-                store, record.run_id, record.name, graph.name, record.started_at or utc_now(), env,
-                source_hash, own_code, grace_seconds, Control(), fork_server, containers, pythons,
-            )  # fmt: skip
+                store,
+                record.run_id,
+                record.name,
+                graph.name,
+                record.started_at or utc_now(),
+                env,
+                source_hash,
+                own_code,
+                grace_seconds,
+                Control(),
+                fork_server,
+                containers,
+                pythons,
+            )
             run = _Run(graph, values, around, forced, record, on_change, on_event)
             shares = any(use.feature == "workspace" for use in uses(graph))
             if shares:  # a folder, which stays after a failure
@@ -136,10 +163,15 @@ class _Run:
     """The state of one run: the walk over the graph, the threads at work, the record."""
 
     def __init__(
-        self, graph: Graph, values: Mapping[str, Any], around: Surroundings,
-        forced: Mapping[str, str], record: RunRecord, on_change: OnChange | None,
+        self,
+        graph: Graph,
+        values: Mapping[str, Any],
+        around: Surroundings,
+        forced: Mapping[str, str],
+        record: RunRecord,
+        on_change: OnChange | None,
         on_event: OnEvent | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.around, self.forced = around, forced
         self.walk = Walk(graph, values, around.facts)
         self.record, self.on_change, self.on_event = record, on_change, on_event
@@ -212,10 +244,13 @@ class _Run:
         folder = self.around.store.step(self.around.run_id, path)
         hear = self.on_event or (lambda *_: None)
         job = Job(
-            ready.node, ready.inputs, self.around, self.forced.get(ready.origin, ""),
+            ready.node,
+            ready.inputs,
+            self.around,
+            self.forced.get(ready.origin, ""),
             say=lambda fields: self.messages.put(lambda: self.update(path, **fields)),
             event=lambda event: self.messages.put(lambda: hear(path, event)),
-        )  # fmt: skip
+        )
 
         def work() -> None:
             outcome = perform(job)
@@ -231,12 +266,17 @@ class _Run:
         self.working.pop(path).join()
         preempted, made = outcome.status == "preempted", outcome.outputs.artifacts
         self.update(
-            path, status="cancelled" if preempted else outcome.status, cached=outcome.cached,
-            reason=outcome.reason, error=outcome.error, failed_log=outcome.failed_log,
-            seconds=round(outcome.seconds, 3), cache_key=outcome.key,
+            path,
+            status="cancelled" if preempted else outcome.status,
+            cached=outcome.cached,
+            reason=outcome.reason,
+            error=outcome.error,
+            failed_log=outcome.failed_log,
+            seconds=round(outcome.seconds, 3),
+            cache_key=outcome.key,
             parameters=outcome.outputs.parameters,
             artifacts={name: a.record() for name, given in made.items() for a in each(given)},
-        )  # fmt: skip
+        )
         if outcome.status == "succeeded":
             self.walk.succeeded(path, outcome.outputs)
         else:

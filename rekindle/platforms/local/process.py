@@ -113,10 +113,16 @@ class Ended:
 
 
 def run_shim(
-    task: Mapping[str, Any], folder: Path, log: Log, env: Mapping[str, str], control: Control,
-    on_event: Callable[[dict[str, Any]], None], timeout_seconds: float | None,
-    grace_seconds: float, fork_server: ForkServer | None,
-) -> Ended:  # fmt: skip
+    task: Mapping[str, Any],
+    folder: Path,
+    log: Log,
+    env: Mapping[str, str],
+    control: Control,
+    on_event: Callable[[dict[str, Any]], None],
+    timeout_seconds: float | None,
+    grace_seconds: float,
+    fork_server: ForkServer | None,
+) -> Ended:
     """Run one task to its end and say how it ended; `log` has each line at once."""
     task_file, result_file = folder / "task.json", folder / "result.json"
     result_file.unlink(missing_ok=True)
@@ -148,9 +154,12 @@ def _started(
     root = str(Path(shim.__file__).parents[2])
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _START, root, str(file)],
-        env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 class _Stopper:

@@ -73,11 +73,13 @@ class Here:
             escaped = run.replace("%", r"\%")
             return {"crontab": f"{cron.written(schedule.cron)} {escaped} {note}"}
         values = {
-            "name": job.name, "note": note, "persistent": str(schedule.catch_up).lower(),
+            "name": job.name,
+            "note": note,
+            "persistent": str(schedule.catch_up).lower(),
             "folder": str(job.folder).replace("%", "%%"),
             "command": " ".join(map(_quoted, job.command)),
             "calendar": "\n".join(f"OnCalendar={each}" for each in on_calendar(schedule)),
-        }  # fmt: skip
+        }
         texts = {end: _UNITS / f"rekindle.{end}" for end in ("service", "timer")}
         return {
             str(_unit(job.name, end)): text.read_text(encoding="utf-8").format(**values)

@@ -276,9 +276,12 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
         work = _node_folder(job, node) if node else job.folder
         outputs = work / "outputs" if node else folder
         task: dict[str, Any] = {  # TASK.json for the shim; see there
-            **lowered_container(step), "executor_input": executor_input(step, job.inputs, outputs),
-            "run": around.facts(step), "work": str(work), "cwd": str(Path.cwd()),
-        }  # fmt: skip
+            **lowered_container(step),
+            "executor_input": executor_input(step, job.inputs, outputs),
+            "run": around.facts(step),
+            "work": str(work),
+            "cwd": str(Path.cwd()),
+        }
         if node:  # only node rank 0 has any
             task["outputs"] = {"parameters": {}, "artifacts": {}}
             work.mkdir(parents=True, exist_ok=True)
@@ -291,10 +294,16 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
             task = around.containers.contained(task, step, outputs, labels)
         with Log(work / "log.txt") if node else contextlib.nullcontext(log) as own:
             ended = run_shim(
-                task, work, own, {**around.env, **places[node]}, control,
-                (lambda event: None) if node else job.event, step.time_limit_seconds,
-                around.grace_seconds, None if elsewhere else around.fork_server,
-            )  # fmt: skip
+                task,
+                work,
+                own,
+                {**around.env, **places[node]},
+                control,
+                (lambda event: None) if node else job.event,
+                step.time_limit_seconds,
+                around.grace_seconds,
+                None if elsewhere else around.fork_server,
+            )
             words[node] = own.end
         return ended
 

@@ -278,9 +278,14 @@ class Walk:
         return None, inputs
 
     def _enter(
-        self, frame: Frame, node: ir.SubDag, path: str, inputs: Values, items: Sequence[Any],
+        self,
+        frame: Frame,
+        node: ir.SubDag,
+        path: str,
+        inputs: Values,
+        items: Sequence[Any],
         free: bool,
-    ) -> Iterator[News]:  # fmt: skip
+    ) -> Iterator[News]:
         """Open a nested Dag, or the turns of a loop over `items`."""
         if node.loop is None:
             self.open.append(Opened(node, frame, [Frame(node.dag, path, inputs, free)], 0))

@@ -30,9 +30,10 @@ class Alarms:
         self.account = endpoint.account
         self.values = {
             "endpoint": endpoint.name,
-            "pipeline": pipeline_name(definition), "region": place.region,
+            "pipeline": pipeline_name(definition),
+            "region": place.region,
             "actions": place.alarm_actions,
-        }  # fmt: skip
+        }
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
         with self.account.client("cloudwatch") as api:

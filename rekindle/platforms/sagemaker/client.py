@@ -42,10 +42,12 @@ def submit(definition: Definition, place: SageMakerSpec, mark: RunTag) -> Submit
             return SubmittedRun(arn, page(place, arn), anew=False)
         upload(session("s3"), definition, place)
         started = sagemaker.start_pipeline_execution(
-            PipelineName=name, PipelineVersionId=version_of(sagemaker, name, definition, place),
-            PipelineExecutionDisplayName=id, PipelineExecutionDescription=str(mark),
+            PipelineName=name,
+            PipelineVersionId=version_of(sagemaker, name, definition, place),
+            PipelineExecutionDisplayName=id,
+            PipelineExecutionDescription=str(mark),
             ClientRequestToken=digest_of(definition.files, mark.token) * 2,
-        )  # fmt: skip
+        )
         arn = started["PipelineExecutionArn"]
         return SubmittedRun(arn, page(place, arn))
 
@@ -92,9 +94,11 @@ def connected(place: SageMakerSpec, **more: Any) -> Iterator[Callable[[str], Any
 def _found(sagemaker: Any, name: str, id: str) -> str | None:
     """The ARN of the execution that is called `id`, among the newest of the pipeline."""
     pages = sagemaker.get_paginator("list_pipeline_executions").paginate(
-        PipelineName=name, SortBy="CreationTime", SortOrder="Descending",
+        PipelineName=name,
+        SortBy="CreationTime",
+        SortOrder="Descending",
         PaginationConfig={"MaxItems": _MOST_LISTED, "PageSize": 100},
-    )  # fmt: skip
+    )
     with contextlib.suppress(sagemaker.exceptions.ResourceNotFound):  # there is no pipeline yet
         for listed in pages:
             for one in listed["PipelineExecutionSummaries"]:
@@ -229,11 +233,12 @@ def _unit(
     bundle = str(inputs.pop("bundle", ""))
     algorithm = job.get("AppSpecification") or job.get("AlgorithmSpecification") or {}
     parts = {
-        "image": json.dumps(algorithm, sort_keys=True), "environment variables": environment,
+        "image": json.dumps(algorithm, sort_keys=True),
+        "environment variables": environment,
         "inputs": json.dumps(inputs, sort_keys=True),
         **{f"parameter `{n}`": defaults.get(n, "") for n in _PARAMETER.findall(environment)},
         **of_bundle("bundles" + bundle.partition("/bundles")[2], files),
-    }  # fmt: skip
+    }
     reads = _READ.findall(json.dumps([*inputs.values(), job.get("InferenceSpecification")]))
     cached = bool(step.get("CacheConfig", {}).get("Enabled"))
     return CacheKey(step["Name"], cached, parts, tuple(dict.fromkeys(reads)))

@@ -13,9 +13,12 @@ from rekindle.ir.flatten import Flat, Given, Guard, Output, Source, read_by
 from rekindle.ir.graph import Constant
 
 _TYPES = {
-    "==": "Equals", "<": "LessThan", "<=": "LessThanOrEqualTo", ">": "GreaterThan",
+    "==": "Equals",
+    "<": "LessThan",
+    "<=": "LessThanOrEqualTo",
+    ">": "GreaterThan",
     ">=": "GreaterThanOrEqualTo",
-}  # fmt: skip
+}
 Operand = Callable[[Given | Output], Any]
 
 

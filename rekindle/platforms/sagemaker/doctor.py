@@ -21,9 +21,10 @@ from rekindle.platforms.submission import Definition, plain_name, problems_in, r
 from rekindle.spec.platforms import SageMakerSpec
 
 _BRIEF: Mapping[str, Any] = {
-    "retries": {"mode": "standard", "total_max_attempts": 2}, "connect_timeout": 5,
+    "retries": {"mode": "standard", "total_max_attempts": 2},
+    "connect_timeout": 5,
     "read_timeout": 10,
-}  # fmt: skip
+}
 _ECR = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
     r"(?P<name>[^@:]+)(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
@@ -102,12 +103,13 @@ def _names(place: SageMakerSpec, model: str = "") -> dict[str, str]:
     where = f"{place.region or 'REGION'}:{mine[4]}:"
     services = ("ec2", "kms", "logs", "sagemaker")
     return {
-        "bucket": bucket, "objects": f"{bucket}/{folder}/*" if folder else f"{bucket}/*",
+        "bucket": bucket,
+        "objects": f"{bucket}/{folder}/*" if folder else f"{bucket}/*",
         "repository": f"{registry}:repository/{name}",
         "role": place.role_arn or "platforms.sagemaker.role_arn",
         "model": plain_name(model or "MODEL", r"[^a-zA-Z0-9]+", 40, distinct=True),
         **{service: f"arn:{mine[1]}:{service}:{where}" for service in services},
-    }  # fmt: skip
+    }
 
 
 def _key(place: SageMakerSpec) -> dict[str, Any]:

@@ -87,10 +87,14 @@ class SageMakerEndpoint:
     def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
         with self.account.client("sagemaker-runtime") as api:
             try:
-                return json.load(api.invoke_endpoint(
-                    EndpointName=self.name, TargetVariant=self._variant(model),
-                    ContentType="application/json", Body=json.dumps(body),
-                )["Body"])  # fmt: skip
+                return json.load(
+                    api.invoke_endpoint(
+                        EndpointName=self.name,
+                        TargetVariant=self._variant(model),
+                        ContentType="application/json",
+                        Body=json.dumps(body),
+                    )["Body"]
+                )
             except api.exceptions.ModelError as error:
                 raise StepError(f"smoke: {error}", where=self.address) from None
 
@@ -135,8 +139,11 @@ class SageMakerEndpoint:
 
     def delete(self) -> None:
         with self.account.client("sagemaker") as api:
-            self._reach(api, lambda now: now is None,
-                        lambda now: api.delete_endpoint(EndpointName=self.name))  # fmt: skip
+            self._reach(
+                api,
+                lambda now: now is None,
+                lambda now: api.delete_endpoint(EndpointName=self.name),
+            )
             self._clean(api, None)
 
     def publish(self, model: ServedModel, lineage: Mapping[str, str]) -> str:
@@ -151,10 +158,20 @@ class SageMakerEndpoint:
             there = [one for page in pages for one in page["ModelPackageSummaryList"]]
             states = {one["ModelPackageArn"]: one["ModelApprovalStatus"] for one in there}
             mine = [one for one in there if one.get("ModelPackageDescription") == title]
-            arn: str = mine[0]["ModelPackageArn"] if mine else api.create_model_package(**_request(
-                "package", group=group, title=title, served=self._served(model),
-                properties=properties, token=f"{model.version}-{model.digest[:20]}",
-            ))["ModelPackageArn"]  # fmt: skip
+            arn: str = (
+                mine[0]["ModelPackageArn"]
+                if mine
+                else api.create_model_package(
+                    **_request(
+                        "package",
+                        group=group,
+                        title=title,
+                        served=self._served(model),
+                        properties=properties,
+                        token=f"{model.version}-{model.digest[:20]}",
+                    )
+                )["ModelPackageArn"]
+            )
             changes = {} if states.get(arn, "Approved") == "Approved" else {arn: "Approved"}
             before = (one for one, state in states.items() if state == "Approved" and one != arn)
             for one, state in (changes | dict.fromkeys(before, "PendingManualApproval")).items():
@@ -228,15 +245,22 @@ class SageMakerEndpoint:
                 time.sleep(self.poll_seconds)
         raise StepError(reason, where=self.name)
 
-    def _update(self, api: Any, found: Any, weights: Mapping[str, float],
-                before: Callable[[], object] = lambda: None) -> Any:  # fmt: skip
+    def _update(
+        self,
+        api: Any,
+        found: Any,
+        weights: Mapping[str, float],
+        before: Callable[[], object] = lambda: None,
+    ) -> Any:
         """The endpoint once it has these variants and no others."""
         name = found["EndpointConfigName"] if found else ""
         there = api.describe_endpoint_config(EndpointConfigName=name) if name else {}
         old = {one["VariantName"]: one for one in there.get("ProductionVariants", ())}
         new = _request("variant", machine=self.machine, count=self.deploy.replicas)
-        variants = [{"VariantName": v, "ModelName": v, **old.get(v, new), "InitialVariantWeight": w}
-                    for v, w in sorted(weights.items())]  # fmt: skip
+        variants = [
+            {"VariantName": v, "ModelName": v, **old.get(v, new), "InitialVariantWeight": w}
+            for v, w in sorted(weights.items())
+        ]
         key = {"KmsKeyId": self.place.kms_key} if self.place.kms_key else {}
         body = {"ProductionVariants": variants, **key}
         content = digest_of({"": json.dumps(body, sort_keys=True).encode()}, length=8)
@@ -257,10 +281,12 @@ class SageMakerEndpoint:
         """The endpoint once its variants have these weights."""
         wanted = [{"VariantName": v, "DesiredWeight": weight} for v, weight in weights.items()]
         return self._reach(
-            api, lambda now: _serves(now) and _weights(now) == weights,
+            api,
+            lambda now: _serves(now) and _weights(now) == weights,
             lambda now: api.update_endpoint_weights_and_capacities(
-                EndpointName=self.name, DesiredWeightsAndCapacities=wanted),
-        )  # fmt: skip
+                EndpointName=self.name, DesiredWeightsAndCapacities=wanted
+            ),
+        )
 
     def _clean(self, api: Any, found: Any) -> None:
         """Delete our models and configurations that the endpoint does not have."""
@@ -282,10 +308,14 @@ class SageMakerEndpoint:
         of = {"EndpointName": self.name, "VariantName": variant}
         first, last = (datetime.datetime.fromtimestamp(60 * t, datetime.UTC) for t in (begin, end))
         seen = api.get_metric_statistics(
-            Namespace="AWS/SageMaker", MetricName=metric, Statistics=["Sum"],
+            Namespace="AWS/SageMaker",
+            MetricName=metric,
+            Statistics=["Sum"],
             Dimensions=[{"Name": name, "Value": value} for name, value in of.items()],
-            Period=60 * -(-(end - begin) // 1_440), StartTime=first, EndTime=last,
-        )  # fmt: skip
+            Period=60 * -(-(end - begin) // 1_440),
+            StartTime=first,
+            EndTime=last,
+        )
         return {one["Timestamp"]: one["Sum"] for one in seen["Datapoints"]}
 
     def _log_end(self, variant: str) -> str:

@@ -73,10 +73,15 @@ class Jobs:
     change."""
 
     def __init__(
-        self, place: SageMakerSpec, flats: Mapping[str, Flat],
-        guarded: Mapping[str, tuple[Guard, ...]], names: Mapping[str, str],
-        types: Mapping[str, str], values: Mapping[str, Any], fixed: frozenset[str],
-    ) -> None:  # fmt: skip
+        self,
+        place: SageMakerSpec,
+        flats: Mapping[str, Flat],
+        guarded: Mapping[str, tuple[Guard, ...]],
+        names: Mapping[str, str],
+        types: Mapping[str, str],
+        values: Mapping[str, Any],
+        fixed: frozenset[str],
+    ) -> None:
         self.place, self.flats, self.guarded, self.names = place, flats, guarded, names
         self.types, self.values, self.fixed = types, values, fixed
         self.problems: list[Problem] = []
@@ -163,9 +168,13 @@ class Jobs:
         return self._processing(image_of(step, self.place), machine, inputs, outputs, seconds)
 
     def _processing(
-        self, image: str, machine: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any],
+        self,
+        image: str,
+        machine: str,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
         seconds: float,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """A job on one machine; `inputs` and `outputs` are S3 URIs by name."""
         given = [
             _request("input", name=name, uri=uri, path=f"/opt/ml/processing/input/{name}")
@@ -184,12 +193,15 @@ class Jobs:
         machine, count = self._machine(step), step.distribution.nodes if step.distribution else 1
         inputs = sorted(self._inputs(flat, step, "training").items())
         return _request(
-            "training", image=image_of(step, self.place), seconds=round(seconds),
+            "training",
+            image=image_of(step, self.place),
+            seconds=round(seconds),
             channels=[_request("channel", name=name, uri=uri) for name, uri in inputs],
-            folder=self.folder(self.names[flat.path]), spot=None if wait_seconds is None else True,
+            folder=self.folder(self.names[flat.path]),
+            spot=None if wait_seconds is None else True,
             wait_seconds=None if wait_seconds is None else round(wait_seconds),
             **self._around(machine, count),
-        )  # fmt: skip
+        )
 
     def _around(self, machine: str, count: int) -> dict[str, Any]:
         """A job's machines, network and key."""

@@ -27,8 +27,9 @@ from rekindle.spec.platforms import SageMakerSpec
 _RUNS, _STEPS, _ = states_of(__file__)
 _GROUPS = {kind: f"/aws/sagemaker/{kind}s" for kind in ("ProcessingJob", "TrainingJob")}
 _SECONDS = {
-    "billed_seconds": "BillableTimeInSeconds", "on_demand_seconds": "TrainingTimeInSeconds",
-}  # fmt: skip
+    "billed_seconds": "BillableTimeInSeconds",
+    "on_demand_seconds": "TrainingTimeInSeconds",
+}
 _MOST_STREAMS = 50
 
 
@@ -153,10 +154,16 @@ def _step(sagemaker: Any, step: Mapping[str, Any], now: datetime.datetime) -> St
             known = [job[field] for job in jobs if field in job]
             billed[name] = sum(known) if known else None
     return StepRecord(
-        name=step["StepName"], status=_STEPS.get(step["StepStatus"], "running"), cached=cached,
-        reason=reason, attempts=attempts, log=log, error=step.get("FailureReason", ""), **billed,
+        name=step["StepName"],
+        status=_STEPS.get(step["StepStatus"], "running"),
+        cached=cached,
+        reason=reason,
+        attempts=attempts,
+        log=log,
+        error=step.get("FailureReason", ""),
+        **billed,
         **step_times(step.get("StartTime"), step.get("EndTime"), now),
-    )  # fmt: skip
+    )
 
 
 def _jobs(sagemaker: Any, last: str) -> list[Mapping[str, Any]]:

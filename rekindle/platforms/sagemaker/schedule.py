@@ -25,9 +25,12 @@ _DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _GROUP = "rekindle"  # of schedules
 _problem, _request = submission.problems_in(__file__), submission.requests_in(__file__)
 _KEPT = (
-    "Description", "ScheduleExpression", "ScheduleExpressionTimezone", "FlexibleTimeWindow",
+    "Description",
+    "ScheduleExpression",
+    "ScheduleExpressionTimezone",
+    "FlexibleTimeWindow",
     "Target",
-)  # fmt: skip
+)
 
 
 def lowered(schedule: ScheduleSpec, place: SageMakerSpec) -> Lowered:
@@ -40,11 +43,12 @@ def lowered(schedule: ScheduleSpec, place: SageMakerSpec) -> Lowered:
     weekdays = "?" if weekday is None else ",".join(_DAYS[number] for number in weekday)
     times = f"{cron.listed(minute)} {cron.listed(hour)}"
     return Lowered(
-        f"cron({times} {days} {cron.listed(month)} {weekdays} *)", schedule.timezone,
+        f"cron({times} {days} {cron.listed(month)} {weekdays} *)",
+        schedule.timezone,
         "begins beside the run",
         "left out after a pause; one that AWS refuses is tried again for a day",
         "what is skipped is left out, what comes twice starts once",
-    )  # fmt: skip
+    )
 
 
 def set_(
@@ -62,10 +66,15 @@ def set_(
             with contextlib.suppress(scheduler.exceptions.ConflictException):  # another made it
                 scheduler.create_schedule_group(Name=_GROUP)
         body = _request(
-            "schedule", name=schedule_id(name), group=_GROUP, arn=arn,
-            description=f"{name}: {schedule.cron}", expression=there.expression,
-            timezone=schedule.timezone, role=place.schedule_role_arn or place.role_arn,
-        )  # fmt: skip
+            "schedule",
+            name=schedule_id(name),
+            group=_GROUP,
+            arn=arn,
+            description=f"{name}: {schedule.cron}",
+            expression=there.expression,
+            timezone=schedule.timezone,
+            role=place.schedule_role_arn or place.role_arn,
+        )
         try:
             scheduler.update_schedule(**body)
         except scheduler.exceptions.ResourceNotFoundException:

@@ -19,10 +19,17 @@ from rekindle.errors import Problem
 
 _FILE = Path(catalog.__file__).with_name("sagemaker_shapes.json")
 _KINDS: Mapping[str, tuple[type, ...]] = {
-    "structure": (dict,), "map": (dict,), "list": (list,), "string": (str,), "boolean": (bool,),
-    "integer": (int,), "long": (int,), "float": (int, float), "double": (int, float),
+    "structure": (dict,),
+    "map": (dict,),
+    "list": (list,),
+    "string": (str,),
+    "boolean": (bool,),
+    "integer": (int,),
+    "long": (int,),
+    "float": (int, float),
+    "double": (int, float),
     "timestamp": (str,),
-}  # fmt: skip
+}
 
 
 @functools.cache

@@ -91,9 +91,11 @@ def submit(definition: Definition, place: VertexSpec, mark: RunTag) -> Submitted
         marked.labels.update(labels_of(mark))
         try:
             project.pipelines.create_pipeline_job(
-                parent=project.parent, pipeline_job=marked, pipeline_job_id=id,
+                parent=project.parent,
+                pipeline_job=marked,
+                pipeline_job_id=id,
                 **project.patience,
-            )  # fmt: skip
+            )
         except Conflict:  # by the same submission, or by a call whose answer was lost
             anew = False
         return SubmittedRun(name, page(place, id), anew)

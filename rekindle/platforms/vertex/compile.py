@@ -143,13 +143,17 @@ def launcher(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
         machine = job["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["machineType"]
         task["env"] = {**network(machine), **task["env"]}
     payload = {
-        "project": place.project, "region": place.region,
-        "job": job, "jobs": f"{place.artifact_root.rstrip('/')}/jobs",
-        "nodes": wanted.nodes, "limit_seconds": limit_seconds(step),
+        "project": place.project,
+        "region": place.region,
+        "job": job,
+        "jobs": f"{place.artifact_root.rstrip('/')}/jobs",
+        "nodes": wanted.nodes,
+        "limit_seconds": limit_seconds(step),
         "spot": provisioning(wanted, place) == "spot",
-        "failures": step.retry.count, "preemptions": place.max_preemptions,
+        "failures": step.retry.count,
+        "preemptions": place.max_preemptions,
         "task": {**task, "secrets": dict(place.secrets), "gpus": wanted.gpus_per_node},
-    }  # fmt: skip
+    }
     text = json.dumps(payload, sort_keys=True, ensure_ascii=False)
     words = (*container.command, *container.args, *container.env.values())
     asked = [path[1] for word in words for path in references(word) if path[0] == "run"]
@@ -180,12 +184,15 @@ def custom_job(step: Step, pipeline: str, place: VertexSpec) -> dict[str, Any]:
     counts = [count for count in (1, wanted.nodes - 1) if count]
     how = provisioning(wanted, place)
     return _request(
-        "job", pools=[_request("pool", count=count, **about, **gpus) for count in counts],
+        "job",
+        pools=[_request("pool", count=count, **about, **gpus) for count in counts],
         name=f"{pipeline}-{step.name}"[: limits("vertex")["custom_job"]["display_name_characters"]],
-        timeout=f"{limit_seconds(step)}s", strategy=_STRATEGIES[how],
+        timeout=f"{limit_seconds(step)}s",
+        strategy=_STRATEGIES[how],
         wait=f"{place.max_wait_hours * 3_600:.0f}s" if how == "flex-start" else None,
-        account=place.service_account, **_around(place),
-    )  # fmt: skip
+        account=place.service_account,
+        **_around(place),
+    )
 
 
 def _around(place: VertexSpec) -> dict[str, Any]:

@@ -56,9 +56,15 @@ class VertexEndpoint:
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
         shares = (found := self._own(self.main)).get("trafficSplit", {})
-        return {v: ("ready" if o.get("status", {"availableReplicaCount": 1}).get(
-                    "availableReplicaCount") else "starting", int(shares.get(o["id"], 0)))
-                for v, o in _versions(found).items()}  # fmt: skip
+        return {
+            v: (
+                "ready"
+                if o.get("status", {"availableReplicaCount": 1}).get("availableReplicaCount")
+                else "starting",
+                int(shares.get(o["id"], 0)),
+            )
+            for v, o in _versions(found).items()
+        }
 
     def create(self, model: ServedModel, number: int) -> None:
         of = f"models/{self._name(model)}"
@@ -97,8 +103,11 @@ class VertexEndpoint:
         versions = _versions(found := self._own(self.main))
         began, end = float(found.get("labels", {}).get(SINCE, 0)), time.time() - LAG_SECONDS
         start, stop = (datetime.fromtimestamp(t, UTC).isoformat() for t in (began, end))
-        query = {"filter": f'{_COUNT}{_OF}"{self.id}"', "interval.startTime": start,
-                 "interval.endTime": stop}  # fmt: skip
+        query = {
+            "filter": f'{_COUNT}{_OF}"{self.id}"',
+            "interval.startTime": start,
+            "interval.endTime": stop,
+        }
         url = f"https://monitoring.googleapis.com/v3/projects/{self.place.project}/timeSeries"
         counts = {one["id"]: [0, 0, 0] for one in versions.values()}
         for series in self.pages("timeSeries", url, query) if 0 < began < end else ():

@@ -67,9 +67,12 @@ class VertexLauncher(Launcher):
     """A launcher of CustomJobs: `payload` and `executor_input` as in the arguments."""
 
     def __init__(
-        self, payload: dict[str, Any], executor_input: dict[str, Any], facts: Mapping[str, str],
+        self,
+        payload: dict[str, Any],
+        executor_input: dict[str, Any],
+        facts: Mapping[str, str],
         environment: Mapping[str, str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.payload, self.facts = payload, dict(facts)
         self.executor_input = _complete(executor_input)
         allowed = Allowed(payload["failures"], payload["preemptions"], payload["limit_seconds"])
@@ -140,11 +143,14 @@ class VertexLauncher(Launcher):
         token = uuid.uuid4().hex[:12]
         folder = f"{self.payload['jobs']}/{self.label}/{token}"
         task = {
-            **self.payload["task"], "executor_input": _with_own_places(self.executor_input, token),
-            "facts": self.facts, "run": self.facts[RUN], "region": self.payload["region"],
+            **self.payload["task"],
+            "executor_input": _with_own_places(self.executor_input, token),
+            "facts": self.facts,
+            "run": self.facts[RUN],
+            "region": self.payload["region"],
             "watch_seconds": self.poll_seconds * _WATCH_POLLS,
             "secret": secrets.token_hex(32),  # of the job's nodes: who reads the folder is one
-        }  # fmt: skip
+        }
         command = node.write(Path(mounted(folder)), task)
         try:
             made = self.google.create("aiplatform", self.jobs_path, self.body(attempt, command))
@@ -223,9 +229,12 @@ class VertexLauncher(Launcher):
             log.error("node %d ended with %d. %s", rank, word["exit_code"], word["error"])
         log.error(
             "%s %s: %s%s\n%s",
-            end.job.number, end.job.state.lower(), end.why, _SAYS["fixes"].get(end.cause, ""),
+            end.job.number,
+            end.job.state.lower(),
+            end.why,
+            _SAYS["fixes"].get(end.cause, ""),
             self.page(end.job),
-        )  # fmt: skip
+        )
         return PREEMPTED if end.cause == "preempted" else 1
 
 

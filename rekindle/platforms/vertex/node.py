@@ -44,10 +44,20 @@ _MISSING_FOR_GOOD = 3
 ENTRY = "node.pyz"
 PACKAGE = Path(__file__).parents[2]
 MODULES = (
-    "__init__", "errors", "http", "launch.__init__", "launch.node", "launch.rendezvous",
-    "launch.shim", "masking", "platforms.__init__", "platforms.vertex.__init__", "protojson",
-    "platforms.vertex.node", "platforms.vertex.rest",
-)  # fmt: skip
+    "__init__",
+    "errors",
+    "http",
+    "launch.__init__",
+    "launch.node",
+    "launch.rendezvous",
+    "launch.shim",
+    "masking",
+    "platforms.__init__",
+    "platforms.vertex.__init__",
+    "protojson",
+    "platforms.vertex.node",
+    "platforms.vertex.rest",
+)
 _MAIN = """import pathlib, sys
 from rekindle.platforms.vertex.node import main
 sys.exit(main(pathlib.Path(__file__).absolute().parent.parent))

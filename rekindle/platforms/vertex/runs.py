@@ -217,10 +217,15 @@ def _step(name: str, task: Message, now: datetime.datetime) -> StepRecord:
     status = _STEPS.get(state, "running")
     began = moment(task, "startTime") if status != "pending" else None
     return StepRecord(
-        name=name, status=status, cached=state == "SKIPPED", reason=_REASONS.get(state, ""),
-        attempts=len(jobs), log=jobs[-1] if jobs else "", error=_message(task),
+        name=name,
+        status=status,
+        cached=state == "SKIPPED",
+        reason=_REASONS.get(state, ""),
+        attempts=len(jobs),
+        log=jobs[-1] if jobs else "",
+        error=_message(task),
         **step_times(began, moment(task, "endTime"), now),
-    )  # fmt: skip
+    )
 
 
 def _message(failed: Message) -> str:
@@ -235,9 +240,11 @@ def _entries(
     wanted = [f"resource.labels.job_id=({ids})", 'resource.labels.task_name:"workerpool"']
     times = [f'timestamp>="{since}"'] if since else []
     query = {
-        "resourceNames": [f"projects/{place.project}"], "orderBy": "timestamp asc",
-        "pageSize": 1_000, "filter": " AND ".join(['resource.type="ml_job"', *wanted, *times]),
-    }  # fmt: skip
+        "resourceNames": [f"projects/{place.project}"],
+        "orderBy": "timestamp asc",
+        "pageSize": 1_000,
+        "filter": " AND ".join(['resource.type="ml_job"', *wanted, *times]),
+    }
     url = "https://logging.googleapis.com/v2/entries:list"
     return on_pages(project, "entries", "POST", url, query)
 

@@ -27,9 +27,12 @@ _LONGEST_SECONDS = 120.0  # that a deletion may take
 _MOST = 10  # runs at once, where they may be several
 _problem = problems_in(__file__)
 _CHANGED = (
-    "cron", "max_concurrent_run_count", "max_concurrent_active_run_count", "allow_queueing",
+    "cron",
+    "max_concurrent_run_count",
+    "max_concurrent_active_run_count",
+    "allow_queueing",
     "create_pipeline_job_request",
-)  # fmt: skip
+)
 
 
 def lowered(schedule: ScheduleSpec, place: VertexSpec) -> Lowered:
@@ -39,9 +42,10 @@ def lowered(schedule: ScheduleSpec, place: VertexSpec) -> Lowered:
     if day is not None and weekday is not None:
         raise UnsupportedError([_problem("days", cron=schedule.cron)])
     overlaps = {
-        "skip": "is left out", "queue": "waits until the run has ended, as many as there are",
+        "skip": "is left out",
+        "queue": "waits until the run has ended, as many as there are",
         "parallel": f"begins beside the run, up to {_MOST} at once",
-    }  # fmt: skip
+    }
     line = f"TZ={schedule.timezone} {cron.written(schedule.cron)}"
     missed = "made up for after a pause" if schedule.catch_up else "left out after a pause"
     return Lowered(line, schedule.timezone, overlaps[schedule.overlap or "skip"], missed)
@@ -59,10 +63,13 @@ def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name
             parent=project.parent, pipeline_job=job(api, definition)
         )
         wanted = api.Schedule(
-            display_name=name, cron=there.expression, max_concurrent_run_count=at_once,
-            max_concurrent_active_run_count=at_once, allow_queueing=queues,
+            display_name=name,
+            cron=there.expression,
+            max_concurrent_run_count=at_once,
+            max_concurrent_active_run_count=at_once,
+            allow_queueing=queues,
             create_pipeline_job_request=started,
-        )  # fmt: skip
+        )
         if (found := _settled(project, name)) is None or (found.allow_queueing and not queues):
             # a second one, of a call whose answer was lost, goes at once
             project.schedules.create_schedule(

@@ -9,8 +9,11 @@ from rekindle.train.objectives.numbers import Numbers
 from rekindle.train.objectives.tokens import Tokens
 
 OBJECTIVES: Mapping[str, Objective] = {
-    "classes": Classes(), "numbers": Numbers(), "tags": Tags(), "tokens": Tokens()
-}  # fmt: skip
+    "classes": Classes(),
+    "numbers": Numbers(),
+    "tags": Tags(),
+    "tokens": Tokens(),
+}
 """By the name that a task gives its own."""
 
 

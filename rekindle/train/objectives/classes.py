@@ -54,9 +54,12 @@ class Classes(Objective):
         return Micro(
             inputs=inputs,
             labels=self.labels(table, batches.settings),
-            weights=torch.from_numpy((rows >= 0).astype(np.float64)), targets=targets,
-            documents=documents, key=key, count=count,
-        )  # fmt: skip
+            weights=torch.from_numpy((rows >= 0).astype(np.float64)),
+            targets=targets,
+            documents=documents,
+            key=key,
+            count=count,
+        )
 
     def labels(self, table: pa.Table, settings: Settings) -> torch.Tensor:
         """What each row has to be answered with, [B]."""
@@ -186,16 +189,22 @@ def taught(part: Part, batch: Tensors) -> torch.Tensor | None:
 
 
 def loss_of(
-    part: Part, logits_NC: torch.Tensor, theirs_NC: torch.Tensor | None, labels_N: torch.Tensor,
-    weights_N: torch.Tensor, count: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+    part: Part,
+    logits_NC: torch.Tensor,
+    theirs_NC: torch.Tensor | None,
+    labels_N: torch.Tensor,
+    weights_N: torch.Tensor,
+    count: torch.Tensor,
+) -> torch.Tensor:
     """[1, 3]: a share of the mean loss over `count` targets, right predictions, targets."""
     counts_C = part.goal.class_weights if part.training else None
     losses_N = F.cross_entropy(
-        logits_NC, labels_N, reduction="none",
+        logits_NC,
+        labels_N,
+        reduction="none",
         weight=None if counts_C is None else counts_C.to(logits_NC.dtype),
         label_smoothing=part.goal.label_smoothing if part.training else 0.0,
-    )  # fmt: skip
+    )
     weights_N = weights_N.to(logits_NC.dtype)
     loss = (losses_N * weights_N).sum() / count
     if theirs_NC is not None:
@@ -203,8 +212,9 @@ def loss_of(
         divergence_N = F.kl_div(
             F.log_softmax(logits_NC / warmth, -1),
             F.log_softmax(theirs_NC.to(logits_NC.dtype) / warmth, -1),
-            reduction="none", log_target=True,
-        ).sum(-1)  # fmt: skip
+            reduction="none",
+            log_target=True,
+        ).sum(-1)
         loss = (1 - share) * loss + share * warmth**2 * ((divergence_N * weights_N).sum() / count)
     right = ((logits_NC.argmax(-1) == labels_N) * weights_N).sum()
     return base.row(loss, right.to(loss.dtype), weights_N.sum())
@@ -225,9 +235,13 @@ class Tags(Objective):
         words_N, targets_N = _targets(table, starts_B, real_W)
         labels_W, _ = flattened(table, "label")
         return Micro(
-            inputs=inputs, labels=torch.from_numpy(labels_W[words_N].astype(np.int64)),
-            targets=torch.from_numpy(targets_N), documents=documents, key=key, count=count,
-        )  # fmt: skip
+            inputs=inputs,
+            labels=torch.from_numpy(labels_W[words_N].astype(np.int64)),
+            targets=torch.from_numpy(targets_N),
+            documents=documents,
+            key=key,
+            count=count,
+        )
 
     def loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         theirs_BTC = taught(part, batch)

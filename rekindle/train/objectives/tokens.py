@@ -47,9 +47,12 @@ class Tokens(Objective):
     def micro(self, batches: Batches, chosen: Chosen, key: int, count: Tensor) -> Micro:
         layout, task = batches.mesh.layout, batches.task
         found = task.collate(
-            chosen.table, batches.settings, slots=chosen.slots, rows=chosen.rows,
+            chosen.table,
+            batches.settings,
+            slots=chosen.slots,
+            rows=chosen.rows,
             length=chosen.length,
-        )  # type: ignore[call-arg]  # fmt: skip
+        )  # type: ignore[call-arg]
         packed = batches.order.pack_length is not None
         return micro_of_tokens(found, layout.cp, batches.mesh.place("cp"), packed, key, count)
 
@@ -62,10 +65,15 @@ class Tokens(Objective):
         if part.watches:
             part.watch(base.of_targets(hidden_BTH, micro))
         loss, right = linear_cross_entropy(  # states without a name go once they are cast
-            base.of_targets(hidden_BTH, micro), head.weight, micro.labels,
-            1 / micro.count[0], part.tp_group, not part.sequence_parallel, lesson,
+            base.of_targets(hidden_BTH, micro),
+            head.weight,
+            micro.labels,
+            1 / micro.count[0],
+            part.tp_group,
+            not part.sequence_parallel,
+            lesson,
             part.goal.label_smoothing if part.training else 0.0,
-        )  # fmt: skip
+        )
         return base.row(loss, right, torch.full_like(loss, len(micro.labels)))
 
     def own_loss(self, part: Part, batch: Tensors, micro: Micro) -> Tensor:
@@ -121,12 +129,14 @@ class Tokens(Objective):
             full.append(len(tokens) >= longest)
             cut.append(hashlib.sha256(tokens.tobytes() + marks.tobytes()).digest()[:16])
         return {
-            "nats": pa.array(sums[:, 0]), "right": pa.array(sums[:, 1].astype(np.int32)),
+            "nats": pa.array(sums[:, 0]),
+            "right": pa.array(sums[:, 1].astype(np.int32)),
             "targets": pa.array(sums[:, 2].astype(np.int32)),
             "target_bytes": encoded.column("target_bytes"),
-            "target_ids": pa.array(ids, pa.list_(pa.int32())), "cut": pa.array(cut, pa.binary(16)),
+            "target_ids": pa.array(ids, pa.list_(pa.int32())),
+            "cut": pa.array(cut, pa.binary(16)),
             "full": pa.array(full, pa.bool_()),
-        }  # fmt: skip
+        }
 
     def invented(self, random: np.random.Generator, texts: Texts, classes: int) -> Columns:
         """Every token is a target."""
@@ -163,9 +173,13 @@ def micro_of_tokens(
     labels_F = found.pop("labels").flatten()
     targets_N = (labels_F != IGNORED).nonzero()[:, 0]
     return Micro(
-        inputs=found, labels=labels_F[targets_N], targets=targets_N, documents=documents,
-        key=key, count=count,
-    )  # fmt: skip
+        inputs=found,
+        labels=labels_F[targets_N],
+        targets=targets_N,
+        documents=documents,
+        key=key,
+        count=count,
+    )
 
 
 _ALIGNED = 64
@@ -184,10 +198,15 @@ class Lesson:
 
 
 def linear_cross_entropy(
-    hidden_NH: Tensor, weight: Tensor, labels_N: Tensor, scale: Tensor,
-    group: Ranks = None, add_up: bool = True, lesson: Lesson | None = None,
+    hidden_NH: Tensor,
+    weight: Tensor,
+    labels_N: Tensor,
+    scale: Tensor,
+    group: Ranks = None,
+    add_up: bool = True,
+    lesson: Lesson | None = None,
     smoothing: float = 0.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Cross-entropy of `hidden @ weight.T`, summed and times `scale`, and the number of right
     predictions, a few rows at a time, gradients made on the way; partly the divergence of a
     `lesson`. Rows of `weight` [V, H] may be divided over `group`; `add_up` makes the gradient of
@@ -235,9 +254,16 @@ def _factors(hidden: Tensor, weight: Tensor, group: Ranks) -> tuple[Tensor, Tens
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, head_WH: Tensor, labels_N: Tensor, scale: Tensor,
-        share: _Share, add_up: bool, lesson: Lesson | None, smoothing: float,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        hidden_NH: Tensor,
+        head_WH: Tensor,
+        labels_N: Tensor,
+        scale: Tensor,
+        share: _Share,
+        add_up: bool,
+        lesson: Lesson | None,
+        smoothing: float,
+    ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         device, (for_hidden, for_head, *_) = hidden_NH.device, ctx.needs_input_grad
         grad_hidden = torch.zeros_like(hidden_NH, dtype=exact) if for_hidden else None

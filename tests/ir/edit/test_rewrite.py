@@ -79,9 +79,12 @@ def test_a_launcher_is_retried_as_the_author_says_and_as_it_needs(own, expected)
     task = spec["components"]["comp-inner"]["dag"]["tasks"]["together"]
     task["retryPolicy"] = own
     made = with_retries(
-        spec, {"exec-together"}, lambda count: count + 3, {"backoffDuration": "9s"},
+        spec,
+        {"exec-together"},
+        lambda count: count + 3,
+        {"backoffDuration": "9s"},
         {"backoffMaxDuration": "5s"},
-    )  # fmt: skip
+    )
     assert made["components"]["comp-inner"]["dag"]["tasks"]["together"]["retryPolicy"] == expected
     assert "retryPolicy" not in made["root"]["dag"]["tasks"]["alone"]
     assert task["retryPolicy"] == own, "the argument is left alone"
@@ -99,7 +102,7 @@ BROKEN = {
     "an image that is no text": {
         "deploymentSpec": {"executors": {"e": {"container": {"image": 3}}}}
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -120,8 +123,15 @@ def test_what_nothing_refers_to_is_left_out_since_a_platform_parses_it(case: str
         ({"resourceCpuLimit": "4", "resourceMemoryLimit": "16G"}, "4 CPUs, 16G"),
         ({"accelerator": {"resourceType": "NVIDIA_L4", "resourceCount": "2"}}, "2 x NVIDIA_L4"),
         # as older versions of KFP compiled it
-        ({"accelerator": {"type": "NVIDIA_L4", "count": "2"}, "cpuLimit": 4.0, "memoryLimit": 16.0}, "2 x NVIDIA_L4, 4 CPUs, 16G"),
+        (
+            {
+                "accelerator": {"type": "NVIDIA_L4", "count": "2"},
+                "cpuLimit": 4.0,
+                "memoryLimit": 16.0,
+            },
+            "2 x NVIDIA_L4, 4 CPUs, 16G",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_container_asks_for_in_words(resources, words):
     assert asked_of({"resources": resources}) == words

@@ -125,8 +125,11 @@ def run(spec: dict, folder: Path) -> subprocess.CompletedProcess:
     )
     return subprocess.run(
         [sys.executable, "-c", code, str(file), str(folder / "root")],
-        cwd=folder, env=os.environ, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=folder,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_kfp_runs_what_was_rewritten_and_gives_the_places(tmp_path: Path) -> None:
@@ -228,13 +231,33 @@ def modelcar():
 @pytest.mark.parametrize(
     ("pipeline", "label", "what", "where"),
     [
-        (chosen, "exec-spread-again", "one of several artifacts (OneOf)", "root.dag.tasks.spread-again.inputs.artifacts.a"),
-        (collected, "exec-listed", "a list of artifacts", "components.comp-listed.inputDefinitions.artifacts.a"),
-        (templated, "exec-spread-again", "placeholders in what it imports", "root.dag.tasks.spread-again.inputs.artifacts.a"),
-        (modelcar, "exec-spread-again", "an image (oci://)", "root.dag.tasks.spread-again.inputs.artifacts.a"),
+        (
+            chosen,
+            "exec-spread-again",
+            "one of several artifacts (OneOf)",
+            "root.dag.tasks.spread-again.inputs.artifacts.a",
+        ),
+        (
+            collected,
+            "exec-listed",
+            "a list of artifacts",
+            "components.comp-listed.inputDefinitions.artifacts.a",
+        ),
+        (
+            templated,
+            "exec-spread-again",
+            "placeholders in what it imports",
+            "root.dag.tasks.spread-again.inputs.artifacts.a",
+        ),
+        (
+            modelcar,
+            "exec-spread-again",
+            "an image (oci://)",
+            "root.dag.tasks.spread-again.inputs.artifacts.a",
+        ),
     ],
     ids=["one of", "collected", "placeholders", "image"],
-)  # fmt: skip
+)
 def test_what_has_no_single_place_is_refused(pipeline, label, what, where) -> None:
     with pytest.raises(UnsupportedError) as caught:
         with_places(compiled(pipeline), {label})

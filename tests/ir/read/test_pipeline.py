@@ -61,8 +61,10 @@ def test_a_small_pipeline_reads_as_it_is() -> None:
 def test_json_is_read_as_json_and_not_as_yaml() -> None:
     spec = minimal()
     spec["components"]["comp-a"]["inputDefinitions"]["parameters"]["x"] = {
-        "parameterType": "NUMBER_DOUBLE", "defaultValue": 1e-7, "isOptional": True,
-    }  # fmt: skip
+        "parameterType": "NUMBER_DOUBLE",
+        "defaultValue": 1e-7,
+        "isOptional": True,
+    }
     spec["pipelineInfo"]["description"] = "an emoji: \U0001f600"
     text = json.dumps(spec, indent="\t")
     assert r"\ud83d\ude00" in text
@@ -131,12 +133,17 @@ def test_retries_caching_env_and_resources_are_read() -> None:
     spec["deploymentSpec"]["executors"]["exec-a"] = executor(
         env=[{"name": "A", "value": "b"}],
         resources={
-            "cpuLimit": 2.0, "resourceCpuLimit": "2000m", "memoryLimit": 4.0,
+            "cpuLimit": 2.0,
+            "resourceCpuLimit": "2000m",
+            "memoryLimit": 4.0,
             "accelerator": {
-                "type": "T4", "count": "1", "resourceType": "nvidia.com/gpu", "resourceCount": "2",
+                "type": "T4",
+                "count": "1",
+                "resourceType": "nvidia.com/gpu",
+                "resourceCount": "2",
             },
         },
-    )  # fmt: skip
+    )
     a = step(read(yaml.safe_dump(spec)), "a")
     assert a.retry == Retry(2, 10.0, 3.0, 3600.0)
     assert [a.retry.pause_before(attempt) for attempt in (2, 3)] == [10.0, 30.0]
@@ -286,10 +293,11 @@ def test_importers_are_nodes_of_their_own() -> None:
     }
     spec["deploymentSpec"]["executors"]["exec-a"] = {
         "importer": {
-            "artifactUri": {"runtimeParameter": "n"}, "reimport": True,
+            "artifactUri": {"runtimeParameter": "n"},
+            "reimport": True,
             "metadata": {"from": "{{$.inputs.parameters['n']}}", "kind": "x"},
         }
-    }  # fmt: skip
+    }
     graph = read(yaml.safe_dump(spec))
     (node,) = graph.leaves()
     assert graph.steps() == ()

@@ -143,10 +143,15 @@ class _Run:
             terms[held.kind or fakes.TEMPORARIES] += held.was
         largest = sorted(live.worst, key=lambda held: -held.was)
         return Traced(
-            live.peak, live.phase_of_peak, static, live.peaks, dict(terms),
+            live.peak,
+            live.phase_of_peak,
+            static,
+            live.peaks,
+            dict(terms),
             tuple((h.was, h.kind, h.phase, h.made_by) for h in largest)
-            if self.trace.detail else (),
-        )  # fmt: skip
+            if self.trace.detail
+            else (),
+        )
 
     def _parts(self) -> Any:
         trace, train = self.trace, self.trace.train
@@ -230,17 +235,23 @@ class _Run:
                 return Micro(inputs, labels, count, key=0, weights=weights)
             joined = whole.view(1, -1)
             return Micro(
-                inputs={"input_ids": joined, "position_ids": joined.clone()}, labels=labels,
-                targets=torch.arange(rows) * length, documents=Documents.of_texts([length] * rows),
-                count=count, key=0, weights=weights,
-            )  # fmt: skip
+                inputs={"input_ids": joined, "position_ids": joined.clone()},
+                labels=labels,
+                targets=torch.arange(rows) * length,
+                documents=Documents.of_texts([length] * rows),
+                count=count,
+                key=0,
+                weights=weights,
+            )
         numbers_BS = np.ones((rows, trace.sequence), np.int64)
         return Micro(
             inputs={"input_ids": whole, "position_ids": whole.clone()},
             labels=torch.zeros(rows * length, dtype=torch.int64),
             targets=torch.zeros(rows * length, dtype=torch.int64),
-            documents=Documents.of(numbers_BS, cp, self.mesh.place("cp")), count=count, key=0,
-        )  # fmt: skip
+            documents=Documents.of(numbers_BS, cp, self.mesh.place("cp")),
+            count=count,
+            key=0,
+        )
 
     def shapes(self, part: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """What a stage of the pipeline receives and what it hands on."""

@@ -169,9 +169,14 @@ def _without_dropout(function: Any, *args: Any, dropout_p: float = 0.0, **kwargs
 
 
 def _varlen(
-    _: Any, query_THD: torch.Tensor, key_SGD: torch.Tensor, value_SGD: torch.Tensor, *__: Any,
-    enable_gqa: bool = False, **___: Any,
-) -> torch.Tensor:  # fmt: skip
+    _: Any,
+    query_THD: torch.Tensor,
+    key_SGD: torch.Tensor,
+    value_SGD: torch.Tensor,
+    *__: Any,
+    enable_gqa: bool = False,
+    **___: Any,
+) -> torch.Tensor:
     """Keeps what the varlen kernel keeps: its inputs, its output and a sum a query and head."""
     q, k, v = (x.transpose(0, 1)[None] for x in (query_THD, key_SGD, value_SGD))
     out = F.scaled_dot_product_attention(q, k, v, enable_gqa=enable_gqa)

@@ -93,15 +93,24 @@ def job(one: Finalist, pp_rank: int, depth: int) -> dict[str, Any]:
     # fp8 keeps for the backward pass what bf16 does
     precision = "bf16" if work.precision == "fp8" else work.precision
     train = {
-        "precision": precision, "weights": weights, "compile": work.compile,
-        "activation_checkpointing": work.checkpointing, "optimizer": work.optimizer,
-    }  # fmt: skip
+        "precision": precision,
+        "weights": weights,
+        "compile": work.compile,
+        "activation_checkpointing": work.checkpointing,
+        "optimizer": work.optimizer,
+    }
     return {
-        "config": config, "task": one.task, "layout": dataclasses.asdict(work.layout),
-        "train": train, "sequence": work.sequence, "accumulation": work.accumulation,
-        "pp_rank": pp_rank, "classes": one.classes,
-        "lora": one.lora.model_dump(mode="json") if one.lora else None, "teacher": one.teacher,
-    }  # fmt: skip
+        "config": config,
+        "task": one.task,
+        "layout": dataclasses.asdict(work.layout),
+        "train": train,
+        "sequence": work.sequence,
+        "accumulation": work.accumulation,
+        "pp_rank": pp_rank,
+        "classes": one.classes,
+        "lora": one.lora.model_dump(mode="json") if one.lora else None,
+        "teacher": one.teacher,
+    }
 
 
 def extrapolated(pair: Sequence[Mapping[str, Any]], work: Work, pp_rank: int) -> Memory:

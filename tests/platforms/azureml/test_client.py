@@ -112,7 +112,7 @@ REFUSALS: dict[str, tuple[list[Fault], str]] = {
     "nobody knows who it is": ([Fault("PUT components", 401)], "az login"),
     "the service is away": ([Fault("GET jobs", 503) for _ in range(9)], "retry the command"),
     "something the service does not like": ([Fault("PUT environments", 400)], "bug in rekindle"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

@@ -76,8 +76,9 @@ def test_every_node_runs_the_body_and_the_first_has_the_outputs(
     sent = validated(file)["properties"]["jobs"]["gather"]
     assert sent["resources"]["instance_count"] == 3
     assert sent["distribution"] == {
-        "distribution_type": "PyTorch", "process_count_per_instance": 1,
-    }  # fmt: skip
+        "distribution_type": "PyTorch",
+        "process_count_per_instance": 1,
+    }
     found = what_came_of_it(workspace.run(file))
     assert found["gather"][0] == {"Output": "3 nodes, heard of [1, 2]"}
     assert sorted(path.name for path in there.iterdir()) == ["node-0", "node-1", "node-2"]
@@ -93,8 +94,10 @@ def test_spot_machines_with_gpus_are_serverless(tmp_path: Path) -> None:
     made = compiled(spread(2, gpus_per_node=8, accelerator="H100", max_run_hours=2))
     (job,) = job_of(made)["jobs"].values()
     assert job["resources"] == {
-        "instance_count": 2, "instance_type": "Standard_ND96isr_H100_v5", "shm_size": "16g",
-    }  # fmt: skip
+        "instance_count": 2,
+        "instance_type": "Standard_ND96isr_H100_v5",
+        "shm_size": "16g",
+    }
     assert job["limits"] == {"timeout": 7_200}
     made = compiled(BEHAVIOUR.taken_away, {"save_to": "x"})
     job = job_of(made)["jobs"]["count_to"]
@@ -105,18 +108,38 @@ def test_spot_machines_with_gpus_are_serverless(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
-    "an image without a digest": (two_steps, {"n": 1}, {"image": "a.azurecr.io/b:1"}, "is a mutable tag"),
+    "an image without a digest": (
+        two_steps,
+        {"n": 1},
+        {"image": "a.azurecr.io/b:1"},
+        "is a mutable tag",
+    ),
     "a missing argument": (two_steps, {}, {}, "needs `n`"),
-    "more CPUs than there are": (changed(set_cpu_limit=["500"]), {}, {}, "no machine has the 500 CPUs"),
-    "an unknown accelerator": (changed(set_accelerator_type=["NVIDIA_X99"], set_accelerator_limit=[1]), {}, {}, "1 GPUs X99"),
-    "spot on a cluster": (BEHAVIOUR.taken_away, {"save_to": "x"}, {"compute": "cpus"}, "one tier for all"),
+    "more CPUs than there are": (
+        changed(set_cpu_limit=["500"]),
+        {},
+        {},
+        "no machine has the 500 CPUs",
+    ),
+    "an unknown accelerator": (
+        changed(set_accelerator_type=["NVIDIA_X99"], set_accelerator_limit=[1]),
+        {},
+        {},
+        "1 GPUs X99",
+    ),
+    "spot on a cluster": (
+        BEHAVIOUR.taken_away,
+        {"save_to": "x"},
+        {"compute": "cpus"},
+        "one tier for all",
+    ),
     "an exit handler": (BEHAVIOUR.watched, {"folder": "x"}, {}, "exit handlers"),
     "a volume": (BEHAVIOUR.wants_a_volume, {"folder": "x"}, {}, "persistent volume claims"),
     "a loop over an output": (SAME.loop_over_an_output, {}, {}, "parallel_for"),
     "retries of several nodes": (spread(2, retry=True), {}, {}, "without the others"),
     "an image without Python": (BEHAVIOUR.containers, {}, {}, "busybox has no python3"),
     "an importer": (SAME.imported, {"uri": "/x"}, {}, "importers"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -28,9 +28,10 @@ from tests.support.otherwise import words_of
 from tests.support.sagemaker_digits import mlflow as mlflow
 
 pytestmark = [
-    pytest.mark.slow, pytest.mark.timeout(900),
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not can_mount(), reason="this machine lets us mount nothing"),
-]  # fmt: skip
+]
 ROOT = Path(__file__).parents[3]
 HOW = ("HTTPS_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "MSI_ENDPOINT", "MSI_SECRET")
 
@@ -39,11 +40,14 @@ def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
     service: Workspace, mlflow: str, tmp_path: Path
 ) -> None:
     settings = {
-        "platforms.azureml.subscription": SUBSCRIPTION, "platforms.azureml.resource_group": "rg",
-        "platforms.azureml.workspace": "forge", "platforms.azureml.image": IMAGE,
+        "platforms.azureml.subscription": SUBSCRIPTION,
+        "platforms.azureml.resource_group": "rg",
+        "platforms.azureml.workspace": "forge",
+        "platforms.azureml.image": IMAGE,
         "platforms.azureml.artifact_root": "abfs://lake@acc.dfs.core.windows.net/rekindle",
-        "register.tracking_uri": mlflow, "deploy.after_promotion": "true",
-    }  # fmt: skip
+        "register.tracking_uri": mlflow,
+        "deploy.after_promotion": "true",
+    }
     asked = ["compile", str(ROOT / "configs" / "digits.yaml"), "--platform", "azureml"]
     assert invoke([*asked, "-o", str(tmp_path / "made"), *words_of(settings)]) == 0
     service.endpoints.lake = tmp_path / "lake"
@@ -66,9 +70,13 @@ def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
         (done["condition_1_deploy"] / "outputs/rekindle_result/result.json").read_text()
     )
     answer = httpx.post(
-        url["parameters"]["address"], json={"instances": [{"image": row.content}]},
-        headers={"authorization": f"Bearer {token_for('https://ml.azure.com')}",
-                 "azureml-model-deployment": deployment},
-        proxy=os.environ["HTTPS_PROXY"], verify=ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"]),
-    )  # fmt: skip
+        url["parameters"]["address"],
+        json={"instances": [{"image": row.content}]},
+        headers={
+            "authorization": f"Bearer {token_for('https://ml.azure.com')}",
+            "azureml-model-deployment": deployment,
+        },
+        proxy=os.environ["HTTPS_PROXY"],
+        verify=ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"]),
+    )
     assert answer.json()["predictions"] == [row.answer]

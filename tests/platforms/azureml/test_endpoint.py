@@ -133,9 +133,13 @@ class World:
         events = self.rollout().log.events()
         runs = {name for names in self.there.names.values() for name in names} - {"deployments"}
         return (
-            events[-1].state, serving(events[-1]), self.traffic if self.there.names else {}, runs,
-            len(self.there.names), [event.state for event in events],
-        )  # fmt: skip
+            events[-1].state,
+            serving(events[-1]),
+            self.traffic if self.there.names else {},
+            runs,
+            len(self.there.names),
+            [event.state for event in events],
+        )
 
 
 @pytest.fixture
@@ -221,9 +225,19 @@ def test_requests_that_are_wrong_themselves_fail_no_version(world):
     assert world.to("2").state == "settled"
 
 
-FAILED = {("200", "200"): False, ("424", "500"): True, ("424", "503"): True, ("424", "422"): False,
-          ("424", "null"): True, ("408", ""): True, ("429", ""): False, ("500", ""): True,
-          ("503", ""): True, ("401", ""): False, ("400", ""): False}  # fmt: skip
+FAILED = {
+    ("200", "200"): False,
+    ("424", "500"): True,
+    ("424", "503"): True,
+    ("424", "422"): False,
+    ("424", "null"): True,
+    ("408", ""): True,
+    ("429", ""): False,
+    ("500", ""): True,
+    ("503", ""): True,
+    ("401", ""): False,
+    ("400", ""): False,
+}
 
 
 @pytest.mark.parametrize("status", FAILED)
@@ -233,9 +247,17 @@ def test_statuses_say_whether_the_version_failed(status):
 
 @pytest.mark.parametrize(
     ("status", "refused"),
-    [(("424", "400"), True), (("424", "415"), True), (("424", "429"), False), (("424", "500"), False),
-     (("424", "null"), False), (("401", ""), False), (("429", ""), False), (("200", "200"), False)],
-)  # fmt: skip
+    [
+        (("424", "400"), True),
+        (("424", "415"), True),
+        (("424", "429"), False),
+        (("424", "500"), False),
+        (("424", "null"), False),
+        (("401", ""), False),
+        (("429", ""), False),
+        (("200", "200"), False),
+    ],
+)
 def test_statuses_say_whether_the_version_refused(status, refused):
     assert module._refused(*status) == refused
 
@@ -301,9 +323,11 @@ def test_an_endpoint_of_others_is_not_touched(world):
     one["tags"] = {}
     calls = dict(world.service.calls)
     for ask in (
-        lambda: world.to("2"), world.endpoint().standing, world.endpoint().delete,
+        lambda: world.to("2"),
+        world.endpoint().standing,
+        world.endpoint().delete,
         lambda: world.endpoint().split({"1": 100}, 9),
-    ):  # fmt: skip
+    ):
         with pytest.raises(RequestError, match="was not made by `rekindle deploy`"):
             ask()
     changed = {name for name, count in world.service.calls.items() if count > calls.get(name, 0)}
@@ -314,7 +338,11 @@ def test_an_endpoint_of_others_is_not_touched(world):
 @pytest.mark.parametrize("kind", ["deployments", "models", "environments", "datastores"])
 def test_what_others_called_as_ours_is_not_used(world, kind):
     world.to("1")
-    world.there.there = {p: o for p, o in world.there.there.items() if "/deployments/" not in p or kind == "deployments"}  # fmt: skip
+    world.there.there = {
+        p: o
+        for p, o in world.there.there.items()
+        if "/deployments/" not in p or kind == "deployments"
+    }
     for path, one in {**world.there.there, **world.service.assets}.items():
         if f"{kind}/" in path:
             one["tags"] = one["properties"]["tags"] = {"rekindle": "another"}
@@ -453,8 +481,17 @@ def test_whatever_happens_to_a_call_ends_in_the_same_state(world, trouble, monke
         return world.end
 
     plain, calls = told("plain", []), sorted(world.service.calls)
-    assert {"PUT onlineEndpoints", "PUT deployments", "DELETE deployments", "POST score", "GET metrics",
-            "DELETE onlineEndpoints", "PUT models", "PUT environments", "PUT datastores"} <= {*calls}  # fmt: skip
+    assert {
+        "PUT onlineEndpoints",
+        "PUT deployments",
+        "DELETE deployments",
+        "POST score",
+        "GET metrics",
+        "DELETE onlineEndpoints",
+        "PUT models",
+        "PUT environments",
+        "PUT datastores",
+    } <= {*calls}
     assert told("troubled", calls) == plain
 
 

@@ -62,8 +62,10 @@ def test_children_of_a_job_are_the_steps_that_were_planned(service: Workspace) -
     service.history.step(id, "make", "Queued")
     (queued,) = runs.describe(PLACE, id).steps
     assert (queued.status, queued.reason, queued.started_at) == (
-        "pending", "waits for a machine", "",
-    )  # fmt: skip
+        "pending",
+        "waits for a machine",
+        "",
+    )
     run = service.history.step(id, "make", "Running", start_time_utc=ago(60))
     (making,) = runs.describe(PLACE, id).steps
     assert (making.name, making.status, making.attempts, making.log) == ("make", "running", 1, run)
@@ -95,11 +97,20 @@ def test_children_of_a_job_are_the_steps_that_were_planned(service: Workspace) -
 
 
 STATES: dict[str, StepStatus] = {
-    "NotStarted": "pending", "Queued": "pending", "Starting": "running", "Preparing": "running",
-    "Provisioning": "running", "Running": "running", "Finalizing": "running",
-    "CancelRequested": "running", "NotResponding": "running", "Paused": "running",
-    "Completed": "succeeded", "Failed": "failed", "Canceled": "cancelled",
-}  # fmt: skip
+    "NotStarted": "pending",
+    "Queued": "pending",
+    "Starting": "running",
+    "Preparing": "running",
+    "Provisioning": "running",
+    "Running": "running",
+    "Finalizing": "running",
+    "CancelRequested": "running",
+    "NotResponding": "running",
+    "Paused": "running",
+    "Completed": "succeeded",
+    "Failed": "failed",
+    "Canceled": "cancelled",
+}
 
 
 def test_every_status_of_a_step_has_a_word(service: Workspace) -> None:
@@ -134,8 +145,11 @@ def test_a_step_that_was_reused_has_the_log_and_the_outputs_of_that_one(service:
     over(service, second)
     again = step(runs.describe(PLACE, second), "make")
     assert (again.cached, again.reason, again.log, again.attempts) == (
-        True, "taken from an earlier job", run, 0,
-    )  # fmt: skip
+        True,
+        "taken from an earlier job",
+        run,
+        0,
+    )
 
 
 def reader(run: str) -> Callable[..., str]:
@@ -276,10 +290,15 @@ def test_the_ledger_counts_what_the_run_history_tells_of_each_step(service: Work
     ]
     machines = {"finetune": ("big", 2), "score": ("big", 1), "ingest": ("big", 1)}
     record = RunRecord(
-        run_id="r", name="n", platform="azureml", status="failed", started_at=ago(600).isoformat(),
-        spec={"platforms": {"azureml": {}}}, steps=tuple(told),
+        run_id="r",
+        name="n",
+        platform="azureml",
+        status="failed",
+        started_at=ago(600).isoformat(),
+        spec={"platforms": {"azureml": {}}},
+        steps=tuple(told),
         submission=Submission(definition="d", token="t", id=id, machines=machines),
-    )  # fmt: skip
+    )
     summary = training("digits", "image_classification", 100, 1_000, 10_000)
     trained = summary.model_copy(update={"train_seconds": 300.0})
     price = Price("big", "", 36.0, None, "ours", NOW.date())

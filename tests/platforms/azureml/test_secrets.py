@@ -175,9 +175,13 @@ def test_the_permissions_name_the_vaults() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["hf_abcdefghijklmnopqrstuvwxyz", "https://my-vault.vault.azure.net/secrets/hub?x=hf_abcdefgh",
-     "http://my-vault.vault.azure.net/secrets/hub", "https://evil.example/secrets/hub"],
-)  # fmt: skip
+    [
+        "hf_abcdefghijklmnopqrstuvwxyz",
+        "https://my-vault.vault.azure.net/secrets/hub?x=hf_abcdefgh",
+        "http://my-vault.vault.azure.net/secrets/hub",
+        "https://evil.example/secrets/hub",
+    ],
+)
 def test_a_secret_in_clear_is_refused_and_not_repeated(
     given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -147,12 +147,16 @@ class Step:
                     for n in made["outputDefinitions"]["parameters"]
                 },
                 "artifacts": {
-                    n: {"artifacts": [{"name": n, "uri": f"{store}/outputs/{n}", "type": d["artifactType"]}]}
+                    n: {
+                        "artifacts": [
+                            {"name": n, "uri": f"{store}/outputs/{n}", "type": d["artifactType"]}
+                        ]
+                    }
                     for n, d in made["outputDefinitions"]["artifacts"].items()
                 },
                 "outputFile": str(folder / "kfp" / "output_metadata.json"),
             },
-        }  # fmt: skip
+        }
         assert RESULT_OUTPUT in self.executor_input["outputs"]["artifacts"]
 
     def pod(
@@ -165,16 +169,25 @@ class Step:
             for word in (*self.container["command"], *self.container["args"])
         ]
         flags = [
-            "--server", self.cluster.url, "--account", str(self.cluster.account),
-            "--poll", "0.05", "--patience", str(patience),
-        ]  # fmt: skip
+            "--server",
+            self.cluster.url,
+            "--account",
+            str(self.cluster.account),
+            "--poll",
+            "0.05",
+            "--patience",
+            str(patience),
+        ]
         self.log = self.folder / f"{name}.log"
         with self.log.open("w") as log:
             return subprocess.Popen(
                 [sys.executable, *words[1:3], *flags, *words[3:]],
                 env={**os.environ, "KFP_POD_NAME": name, "PYTHONPATH": str(ROOT)},
-                cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, text=True,
-            )  # fmt: skip
+                cwd=self.folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
 
     def said(self) -> str:
         return self.log.read_text()

@@ -64,16 +64,24 @@ def test_what_there_is_already_and_what_is_newer(fake: FakeCluster) -> None:
     jobs = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/kubeflow/trainjobs"
     owner = fake.workflows["run"]
     job = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob",
-        "metadata": {"name": "a", "ownerReferences": [{
-            "apiVersion": owner["apiVersion"], "kind": "Workflow", "name": "run",
-            "uid": owner["metadata"]["uid"],
-        }]},
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {
+            "name": "a",
+            "ownerReferences": [
+                {
+                    "apiVersion": owner["apiVersion"],
+                    "kind": "Workflow",
+                    "name": "run",
+                    "uid": owner["metadata"]["uid"],
+                }
+            ],
+        },
         "spec": {
             "runtimeRef": {"name": "rekindle"},
             "trainer": {"command": ["sleep"], "args": ["60"], "numNodes": 1, "numProcPerNode": 1},
         },
-    }  # fmt: skip
+    }
     made = admin.create(jobs, job)
     with pytest.raises(Conflict):
         admin.create(jobs, job)
@@ -88,11 +96,27 @@ def test_what_there_is_already_and_what_is_newer(fake: FakeCluster) -> None:
 def test_the_server_is_who_its_certificate_says(fake: FakeCluster, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", key, "-out", certificate],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "1",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+        ],
+        check=True,
+        capture_output=True,
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     fake.server.socket = context.wrap_socket(fake.server.socket, server_side=True)

@@ -69,9 +69,12 @@ def test_its_command_runs_once_and_then_finds_nothing_due(objects, tmp_path):
     turns = []
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-m", "rekindle.cli.main", *words], capture_output=True, text=True, cwd="/",
+            [sys.executable, "-m", "rekindle.cli.main", *words],
+            capture_output=True,
+            text=True,
+            cwd="/",
             env={**kept, **given, "HOME": places["/tmp"], "TMPDIR": places["/tmp"]},
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
         turns.append(json.loads(done.stdout))
     assert [turn["decision"] for turn in turns] == ["ran", "skipped"]

@@ -41,10 +41,13 @@ def server(aws: str, s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """An API server with a cluster behind it; the store has what its pods need to say who they
     are."""
     environment = {
-        "AWS_ENDPOINT_URL": aws, "AWS_ACCESS_KEY_ID": KEYS["aws_access_key_id"],
-        "AWS_SECRET_ACCESS_KEY": KEYS["aws_secret_access_key"], "AWS_DEFAULT_REGION": "us-east-1",
-        "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
+        "AWS_ENDPOINT_URL": aws,
+        "AWS_ACCESS_KEY_ID": KEYS["aws_access_key_id"],
+        "AWS_SECRET_ACCESS_KEY": KEYS["aws_secret_access_key"],
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     for name, value in {**environment, "KFP_TOKEN": TOKEN}.items():
         monkeypatch.setenv(name, value)
     with FakeCluster(tmp_path / "cluster") as cluster:
@@ -72,12 +75,14 @@ def take_one_away(cluster: FakeCluster, s3: Any) -> None:
 
 def place(server: Server, mlflow: str) -> dict[str, Any]:
     return {
-        "platforms.kubeflow.host": server.url, "platforms.kubeflow.token": "env:KFP_TOKEN",
+        "platforms.kubeflow.host": server.url,
+        "platforms.kubeflow.token": "env:KFP_TOKEN",
         "platforms.kubeflow.image": "registry.example.com/train@sha256:" + "0" * 64,
         "platforms.kubeflow.artifact_root": "s3://lake/kubeflow",
         "platforms.kubeflow.pipeline_root": "s3://lake/pipelines",
-        "register.tracking_uri": mlflow, "resources.nodes": 2,
-    }  # fmt: skip
+        "register.tracking_uri": mlflow,
+        "resources.nodes": 2,
+    }
 
 
 def seconds_of(task: Any) -> float:
@@ -166,19 +171,25 @@ def kubeconfig(folder: Path, server: str, token: str) -> str:
     """The path of a file by which kubectl and rekindle find the cluster as who has the token."""
     folder.mkdir()
     known = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "here",
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
         "clusters": [{"name": "here", "cluster": {"server": server}}],
         "users": [{"name": "who", "user": {"token": token}}],
         "contexts": [{"name": "here", "context": {"cluster": "here", "user": "who"}}],
-    }  # fmt: skip
+    }
     (folder / "config").write_text(json.dumps(known))
     return str(folder / "config")
 
 
 def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
-    server: Server, s3: Any, mlflow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    server: Server,
+    s3: Any,
+    mlflow: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     cluster = server.cluster
     assert cluster is not None
     cluster.served.steps_a_look = 5
@@ -188,10 +199,14 @@ def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
     mine = kubeconfig(tmp_path / "mine", cluster.url, "deployer")
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", mine)
     settings = {
-        **place(server, mlflow), "register.model_name": "digits-deployed", "resources.nodes": 1,
-        "platforms.kubeflow.gateway": "infra/public", "deploy.after_promotion": "true",
-        "deploy.min_requests": 1, "deploy.step_minutes": 0,
-    }  # fmt: skip
+        **place(server, mlflow),
+        "register.model_name": "digits-deployed",
+        "resources.nodes": 1,
+        "platforms.kubeflow.gateway": "infra/public",
+        "deploy.after_promotion": "true",
+        "deploy.min_requests": 1,
+        "deploy.step_minutes": 0,
+    }
     config, home = str(ROOT / "configs" / "digits.yaml"), ["--home", str(tmp_path / "home")]
     words = [config, "--platform", "kubeflow", *words_of(settings), *home]
     assert invoke(["submit", *words, "--yes", "--wait", "--json"]) == 0, capsys.readouterr()
@@ -203,8 +218,9 @@ def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
     found = json.loads(capsys.readouterr().out)
     assert found["versions"]["1"].items() >= {"state": "ready", "share": 100, "errors": 0}.items()
     assert found["address"] == "/kubeflow/digits-deployed of the Gateway infra/public"
-    (staged,) = s3.list_objects_v2(Bucket="lake", Prefix="kubeflow/deployments/digits-deployed/v1-",
-                                   Delimiter="/")["CommonPrefixes"]  # fmt: skip
+    (staged,) = s3.list_objects_v2(
+        Bucket="lake", Prefix="kubeflow/deployments/digits-deployed/v1-", Delimiter="/"
+    )["CommonPrefixes"]
     evidence = s3.get_object(Bucket="lake", Key=f"{staged['Prefix']}evidence.json")["Body"].read()
     (row, *_) = json.loads(evidence)["smoke"]["rows"]
     path = "/api/v1/namespaces/kubeflow/services/http:digits-deployed:80/proxy/predict"

@@ -40,17 +40,21 @@ def doctor(
 ) -> subprocess.CompletedProcess[str]:
     """The verb in a process of its own, with a kubeconfig that leads to the cluster."""
     kubeconfig = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "here",
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
         "clusters": [{"name": "c", "cluster": {"server": url}}],
         "users": [{"name": "u", "user": {"token": token}}],
         "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-    }  # fmt: skip
+    }
     (folder / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
     return subprocess.run(
         [sys.executable, "-m", "rekindle.cli.main", "doctor", "--platform", "kubeflow", *words],
-        cwd=folder, capture_output=True, text=True,
+        cwd=folder,
+        capture_output=True,
+        text=True,
         env={**os.environ, "KUBECONFIG": str(folder / "kubeconfig")},
-    )  # fmt: skip
+    )
 
 
 def test_a_cluster_that_has_all_is_ready_and_the_permissions_are_printed(
@@ -62,8 +66,12 @@ def test_a_cluster_that_has_all_is_ready_and_the_permissions_are_printed(
     kinds = ["ServiceAccount", "Role", "RoleBinding", "Role"]
     assert [document["kind"] for document in of_nodes] == kinds
     assert {tuple(rule["resources"]) for rule in role["rules"]} == {
-        ("trainjobs",), ("secrets",), ("pods",), ("pods/log",), ("workflows",),
-    }  # fmt: skip
+        ("trainjobs",),
+        ("secrets",),
+        ("pods",),
+        ("pods/log",),
+        ("workflows",),
+    }
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": "pipeline-runner", "namespace": "kubeflow"}
     ]
@@ -104,9 +112,11 @@ def test_the_config_says_which_account_runtime_and_namespace(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     section = {
-        "namespace": "team-a", "service_account": "default-editor", "runtime": "ours",
+        "namespace": "team-a",
+        "service_account": "default-editor",
+        "runtime": "ours",
         "node_account": "trainers",
-    }  # fmt: skip
+    }
     config = {"name": "c", "pipeline": "p.py:p", "platforms": {"kubeflow": section}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     done = doctor(cluster.url, tmp_path, "c.yaml")
@@ -214,9 +224,11 @@ def test_a_cluster_that_is_not_there_is_told_so(cluster: FakeCluster, tmp_path: 
     kubeconfig = tmp_path / "none"
     done = subprocess.run(
         [sys.executable, "-m", "rekindle.cli.main", "doctor", "--platform", "kubeflow"],
-        cwd=tmp_path, capture_output=True, text=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         env={**os.environ, "KUBECONFIG": str(kubeconfig)},
-    )  # fmt: skip
+    )
     assert done.returncode == 2
     assert "no cluster is configured" in done.stderr
     assert "kubectl config use-context" in done.stderr

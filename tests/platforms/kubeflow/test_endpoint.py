@@ -141,9 +141,12 @@ def test_the_first_version_runs_as_its_user_and_gets_all_requests(world, fake, m
     )
     (container,) = pod["containers"]
     assert (container["image"], container["args"]) == (IMAGE, ["serve"])
-    assert {probe: container[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")} == {
-        "readinessProbe": "/health/ready", "livenessProbe": "/health/live",
-    }  # fmt: skip
+    assert {
+        probe: container[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")
+    } == {
+        "readinessProbe": "/health/ready",
+        "livenessProbe": "/health/live",
+    }
     staged = f"deployments/tickets/v1-{models['1'].digest[:8]}"
     assert container["env"][1]["value"].endswith(staged)
     assert world.endpoint.standing() == {"1": ("ready", 100)}
@@ -186,20 +189,26 @@ def test_counts_are_those_since_the_split_and_a_restart_is_an_end(world, fake):
 
 
 def test_buckets_of_an_older_server_count_at_the_bound_that_is_certain():
-    lines = ['rekindle_request_seconds_bucket{route="/predict",status="200",le="0.1"} 3',
-             'rekindle_request_seconds_bucket{route="/predict",status="200",le="+Inf"} 4',
-             'rekindle_request_seconds_count{route="/predict",status="200"} 4',
-             'rekindle_request_seconds_count{route="/openapi.json",status="200"} 9']  # fmt: skip
+    lines = [
+        'rekindle_request_seconds_bucket{route="/predict",status="200",le="0.1"} 3',
+        'rekindle_request_seconds_bucket{route="/predict",status="200",le="+Inf"} 4',
+        'rekindle_request_seconds_count{route="/predict",status="200"} 4',
+        'rekindle_request_seconds_count{route="/openapi.json",status="200"} 9',
+    ]
     text = "# TYPE rekindle_request_seconds histogram\n" + "\n".join(lines) + "\n"
     at = min(i for i, bound in enumerate(BOUNDS_MS) if bound >= 100)
     assert counters(text) == {"requests": 4, str(at): 3, str(len(BOUNDS_MS)): 1}
 
 
 def test_what_a_version_refuses_is_counted_apart_and_is_no_answer():
-    lines = [line for status, count in (("200", 5), ("400", 3), ("429", 2), ("500", 1)) for line in (
-        f'rekindle_request_seconds_bucket{{route="/predict",status="{status}",le="+Inf"}} {count}',
-        f'rekindle_request_seconds_count{{route="/predict",status="{status}"}} {count}',
-    )]  # fmt: skip
+    lines = [
+        line
+        for status, count in (("200", 5), ("400", 3), ("429", 2), ("500", 1))
+        for line in (
+            f'rekindle_request_seconds_bucket{{route="/predict",status="{status}",le="+Inf"}} {count}',
+            f'rekindle_request_seconds_count{{route="/predict",status="{status}"}} {count}',
+        )
+    ]
     text = "# TYPE rekindle_request_seconds histogram\n" + "\n".join(lines) + "\n"
     answered = {str(len(BOUNDS_MS)): 7}
     assert counters(text) == {"requests": 11, "errors": 1, "refused": 3, **answered}
@@ -376,10 +385,25 @@ def test_a_cluster_that_does_not_answer_rolls_nothing_back(world, fake):
     assert world.to("2").state == "settled"
 
 
-@pytest.mark.parametrize("call", first(1, ["POST .*deployments", "POST .*services$", "PUT .*services",
-                                  "PUT .*httproutes", "POST .*httproutes", "POST .*predict",
-                                  "GET .*metrics", "DELETE .*deployments", "GET .*pods\\?",
-                                  "DELETE .*services", "GET .*httproutes"]))  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    first(
+        1,
+        [
+            "POST .*deployments",
+            "POST .*services$",
+            "PUT .*services",
+            "PUT .*httproutes",
+            "POST .*httproutes",
+            "POST .*predict",
+            "GET .*metrics",
+            "DELETE .*deployments",
+            "GET .*pods\\?",
+            "DELETE .*services",
+            "GET .*httproutes",
+        ],
+    ),
+)
 def test_answers_that_are_refused_or_lost_are_asked_for_again(fake, models, tmp_path, call):
     world = World(fake, models, tmp_path)
     failures = [{"status": 429}, {"status": 503}, {"lose": True}]
@@ -470,11 +494,13 @@ def test_a_command_killed_before_or_after_any_change_is_completed_by_the_same(
 
 def test_the_cluster_is_that_of_kubectls_context(world, fake, tmp_path, monkeypatch):
     kubeconfig = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "here",
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
         "clusters": [{"name": "c", "cluster": {"server": fake.url}}],
         "users": [{"name": "u", "user": {"token": "deployer"}}],
         "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-    }  # fmt: skip
+    }
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     from kubernetes.config import kube_config
@@ -516,10 +542,13 @@ def test_kserve_makes_the_deployments_of_versions_and_the_route_shares_requests(
     assert not any(served.objects.values())
 
 
-@pytest.mark.parametrize(("fate", "reason"), [
-    ("crash", "its container ended 2 times, with exit code 1 (Error)"),
-    ("image", "ImagePullBackOff: Back-off pulling image: not found"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fate", "reason"),
+    [
+        ("crash", "its container ended 2 times, with exit code 1 (Error)"),
+        ("image", "ImagePullBackOff: Back-off pulling image: not found"),
+    ],
+)
 def test_with_kserve_a_version_that_never_starts_goes_back_with_the_reason(inferring, fate, reason):
     inferring.to("1")
     inferring.fake.served.fates = {"2": fate}

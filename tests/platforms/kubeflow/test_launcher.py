@@ -134,9 +134,11 @@ def test_artifacts_in_s3_and_the_credentials_in_secrets(
 
 
 CREDENTIALS = {
-    "AWS_ENDPOINT_URL": "", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+    "AWS_ENDPOINT_URL": "",
+    "AWS_ACCESS_KEY_ID": "x",
+    "AWS_SECRET_ACCESS_KEY": "x",
     "AWS_DEFAULT_REGION": "us-east-1",
-}  # fmt: skip
+}
 STAGES = {
     "before the job is created": Trouble("POST .*trainjobs", hold="before"),
     "after the job was created, before it knows": Trouble("POST .*trainjobs", hold="after"),
@@ -247,9 +249,11 @@ def test_nodes_may_look_at_runs_and_nothing_else(cluster: FakeCluster) -> None:
     groups = ("trainer.kubeflow.org", "", "argoproj.io")
     may = [
         (verb, resource)
-        for verb in verbs for resource in resources for group in groups
+        for verb in verbs
+        for resource in resources
+        for group in groups
         if cluster.allows(NODES, verb, group, resource, "kubeflow")
-    ]  # fmt: skip
+    ]
     assert may == [("get", "workflows")]
 
 
@@ -548,9 +552,18 @@ def test_kfp_runs_the_whole_definition_with_the_launcher_in_it(
     spec = compiled()
     container = spec["deploymentSpec"]["executors"]["exec-train"]["container"]
     container["command"] = [
-        "python3", "-c", LAUNCHER, "--server", cluster.url, "--account", str(cluster.account),
-        "--poll", "0.05", "--pod", cluster.start_pod("run", STEP),
-    ]  # fmt: skip
+        "python3",
+        "-c",
+        LAUNCHER,
+        "--server",
+        cluster.url,
+        "--account",
+        str(cluster.account),
+        "--poll",
+        "0.05",
+        "--pod",
+        cluster.start_pod("run", STEP),
+    ]
     (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(spec))
     code = (
         "import sys\n"
@@ -560,8 +573,10 @@ def test_kfp_runs_the_whole_definition_with_the_launcher_in_it(
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "pipeline.yaml"), str(tmp_path / "root")],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (reported,) = (tmp_path / "root").glob("*/look/executor_output.json")
     assert json.loads(reported.read_text()) == {"parameterValues": {"Output": "6"}}

@@ -94,8 +94,10 @@ def test_a_run_fails_is_tried_again_read_and_stopped(server: Served, tmp_path: P
     runs.resume(made, place, id, mark("a-2"))
     done = until(place, id, lambda seen: seen.status in ENDED_RUN)
     assert {one.name: one.status for one in done.steps} == {
-        "count": "succeeded", "tell": "succeeded", "condition-1/never": "skipped",
-    }  # fmt: skip
+        "count": "succeeded",
+        "tell": "succeeded",
+        "condition-1/never": "skipped",
+    }
     assert len(api.runs) == 1
     with pytest.raises(PlatformError, match="the run is SUCCEEDED"):
         runs.resume(made, place, id, mark("a-3"))

@@ -79,18 +79,32 @@ def test_a_set_that_is_killed_between_the_new_one_and_the_old_leaves_nothing_tha
 ) -> None:
     api, place = server
     settings = {
-        "schedule": "{cron: 0 3 * * 1}", "platforms.kubeflow.host": place.host,
-        "platforms.kubeflow.token": "env:KFP_TOKEN", "platforms.kubeflow.artifact_root": "/mnt/r",
+        "schedule": "{cron: 0 3 * * 1}",
+        "platforms.kubeflow.host": place.host,
+        "platforms.kubeflow.token": "env:KFP_TOKEN",
+        "platforms.kubeflow.artifact_root": "/mnt/r",
         "register.tracking_uri": "https://mlflow.example.com",
-    }  # fmt: skip
+    }
 
     def say(*verb: str, **more: str) -> subprocess.Popen[str]:
         words = [f"--set={key}={value}" for key, value in {**settings, **more}.items()]
         return subprocess.Popen(
-            [sys.executable, "-m", "rekindle.cli.main", "schedule", *verb,
-             str(ROOT / "configs" / "digits.yaml"), "--platform", "kubeflow", *words],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "rekindle.cli.main",
+                "schedule",
+                *verb,
+                str(ROOT / "configs" / "digits.yaml"),
+                "--platform",
+                "kubeflow",
+                *words,
+            ],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     assert say("set", "--yes").wait(60) == 0
     api.hold = "DELETE recurringruns"

@@ -47,15 +47,32 @@ CARRIED: dict[str, tuple[Callable[[PipelineTask], Any], dict[str, Any]]] = {
         lambda task: kubernetes.add_toleration(
             task, key="k", operator="Exists", effect="NoExecute", toleration_seconds=30
         ),
-        {"spec": {"tolerations": [
-            {"key": "k", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30},
-        ]}, "env": []},
+        {
+            "spec": {
+                "tolerations": [
+                    {
+                        "key": "k",
+                        "operator": "Exists",
+                        "effect": "NoExecute",
+                        "tolerationSeconds": 30,
+                    },
+                ]
+            },
+            "env": [],
+        },
     ),
     "nodes that are needed": (
         lambda task: kubernetes.add_node_affinity(task, match_expressions=IN_POOL),
-        {"spec": {"affinity": {"nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": NEEDED,
-        }}}, "env": []},
+        {
+            "spec": {
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": NEEDED,
+                    }
+                }
+            },
+            "env": [],
+        },
     ),
     "nodes that are wished for, and needed as JSON": (
         lambda task: [
@@ -64,12 +81,19 @@ CARRIED: dict[str, tuple[Callable[[PipelineTask], Any], dict[str, Any]]] = {
                 task, {"requiredDuringSchedulingIgnoredDuringExecution": NEEDED}
             ),
         ],
-        {"spec": {"affinity": {"nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": NEEDED,
-            "preferredDuringSchedulingIgnoredDuringExecution": [
-                {"weight": 5, "preference": {"matchExpressions": IN_POOL}},
-            ],
-        }}}, "env": []},
+        {
+            "spec": {
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": NEEDED,
+                        "preferredDuringSchedulingIgnoredDuringExecution": [
+                            {"weight": 5, "preference": {"matchExpressions": IN_POOL}},
+                        ],
+                    }
+                }
+            },
+            "env": [],
+        },
     ),
     "a secret that may be missing, in a variable": (
         lambda task: kubernetes.use_secret_as_env(task, "s", {"k": "V"}, optional=True),
@@ -77,7 +101,9 @@ CARRIED: dict[str, tuple[Callable[[PipelineTask], Any], dict[str, Any]]] = {
     ),
     "a secret as files": (
         lambda task: kubernetes.use_secret_as_volume(task, "s", mount_path="/s"),
-        mounted({"name": "secret-0", "mountPath": "/s"}, secret={"secretName": "s", "optional": False}),
+        mounted(
+            {"name": "secret-0", "mountPath": "/s"}, secret={"secretName": "s", "optional": False}
+        ),
     ),
     "a config map in a variable": (
         lambda task: kubernetes.use_config_map_as_env(task, "c", {"k": "W"}),
@@ -96,20 +122,34 @@ CARRIED: dict[str, tuple[Callable[[PipelineTask], Any], dict[str, Any]]] = {
     ),
     "a claim of each pod": (
         lambda task: kubernetes.add_ephemeral_volume(
-            task, "scratch", "/e", ["ReadWriteOnce"], "5Gi", storage_class_name="fast",
+            task,
+            "scratch",
+            "/e",
+            ["ReadWriteOnce"],
+            "5Gi",
+            storage_class_name="fast",
             labels={"l": "m"},
         ),
-        mounted({"name": "ephemeral-0", "mountPath": "/e"}, ephemeral={"volumeClaimTemplate": {
-            "metadata": {"labels": {"l": "m"}},
-            "spec": {
-                "accessModes": ["ReadWriteOnce"], "storageClassName": "fast",
-                "resources": {"requests": {"storage": "5Gi"}},
+        mounted(
+            {"name": "ephemeral-0", "mountPath": "/e"},
+            ephemeral={
+                "volumeClaimTemplate": {
+                    "metadata": {"labels": {"l": "m"}},
+                    "spec": {
+                        "accessModes": ["ReadWriteOnce"],
+                        "storageClassName": "fast",
+                        "resources": {"requests": {"storage": "5Gi"}},
+                    },
+                }
             },
-        }}),
+        ),
     ),
     "an empty folder in memory": (
         lambda task: kubernetes.empty_dir_mount(task, "work", "/x", "Memory", "1Gi"),
-        mounted({"name": "empty-0", "mountPath": "/x"}, emptyDir={"medium": "Memory", "sizeLimit": "1Gi"}),
+        mounted(
+            {"name": "empty-0", "mountPath": "/x"},
+            emptyDir={"medium": "Memory", "sizeLimit": "1Gi"},
+        ),
     ),
     "a field of the pod in a variable": (
         lambda task: kubernetes.use_field_path_as_env(task, "X", "status.hostIP"),
@@ -117,7 +157,8 @@ CARRIED: dict[str, tuple[Callable[[PipelineTask], Any], dict[str, Any]]] = {
     ),
     "a label and an annotation of the pod": (
         lambda task: [
-            kubernetes.add_pod_label(task, "team", "a"), kubernetes.add_pod_annotation(task, "n", "o"),
+            kubernetes.add_pod_label(task, "team", "a"),
+            kubernetes.add_pod_annotation(task, "n", "o"),
         ],
         {"metadata": {"labels": {"team": "a"}, "annotations": {"n": "o"}}, "spec": {}, "env": []},
     ),
@@ -127,15 +168,27 @@ CARRIED: dict[str, tuple[Callable[[PipelineTask], Any], dict[str, Any]]] = {
     ),
     "a user that is not root, without capabilities, as KFP has it": (
         lambda task: kubernetes.set_security_context(task, run_as_user=7, run_as_non_root=True),
-        {"spec": {"containers": [{"name": "node", "securityContext": {
-            "capabilities": {"drop": ["ALL"]}, "runAsUser": 7, "runAsNonRoot": True,
-        }}]}, "env": []},
+        {
+            "spec": {
+                "containers": [
+                    {
+                        "name": "node",
+                        "securityContext": {
+                            "capabilities": {"drop": ["ALL"]},
+                            "runAsUser": 7,
+                            "runAsNonRoot": True,
+                        },
+                    }
+                ]
+            },
+            "env": [],
+        },
     ),
     "the pull policy that Kubernetes would have": (
         lambda task: kubernetes.set_image_pull_policy(task, "IfNotPresent"),
         {"spec": {}, "env": []},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CARRIED)
@@ -147,35 +200,67 @@ def test_a_setting_is_in_the_trainjob_as_a_pod_has_it(case: str) -> None:
 
 WRITTEN_BY_HAND: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "the size of shared memory": (
-        "enabledSharedMemory", {"volumeName": "shm", "size": "8Gi"},
-        mounted({"name": "memory-0", "mountPath": "/dev/shm"}, emptyDir={"medium": "Memory", "sizeLimit": "8Gi"}),
+        "enabledSharedMemory",
+        {"volumeName": "shm", "size": "8Gi"},
+        mounted(
+            {"name": "memory-0", "mountPath": "/dev/shm"},
+            emptyDir={"medium": "Memory", "sizeLimit": "8Gi"},
+        ),
     ),
     "pods to be near to, and pods to be far from": (
         "podAffinity",
         [
             {"topologyKey": "zone", "matchPodLabels": {"a": "b"}, "namespaces": ["n"]},
-            {"topologyKey": "host", "anti": True, "weight": 3.0, "matchNamespaceLabels": {"c": "d"}},
+            {
+                "topologyKey": "host",
+                "anti": True,
+                "weight": 3.0,
+                "matchNamespaceLabels": {"c": "d"},
+            },
         ],
-        {"spec": {"affinity": {
-            "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
-                {"topologyKey": "zone", "namespaces": ["n"], "labelSelector": {"matchLabels": {"a": "b"}}},
-            ]},
-            "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
-                {"weight": 3, "podAffinityTerm": {
-                    "topologyKey": "host", "namespaceSelector": {"matchLabels": {"c": "d"}},
-                }},
-            ]},
-        }}, "env": []},
+        {
+            "spec": {
+                "affinity": {
+                    "podAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": [
+                            {
+                                "topologyKey": "zone",
+                                "namespaces": ["n"],
+                                "labelSelector": {"matchLabels": {"a": "b"}},
+                            },
+                        ]
+                    },
+                    "podAntiAffinity": {
+                        "preferredDuringSchedulingIgnoredDuringExecution": [
+                            {
+                                "weight": 3,
+                                "podAffinityTerm": {
+                                    "topologyKey": "host",
+                                    "namespaceSelector": {"matchLabels": {"c": "d"}},
+                                },
+                            },
+                        ]
+                    },
+                }
+            },
+            "env": [],
+        },
     ),
     "a claim as kfp-kubernetes 1 wrote it": (
-        "pvcMount", [{"constant": "data", "mountPath": "/d"}],
-        mounted({"name": "claim-0", "mountPath": "/d"}, persistentVolumeClaim={"claimName": "data"}),
+        "pvcMount",
+        [{"constant": "data", "mountPath": "/d"}],
+        mounted(
+            {"name": "claim-0", "mountPath": "/d"}, persistentVolumeClaim={"claimName": "data"}
+        ),
     ),
     "a secret as kfp-kubernetes 1 wrote it": (
-        "secretAsVolume", [{"secretName": "s", "mountPath": "/s"}],
-        mounted({"name": "secret-0", "mountPath": "/s"}, secret={"secretName": "s", "optional": False}),
+        "secretAsVolume",
+        [{"secretName": "s", "mountPath": "/s"}],
+        mounted(
+            {"name": "secret-0", "mountPath": "/s"}, secret={"secretName": "s", "optional": False}
+        ),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRITTEN_BY_HAND)
@@ -196,91 +281,149 @@ def test_all_of_them_together_are_one_pod_and_the_launcher_has_what_it_needs_of_
     assert volumes == [one["name"] for one in node["volumeMounts"]]
     assert sorted(volumes) == ["claim-0", "config-0", "empty-0", "ephemeral-0", "secret-0"]
     assert set(pod["spec"]) == {
-        "affinity", "containers", "imagePullSecrets", "nodeSelector", "tolerations", "volumes",
-    }  # fmt: skip
+        "affinity",
+        "containers",
+        "imagePullSecrets",
+        "nodeSelector",
+        "tolerations",
+        "volumes",
+    }
 
 
 SPOT = KubeflowSpec(
-    image="i", secrets={"HF_TOKEN": "hub/token"}, spot_nodes={"pool": "spot"},
+    image="i",
+    secrets={"HF_TOKEN": "hub/token"},
+    spot_nodes={"pool": "spot"},
     accelerator_nodes={"H100": {"gpu": "h100"}},
-)  # fmt: skip
+)
 REFUSED: dict[str, tuple[str, str, str, KubeflowSpec]] = {
-    "a setting that is new": (by_hand("somethingNew", 1), "rekindle knows nothing of it", "somethingNew", BARE),
+    "a setting that is new": (
+        by_hand("somethingNew", 1),
+        "rekindle knows nothing of it",
+        "somethingNew",
+        BARE,
+    ),
     "a pull policy that is not the usual": (
         text_of(lambda task: kubernetes.set_image_pull_policy(task, "Always")),
-        "`imagePullPolicy` Always has no field in a TrainJob", "imagePullPolicy", BARE,
+        "`imagePullPolicy` Always has no field in a TrainJob",
+        "imagePullPolicy",
+        BARE,
     ),
     "a variable of Trainer's": (
         text_of(lambda task: kubernetes.use_field_path_as_env(task, "PET_NNODES", "metadata.name")),
-        "`PET_NNODES` in the environment is Trainer's own", "fieldPathAsEnv", BARE,
+        "`PET_NNODES` in the environment is Trainer's own",
+        "fieldPathAsEnv",
+        BARE,
     ),
     "a queue as a label": (
         text_of(lambda task: kubernetes.add_pod_label(task, "kueue.x-k8s.io/queue-name", "q")),
-        "is for a whole TrainJob", "podMetadata", BARE,
+        "is for a whole TrainJob",
+        "podMetadata",
+        BARE,
     ),
     "a label that JobSet reads": (
         text_of(lambda task: kubernetes.add_pod_label(task, "jobset.sigs.k8s.io/jobset-name", "q")),
-        "is not for a step to set", "podMetadata", BARE,
+        "is not for a step to set",
+        "podMetadata",
+        BARE,
     ),
     "labels beside JSON": (
         text_of(
             lambda task: kubernetes.add_node_selector(task, "a", "b"),
             lambda task: kubernetes.add_node_selector_json(task, {"a": "b"}),
         ),
-        "of which KFP drops the labels", "nodeSelector", BARE,
+        "of which KFP drops the labels",
+        "nodeSelector",
+        BARE,
     ),
     "a toleration with a word of Python's": (
         by_hand("tolerations", [{"key": "k", "toleration_seconds": 3}]),
-        "a toleration has `toleration_seconds`", "tolerations", BARE,
+        "a toleration has `toleration_seconds`",
+        "tolerations",
+        BARE,
     ),
     "a volume without a path": (
         by_hand("emptyDirMounts", [{"volumeName": "x"}]),
-        "is not as kfp-kubernetes writes it ('mountPath')", "emptyDirMounts", BARE,
+        "is not as kfp-kubernetes writes it ('mountPath')",
+        "emptyDirMounts",
+        BARE,
     ),
-    "claims that are no list": (by_hand("pvcMount", 3), "is not as kfp-kubernetes writes it", "pvcMount", BARE),
+    "claims that are no list": (
+        by_hand("pvcMount", 3),
+        "is not as kfp-kubernetes writes it",
+        "pvcMount",
+        BARE,
+    ),
     "a name with a placeholder in it": (
-        by_hand("secretAsVolume", [{"mountPath": "/s", "secretNameParameter": {
-            "runtimeValue": {"constant": "{{$.inputs.parameters['x']}}-s"},
-        }}]),
-        "which Kubeflow itself does not fill in there", "secretAsVolume", BARE,
+        by_hand(
+            "secretAsVolume",
+            [
+                {
+                    "mountPath": "/s",
+                    "secretNameParameter": {
+                        "runtimeValue": {"constant": "{{$.inputs.parameters['x']}}-s"},
+                    },
+                }
+            ],
+        ),
+        "which Kubeflow itself does not fill in there",
+        "secretAsVolume",
+        BARE,
     ),
     "two volumes at one path": (
         text_of(
             lambda task: kubernetes.mount_pvc(task, "data", mount_path="/x"),
             lambda task: kubernetes.empty_dir_mount(task, "e", "/x/"),
         ),
-        "`spec.containers.node.volumeMounts` would have two of the name `/x`", "pvcMount", BARE,
+        "`spec.containers.node.volumeMounts` would have two of the name `/x`",
+        "pvcMount",
+        BARE,
     ),
     "two claims at one path": (
         text_of(
             lambda task: kubernetes.mount_pvc(task, "data", mount_path="/x"),
             lambda task: kubernetes.mount_pvc(task, "more", mount_path="/x"),
         ),
-        "two volumes would be mounted at /x", "pvcMount", BARE,
+        "two volumes would be mounted at /x",
+        "pvcMount",
+        BARE,
     ),
     "one variable from two sources": (
         text_of(
             lambda task: kubernetes.use_config_map_as_env(task, "c", {"k": "V"}),
             lambda task: kubernetes.use_field_path_as_env(task, "V", "metadata.name"),
         ),
-        "`env` would have two of the name `V`", "fieldPathAsEnv", BARE,
+        "`env` would have two of the name `V`",
+        "fieldPathAsEnv",
+        BARE,
     ),
     "another secret than the config's": (
         text_of(lambda task: kubernetes.use_secret_as_env(task, "own", {"k": "HF_TOKEN"})),
-        "`env` would have two of the name `HF_TOKEN`", "secretAsEnv[0].keyToEnv[0]", SPOT,
+        "`env` would have two of the name `HF_TOKEN`",
+        "secretAsEnv[0].keyToEnv[0]",
+        SPOT,
     ),
     "another pool than that of spot machines": (
-        text_of(lambda task: kubernetes.add_node_selector(task, "pool", "big"), spot=True, checkpoint="of"),
-        "`spec.nodeSelector.pool` would be both 'spot' and 'big'", "nodeSelector", SPOT,
+        text_of(
+            lambda task: kubernetes.add_node_selector(task, "pool", "big"),
+            spot=True,
+            checkpoint="of",
+        ),
+        "`spec.nodeSelector.pool` would be both 'spot' and 'big'",
+        "nodeSelector",
+        SPOT,
     ),
     "another GPU than that of the accelerator": (
         text_of(
             lambda task: kubernetes.add_node_selector(task, "gpu", "b200"),
-            gpus_per_node=8, accelerator="H100",
+            gpus_per_node=8,
+            accelerator="H100",
         ),
-        "`spec.nodeSelector.gpu` would be both 'h100' and 'b200'", "nodeSelector", SPOT,
+        "`spec.nodeSelector.gpu` would be both 'h100' and 'b200'",
+        "nodeSelector",
+        SPOT,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -319,8 +462,9 @@ def test_what_a_step_says_again_is_no_contradiction() -> None:
     text = text_of(
         lambda task: kubernetes.add_node_selector(task, "pool", "spot"),
         lambda task: kubernetes.use_secret_as_env(task, "hub", {"token": "HF_TOKEN"}),
-        spot=True, checkpoint="of",
-    )  # fmt: skip
+        spot=True,
+        checkpoint="of",
+    )
     pod = pod_of(compiled(text, SPOT)[2]["job"])
     assert pod["spec"]["nodeSelector"] == {"pool": "spot"}
     assert len(pod["env"]) == 1

@@ -47,8 +47,10 @@ def see(names: list) -> dict:
 def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
     with FakeCluster(tmp_path / "cluster") as cluster:
         cluster.secrets |= {
-            ("words", "first"): "hello", ("own", "k"): "of a secret", ("configmap", "c", "k"): "of a map",
-        }  # fmt: skip
+            ("words", "first"): "hello",
+            ("own", "k"): "of a secret",
+            ("configmap", "c", "k"): "of a map",
+        }
         cluster.start_run("run")
         yield cluster
 
@@ -79,12 +81,16 @@ def test_nodes_see_what_settings_gave_them(cluster: FakeCluster, tmp_path: Path)
     assert step.pod().wait(60) == 0, step.said()
     assert step.output()["parameterValues"]["Output"] == {
         "env": {
-            "SECRET": "of a secret", "MAP": "of a map", "ABSENT": "", "TEAM": "a", "WORD": "hello",
+            "SECRET": "of a secret",
+            "MAP": "of a map",
+            "ABSENT": "",
+            "TEAM": "a",
+            "WORD": "hello",
         },
         "files": {"secret/k": "of a secret", "map/k": "of a map"},
         "claims": {"data": "data"},
         "folders": ["data", "dev", "map", "scratch", "secret", "tmp"],
-    }  # fmt: skip
+    }
     (job,) = cluster.jobs.values()
     pod = _template_of(job.object["spec"])["spec"]
     assert pod["tolerations"] == [TAINT]
@@ -118,9 +124,12 @@ def test_settings_that_depend_on_an_input_are_refused() -> None:
     assert said == {
         f"`{name}` depends on an input"
         for name in (
-            "nodeSelectorJson", "tolerationJson", "secretNameParameter", "pvcNameParameter",
+            "nodeSelectorJson",
+            "tolerationJson",
+            "secretNameParameter",
+            "pvcNameParameter",
         )
-    }  # fmt: skip
+    }
     assert {problem.fix for problem in caught.value.problems} == {"write it down"}
 
 

@@ -57,9 +57,15 @@ def rich():
         work(save_to="s3://b/c").set_cpu_limit("64").set_cpu_request("32").set_memory_limit("900G")
     )
     rekindle.distribute(
-        task, nodes=4, gpus_per_node=8, accelerator="H100", machine="a3-highgpu-8g", spot=True,
-        checkpoint="save_to", max_run_hours=0.5,
-    )  # fmt: skip
+        task,
+        nodes=4,
+        gpus_per_node=8,
+        accelerator="H100",
+        machine="a3-highgpu-8g",
+        spot=True,
+        checkpoint="save_to",
+        max_run_hours=0.5,
+    )
     kubernetes.use_secret_as_env(task, "own", {"key": "WORD"})
     kubernetes.mount_pvc(task, pvc_name="data", mount_path="/mnt/data", sub_path="a")
     kubernetes.add_node_selector(task, "pool", "big")
@@ -80,9 +86,16 @@ def documents(source: Any, place: KubeflowSpec) -> list[Any]:
 def test_all_that_a_step_asks_for_is_in_its_trainjob() -> None:
     template = trainjob.template(step_of(rich), RICH)
     made = trainjob.manifest(
-        template, name="work-1", identity="u-1/run.root.work", attempt=2, owner=OWNER,
-        service_account="runner", result="s3://b/r/work-1.json", payload=["abc"], secret="work-1-5a5a",
-    )  # fmt: skip
+        template,
+        name="work-1",
+        identity="u-1/run.root.work",
+        attempt=2,
+        owner=OWNER,
+        service_account="runner",
+        result="s3://b/r/work-1.json",
+        payload=["abc"],
+        secret="work-1-5a5a",
+    )
     assert problems("TrainJob", made) == []
     assert made == {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
@@ -120,52 +133,103 @@ def test_all_that_a_step_asks_for_is_in_its_trainjob() -> None:
                     "requests": {"cpu": "32", "memory": "900G", "nvidia.com/gpu": "8"},
                 },
                 "env": [
-                    {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
-                    {"name": "SECOND", "valueFrom": {"secretKeyRef": {"name": "words", "key": "first"}}},
+                    {
+                        "name": "HF_TOKEN",
+                        "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}},
+                    },
+                    {
+                        "name": "SECOND",
+                        "valueFrom": {"secretKeyRef": {"name": "words", "key": "first"}},
+                    },
                     {"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "own", "key": "key"}}},
-                    {"name": "REKINDLE_JOB_SECRET", "valueFrom": {"secretKeyRef": {"name": "work-1-5a5a", "key": "secret"}}},
+                    {
+                        "name": "REKINDLE_JOB_SECRET",
+                        "valueFrom": {"secretKeyRef": {"name": "work-1-5a5a", "key": "secret"}},
+                    },
                 ],
             },
-            "runtimePatches": [{
-                "manager": "rekindle.dev/launcher",
-                "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [{
-                    "name": "node",
-                    "template": {"spec": {"template": {"spec": {
-                        "serviceAccountName": "runner",
-                        "nodeSelector": {
-                            "pool": "big",
-                            "node.kubernetes.io/instance-type": "a3-highgpu-8g",
-                            "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
-                            "cloud.example.com/spot": "true",
-                        },
-                        "tolerations": [
-                            {"key": "cloud.example.com/spot", "operator": "Equal", "value": "true"},
-                            {"key": "big", "operator": "Exists", "effect": "NoSchedule"},
-                        ],
-                        "imagePullSecrets": [{"name": "pull"}],
-                        "volumes": [{"name": "claim-0", "persistentVolumeClaim": {"claimName": "data"}}],
-                        "containers": [{
-                            "name": "node",
-                            "volumeMounts": [{"name": "claim-0", "mountPath": "/mnt/data", "subPath": "a"}],
-                        }],
-                    }}}},
-                }]}}},
-            }],
+            "runtimePatches": [
+                {
+                    "manager": "rekindle.dev/launcher",
+                    "trainingRuntimeSpec": {
+                        "template": {
+                            "spec": {
+                                "replicatedJobs": [
+                                    {
+                                        "name": "node",
+                                        "template": {
+                                            "spec": {
+                                                "template": {
+                                                    "spec": {
+                                                        "serviceAccountName": "runner",
+                                                        "nodeSelector": {
+                                                            "pool": "big",
+                                                            "node.kubernetes.io/instance-type": "a3-highgpu-8g",
+                                                            "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+                                                            "cloud.example.com/spot": "true",
+                                                        },
+                                                        "tolerations": [
+                                                            {
+                                                                "key": "cloud.example.com/spot",
+                                                                "operator": "Equal",
+                                                                "value": "true",
+                                                            },
+                                                            {
+                                                                "key": "big",
+                                                                "operator": "Exists",
+                                                                "effect": "NoSchedule",
+                                                            },
+                                                        ],
+                                                        "imagePullSecrets": [{"name": "pull"}],
+                                                        "volumes": [
+                                                            {
+                                                                "name": "claim-0",
+                                                                "persistentVolumeClaim": {
+                                                                    "claimName": "data"
+                                                                },
+                                                            }
+                                                        ],
+                                                        "containers": [
+                                                            {
+                                                                "name": "node",
+                                                                "volumeMounts": [
+                                                                    {
+                                                                        "name": "claim-0",
+                                                                        "mountPath": "/mnt/data",
+                                                                        "subPath": "a",
+                                                                    }
+                                                                ],
+                                                            }
+                                                        ],
+                                                    }
+                                                }
+                                            }
+                                        },
+                                    }
+                                ]
+                            }
+                        }
+                    },
+                }
+            ],
         },
-    }  # fmt: skip
+    }
 
 
 def test_only_nodes_of_trainings_reach_nodes_by_the_labels_that_their_pods_have() -> None:
     text = (trainjob.__file__).replace("trainjob.py", "manifests/networkpolicy.yaml")
     (policy,) = yaml.safe_load_all(Path(text).read_text())
-    nodes = {"matchExpressions": [
-        {"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"},
-        {"key": "jobset.sigs.k8s.io/replicatedjob-name", "operator": "In", "values": [NODE]},
-    ]}  # fmt: skip
+    nodes = {
+        "matchExpressions": [
+            {"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"},
+            {"key": "jobset.sigs.k8s.io/replicatedjob-name", "operator": "In", "values": [NODE]},
+        ]
+    }
     assert policy["spec"] == {
-        "podSelector": nodes, "policyTypes": ["Ingress"],
+        "podSelector": nodes,
+        "policyTypes": ["Ingress"],
         "ingress": [{"from": [{"podSelector": nodes}]}],
-    }  # fmt: skip
+    }
 
 
 def test_the_golden_file_is_what_a_step_on_two_nodes_becomes(
@@ -197,11 +261,14 @@ def test_the_same_input_gives_the_same_bytes_in_any_process_and_loads_nothing_he
     )
     made = [
         subprocess.run(
-            [sys.executable, "-c", code, str(source), RICH.model_dump_json()], cwd=folder,
-            env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True,
+            [sys.executable, "-c", code, str(source), RICH.model_dump_json()],
+            cwd=folder,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
         ).stdout
         for seed, folder in (("1", tmp_path), ("2", Path.cwd()), ("3", Path("/")))
-    ]  # fmt: skip
+    ]
     assert made[0]
     assert len(set(made)) == 1
 
@@ -216,9 +283,16 @@ def test_nodes_are_pods_of_the_standard_restricted_and_of_an_account_of_their_ow
     definition = json.loads(command[0])
     assert definition["account"] == "rekindle-node"
     made = trainjob.manifest(
-        definition["job"], name="a-1", identity="i", attempt=1, owner=OWNER,
-        service_account=definition["account"], result="s3://b/r", payload=["x"], secret="s",
-    )  # fmt: skip
+        definition["job"],
+        name="a-1",
+        identity="i",
+        attempt=1,
+        owner=OWNER,
+        service_account=definition["account"],
+        result="s3://b/r",
+        payload=["x"],
+        secret="s",
+    )
     runtime = yaml.safe_load((MANIFESTS / "runtime.yaml").read_text())
     template = template_of(runtime, made)
     assert list(pod_problems(template)) == []
@@ -228,8 +302,9 @@ def test_nodes_are_pods_of_the_standard_restricted_and_of_an_account_of_their_ow
     assert pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert node["securityContext"] == {
-        "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
-    }  # fmt: skip
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
     assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
     assert all(set(volume) <= {"name", "emptyDir"} for volume in pod["volumes"])
 
@@ -300,9 +375,14 @@ def plain():
 REFUSED = [
     (plain, KubeflowSpec(), "rekindle's image launches", "platforms.kubeflow.image"),
     (spot, PLACE, "nothing says which nodes these are", "platforms.kubeflow.spot_nodes"),
-    (accelerator, PLACE, "nothing says which nodes have it", "platforms.kubeflow.accelerator_nodes.B200"),
+    (
+        accelerator,
+        PLACE,
+        "nothing says which nodes have it",
+        "platforms.kubeflow.accelerator_nodes.B200",
+    ),
     (run_time_resources, PLACE, "resources depend on an input", "root.dag.tasks.work"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -325,9 +405,11 @@ def test_a_name_leaves_room_for_the_names_of_its_pods(
 ) -> None:
     name = trainjob.job_name(step, identity, attempt)
     body = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob",
-        "metadata": {"name": name}, "spec": {"runtimeRef": {"name": "r"}},
-    }  # fmt: skip
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": name},
+        "spec": {"runtimeRef": {"name": "r"}},
+    }
     assert problems("TrainJob", body) == []
     assert name == trainjob.job_name(step, identity, attempt)
     assert name != trainjob.job_name(step, identity, attempt + 1)
@@ -366,7 +448,10 @@ AT_TEN = datetime.datetime(2026, 11, 22, 10, tzinfo=datetime.UTC)
     [
         ({}, ""),
         ({"metadata": {"uid": "other"}}, "its Workflow is gone"),
-        ({"metadata": {"uid": "u", "deletionTimestamp": "2026-11-22T09:00:00Z"}}, "its Workflow is being deleted"),
+        (
+            {"metadata": {"uid": "u", "deletionTimestamp": "2026-11-22T09:00:00Z"}},
+            "its Workflow is being deleted",
+        ),
         ({"spec": {"shutdown": "Stop"}}, "it was shut down (Stop)"),
         ({"spec": {"activeDeadlineSeconds": 0}}, "it was terminated"),
         ({"spec": {"activeDeadlineSeconds": 3_600}}, "its 3600 s are over"),
@@ -374,12 +459,14 @@ AT_TEN = datetime.datetime(2026, 11, 22, 10, tzinfo=datetime.UTC)
         ({"status": {"phase": "Failed"}}, "it is over (Failed)"),
         ({"status": {"phase": "Pending"}}, ""),
     ],
-)  # fmt: skip
+)
 def test_when_a_run_is_ending(changes: dict[str, Any], reason: str) -> None:
     workflow = {
-        "metadata": {"uid": "u"}, "spec": {},
-        "status": {"phase": "Running", "startedAt": "2026-11-22T09:00:00Z"}, **changes,
-    }  # fmt: skip
+        "metadata": {"uid": "u"},
+        "spec": {},
+        "status": {"phase": "Running", "startedAt": "2026-11-22T09:00:00Z"},
+        **changes,
+    }
     assert ending(workflow, "u", AT_TEN) == reason
 
 

@@ -16,7 +16,9 @@ import kfp
 from rekindle.platforms.docker import Docker
 
 PROGRAMS = ("sh", "cat", "ls", "grep", "id", "touch", "sleep", "mkdir", "dirname", "mktemp", "sed")
-_LEFT_OUT = re.compile(r"/(__pycache__|test|idlelib|tkinter|lib2to3|ensurepip|site-packages|config-.*)$")  # fmt: skip
+_LEFT_OUT = re.compile(
+    r"/(__pycache__|test|idlelib|tkinter|lib2to3|ensurepip|site-packages|config-.*)$"
+)
 
 
 def make(docker: Docker, name: str, mark: str = "") -> str:

@@ -117,18 +117,44 @@ def unnamed(left: Mapping[str, Any]) -> list[str]:
     return sorted(json.dumps(one, sort_keys=True) for one in left.values())
 
 
-QUICK = (
-    "nested pipelines", "loop over structs", "OneOf over artifacts"
-)  # fmt: skip
+QUICK = ("nested pipelines", "loop over structs", "OneOf over artifacts")
 # cases of same.py for platforms that take a pipeline flat
 _FLAT = [
-    "one step", "names that are ours elsewhere", "all kinds of parameters", "all kinds of arguments", "constants", "named tuple",
-    "artifacts and metadata", "metrics", "output paths", "input path", "defaults", "integers",
-    "nested pipelines", "environment", "loop over constants", "loop over structs", "list of artifacts",
-    "nested loops with the item of the outer one", "loop over nested pipelines",
-    "artifact as a return value", "branch on a number: if", "branch on a number: elif",
-    "branch on a number: else", "branch on a bool: if", "branch on a bool: else", "branch on text",
-    "branch on text, not taken", "branch on formatted text", "branch on a share", "branches inside a nested pipeline",
-    "loop over an argument", "loops over what was given", "loop with a limit", "loop in a branch", "loop in a branch not taken", "OneOf over artifacts",
-]  # fmt: skip
+    "one step",
+    "names that are ours elsewhere",
+    "all kinds of parameters",
+    "all kinds of arguments",
+    "constants",
+    "named tuple",
+    "artifacts and metadata",
+    "metrics",
+    "output paths",
+    "input path",
+    "defaults",
+    "integers",
+    "nested pipelines",
+    "environment",
+    "loop over constants",
+    "loop over structs",
+    "list of artifacts",
+    "nested loops with the item of the outer one",
+    "loop over nested pipelines",
+    "artifact as a return value",
+    "branch on a number: if",
+    "branch on a number: elif",
+    "branch on a number: else",
+    "branch on a bool: if",
+    "branch on a bool: else",
+    "branch on text",
+    "branch on text, not taken",
+    "branch on formatted text",
+    "branch on a share",
+    "branches inside a nested pipeline",
+    "loop over an argument",
+    "loops over what was given",
+    "loop with a limit",
+    "loop in a branch",
+    "loop in a branch not taken",
+    "OneOf over artifacts",
+]
 FLAT = [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in _FLAT]

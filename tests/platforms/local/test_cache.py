@@ -222,12 +222,18 @@ def test_touching_a_file_changes_nothing(home: Path, folder: Path) -> None:
 
 
 BROKEN = [
-    "", "{", "[]", "3", '{"run_id": "x"}', '{"run_id": "x", "outputs": []}', "[" * 100_000,
+    "",
+    "{",
+    "[]",
+    "3",
+    '{"run_id": "x"}',
+    '{"run_id": "x", "outputs": []}',
+    "[" * 100_000,
     '{"run_id": "x", "outputs": {"parameters": [], "artifacts": []}}',
     '{"run_id": "x", "outputs": {"parameters": 1, "artifacts": {}}}',
     '{"run_id": "x", "outputs": {"parameters": {}, "artifacts": {"data": {}}}}',
     '{"run_id": "x", "outputs": {"parameters": {}, "artifacts": {"data": {"files": [1]}}}}',
-]  # fmt: skip
+]
 
 
 def test_a_broken_entry_is_no_result(home: Path, folder: Path) -> None:

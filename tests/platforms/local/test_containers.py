@@ -91,9 +91,16 @@ def test_a_step_sees_its_own_variables_and_limits_and_nothing_else(
     arguments = {"file": str(tmp_path / "file")}
     record = runs.run(pipeline, home, arguments, containers=containers, env=env)
     assert log_of(record, "look").splitlines()[:9] == [
-        "user 4321", "home /tmp", "token s3cret", "cluster cl5ster", "mode a b=c", "other ",
-        "path /bin:/usr/bin", "file unseen", str(64 << 20),
-    ]  # fmt: skip
+        "user 4321",
+        "home /tmp",
+        "token s3cret",
+        "cluster cl5ster",
+        "mode a b=c",
+        "other ",
+        "path /bin:/usr/bin",
+        "file unseen",
+        str(64 << 20),
+    ]
     texts = [p.read_text() for p in home.rglob("*.json")]
     assert not [text for text in texts if "s3cret" in text or "cl5ster" in text]
     said = {row.what for row in ignored(pipeline, containers)}
@@ -263,9 +270,12 @@ def test_the_command_line_hands_secrets_on_and_says_what_it_ignores(
 
 def rekindle(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "rekindle.cli.main", *words], cwd=folder, text=True,
-        capture_output=True, env={**os.environ, "PYTHONPATH": str(runs.PIPELINES.parents[2]), **env},
-    )  # fmt: skip
+        [sys.executable, "-m", "rekindle.cli.main", *words],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(runs.PIPELINES.parents[2]), **env},
+    )
 
 
 def test_doctor_says_that_docker_is_missing(tmp_path: Path) -> None:

@@ -18,11 +18,14 @@ def test_each_turn_has_steps_of_its_own_and_all_come_from_the_cache_again(home: 
     first, second = (run(pipeline, home) for _ in range(2))
     assert [step.name for step in first.steps] == [
         "words",
-        "for-loop-1/0/greet", "for-loop-1/0/greet-2",
-        "for-loop-1/1/greet", "for-loop-1/1/greet-2",
-        "for-loop-1/2/greet", "for-loop-1/2/greet-2",
+        "for-loop-1/0/greet",
+        "for-loop-1/0/greet-2",
+        "for-loop-1/1/greet",
+        "for-loop-1/1/greet-2",
+        "for-loop-1/2/greet",
+        "for-loop-1/2/greet-2",
         "joined",
-    ]  # fmt: skip
+    ]
     assert [step.cached for step in first.steps] == [False] * 8
     assert [step.cached for step in second.steps] == [True] * 8
     assert outputs(pipeline, first) == outputs(pipeline, second)

@@ -59,7 +59,9 @@ def wheel(folder, name, version, source):
         file.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
-        file.writestr(f"{info}/RECORD", f"{module}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")  # fmt: skip
+        file.writestr(
+            f"{info}/RECORD", f"{module}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"
+        )
 
 
 @pytest.fixture
@@ -83,10 +85,12 @@ def test_packages_are_installed_beside_what_is_here_and_leave_it_alone(tmp_path,
     graph = read(compile_function(both))
     record = run(graph, home, env=env, on_event=lambda step, event: heard.append((step, event)))
     assert values(record) == {"sparkles": "fizzy iniconfig", "newer": "99.0"}
-    assert [(step, event["text"]) for step, event in heard if "installing" in event.get("text", "")] == [
+    assert [
+        (step, event["text"]) for step, event in heard if "installing" in event.get("text", "")
+    ] == [
         ("newer", "installing 'iniconfig>=99' into an environment of its own"),
         ("sparkles", "installing sparkling-water==1.5 into an environment of its own"),
-    ]  # fmt: skip
+    ]
     assert metadata.version("iniconfig") == before
     assert util.find_spec("sparkling_water") is None
     # the environments are kept: without wheels pip would fail now

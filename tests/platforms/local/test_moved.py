@@ -71,12 +71,18 @@ def test_a_copy_of_a_home_uses_nothing_of_the_original(home: Path, folder: Path)
 @pytest.mark.parametrize(
     ("text", "now"),
     [
-        ("/a/home", "/b"), ("/a/home/x", "/b/x"), ("file:///a/home/x", "file:///b/x"),
-        ("sqlite:////a/home/mlflow.db", "sqlite:////b/mlflow.db"), ('{"x": "/a/home"}', '{"x": "/b"}'),
-        ("/a/home2", "/a/home2"), ("/a/home-2/x", "/a/home-2/x"), ("/x/a/home", "/x/a/home"),
-        ("/a/home.old", "/a/home.old"), ("", ""),
+        ("/a/home", "/b"),
+        ("/a/home/x", "/b/x"),
+        ("file:///a/home/x", "file:///b/x"),
+        ("sqlite:////a/home/mlflow.db", "sqlite:////b/mlflow.db"),
+        ('{"x": "/a/home"}', '{"x": "/b"}'),
+        ("/a/home2", "/a/home2"),
+        ("/a/home-2/x", "/a/home-2/x"),
+        ("/x/a/home", "/x/a/home"),
+        ("/a/home.old", "/a/home.old"),
+        ("", ""),
     ],
-)  # fmt: skip
+)
 def test_only_places_in_the_home_are_taken_for_such(text: str, now: str) -> None:
     value = {"x": [text, 1, None], "y": text}
     assert moved(value, "/a/home", "/b") == {"x": [now, 1, None], "y": now}

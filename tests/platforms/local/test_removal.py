@@ -490,8 +490,10 @@ def test_checkpoints_elsewhere_go_once_they_are_a_day_old(
     digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     volume = tmp_path / "volume"
-    weights = [volume / "checkpoints" / key / "step-000000001.01234567" / "weights"
-               for key in (TRAINED, "1" * 32)]  # fmt: skip
+    weights = [
+        volume / "checkpoints" / key / "step-000000001.01234567" / "weights"
+        for key in (TRAINED, "1" * 32)
+    ]
     for file in weights:
         write_atomically(file, "weights")
     for path in digits.glob("runs/*/run.json"):

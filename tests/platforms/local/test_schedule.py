@@ -21,9 +21,16 @@ from tests.quick import first
 REKINDLE = [sys.executable, "-m", "rekindle.cli.main"]
 ANALYZE = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
 LINES = (
-    "0 3 * * 1", "*/20 9-17 * * mon-fri", "30 4 1,15 * *", "0 0 1 1 *", "15 6 13 * 5", "0 12 * 2-4 0,6", "5 * * * *",
-    "59 23 28-31 * *", "0 3 29 2 *",
-)  # fmt: skip
+    "0 3 * * 1",
+    "*/20 9-17 * * mon-fri",
+    "30 4 1,15 * *",
+    "0 0 1 1 *",
+    "15 6 13 * 5",
+    "0 12 * 2-4 0,6",
+    "5 * * * *",
+    "59 23 28-31 * *",
+    "0 3 29 2 *",
+)
 NOW = datetime.datetime(2026, 2, 3, 4, 5, tzinfo=datetime.UTC)
 PIPELINE = """
 from kfp import dsl
@@ -109,9 +116,13 @@ class Desk:
         self.crontab, self.asked = folder / "crontab.txt", folder / "asked.txt"
         self.units = folder / "config/systemd/user"
         self.environment = {
-            **os.environ, "PATH": f"{programs}:/usr/bin:/bin", "CRONTAB": str(self.crontab), "SYSTEMCTL": str(self.asked),
-            "XDG_CONFIG_HOME": str(folder / "config"), "TZ": "Europe/Berlin",
-        }  # fmt: skip
+            **os.environ,
+            "PATH": f"{programs}:/usr/bin:/bin",
+            "CRONTAB": str(self.crontab),
+            "SYSTEMCTL": str(self.asked),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "TZ": "Europe/Berlin",
+        }
 
     def schedule(self, verb, *words):
         command = [*REKINDLE, "schedule", verb, "c.yaml", "--platform=local", *words]
@@ -177,12 +188,15 @@ def test_a_line_of_the_crontab_runs_the_config_again_and_again(tmp_path):
 
 @pytest.mark.parametrize(
     ("field", "says"),
-    first(1, [
-        ("overlap=parallel", "leaves a start out"),
-        ("catch_up=true", "knows no start that it missed"),
-        ("timezone=Asia/Tokyo", "not that of Asia/Tokyo"),
-    ]),
-)  # fmt: skip
+    first(
+        1,
+        [
+            ("overlap=parallel", "leaves a start out"),
+            ("catch_up=true", "knows no start that it missed"),
+            ("timezone=Asia/Tokyo", "not that of Asia/Tokyo"),
+        ],
+    ),
+)
 def test_what_cron_cannot_do_is_refused_before_anything_is_written(tmp_path, field, says):
     desk = Desk(tmp_path)
     done = desk.schedule("set", "--yes", "--set", f"schedule.{field}")
@@ -206,8 +220,10 @@ def test_a_timer_of_systemd_is_set_paused_and_deleted(tmp_path):
     )
     assert "--set=schedule.catch_up=true" in service.read_text()
     assert desk.asked.read_text().splitlines()[-4:-1] == [
-        "daemon-reload", "enable rekindle-hello.timer", "restart rekindle-hello.timer",
-    ]  # fmt: skip
+        "daemon-reload",
+        "enable rekindle-hello.timer",
+        "restart rekindle-hello.timer",
+    ]
     assert desk.crontab.read_text() == "0 1 * * * backup\n"  # or both would start it
     if shutil.which("systemd-analyze"):
         words = ["systemd-analyze", "verify", "--man=no", str(service), str(timer)]

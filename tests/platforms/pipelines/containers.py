@@ -24,8 +24,10 @@ def count(data: dsl.Input[dsl.Dataset], copy: dsl.Output[dsl.Dataset], lines: ds
     return sh(
         'cat "$1/a, b.txt" > "$2"; grep -c . "$2" > "$3"; '
         'if touch "$1/more"; then exit 9; fi; ls / | grep -qx made-for-tests',
-        data.path, copy.path, lines,
-    )  # fmt: skip
+        data.path,
+        copy.path,
+        lines,
+    )
 
 
 @dsl.pipeline

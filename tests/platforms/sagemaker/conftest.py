@@ -68,10 +68,13 @@ def s3(aws: str) -> Any:
 @pytest.fixture(scope="module")
 def service(s3: Any, aws: str, tmp_path_factory: pytest.TempPathFactory) -> Pipelines:
     environment = {
-        "AWS_ENDPOINT_URL": aws, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
-        "AWS_DEFAULT_REGION": "us-east-1", "OMP_NUM_THREADS": "1",
+        "AWS_ENDPOINT_URL": aws,
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(Path(__file__).parents[3]),  # the image holds rekindle
-    }  # fmt: skip
+    }
     return Pipelines(s3, tmp_path_factory.mktemp("jobs"), environment)
 
 

@@ -109,13 +109,20 @@ def test_two_that_submit_the_same_at_once_make_one_execution(account: Account) -
 
 
 REFUSALS: dict[str, tuple[Fault, str]] = {
-    "no permission": (Fault("StartPipelineExecution", 400, "AccessDeniedException"), "rekindle doctor"),
-    "a token that expired": (Fault("ListPipelineExecutions", 400, "ExpiredTokenException"), "aws sso"),
+    "no permission": (
+        Fault("StartPipelineExecution", 400, "AccessDeniedException"),
+        "rekindle doctor",
+    ),
+    "a token that expired": (
+        Fault("ListPipelineExecutions", 400, "ExpiredTokenException"),
+        "aws sso",
+    ),
     "a quota": (Fault("CreatePipeline", 400, "ResourceLimitExceeded"), "Service Quotas"),
     "something the service does not like": (
-        Fault("StartPipelineExecution", 400, "ValidationException"), "bug in rekindle",
+        Fault("StartPipelineExecution", 400, "ValidationException"),
+        "bug in rekindle",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

@@ -28,9 +28,13 @@ from tests.support.sagemaker_compile import (
 
 def test_a_definition_of_two_steps_and_a_condition() -> None:
     made = compiled(
-        pipeline, {"n": 3}, subnets=("subnet-1",), security_groups=("sg-1",), tags={"team": "a"},
+        pipeline,
+        {"n": 3},
+        subnets=("subnet-1",),
+        security_groups=("sg-1",),
+        tags={"team": "a"},
         kms_key="arn:aws:kms:eu-central-1:123456789012:key/k",
-    )  # fmt: skip
+    )
     found = definition(made)
     assert found["Parameters"] == [
         {"Name": "n", "Type": "Integer", "DefaultValue": 3},
@@ -46,14 +50,16 @@ def test_a_definition_of_two_steps_and_a_condition() -> None:
         "Std:Join": {"On": "", "Values": [{"Get": "Parameters.n"}]}
     }
     assert job["NetworkConfig"]["VpcConfig"] == {
-        "Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"],
-    }  # fmt: skip
+        "Subnets": ["subnet-1"],
+        "SecurityGroupIds": ["sg-1"],
+    }
     assert job["Tags"] == [{"Key": "team", "Value": "a"}]
     assert job["ProcessingOutputConfig"]["KmsKeyId"].endswith("key/k")
     assert job["ProcessingResources"]["ClusterConfig"]["InstanceType"] == "ml.m5.xlarge"
     assert [o["OutputName"] for o in job["ProcessingOutputConfig"]["Outputs"]] == [
-        "rekindle-result", "data",
-    ]  # fmt: skip
+        "rekindle-result",
+        "data",
+    ]
     assert condition["Arguments"]["Conditions"] == [
         {
             "Type": "Equals",
@@ -112,8 +118,9 @@ def test_the_steps_of_a_branch_are_in_one_condition() -> None:
 
     (condition,) = definition(compiled(branch))["Steps"]
     assert [step["Name"] for step in condition["Arguments"]["IfSteps"]] == [
-        "condition-1-make", "condition-1-make-2",
-    ]  # fmt: skip
+        "condition-1-make",
+        "condition-1-make-2",
+    ]
 
 
 def many_inputs() -> Any:
@@ -149,10 +156,12 @@ def many_parameters() -> str:
         if i % 5 == 0:
             tasks[f"joined-{i}"] = copy.deepcopy(task)
             tasks[f"joined-{i}"]["inputs"]["parameters"]["a"] = {
-                "runtimeValue": {"constant": "".join(
-                    f"{{{{$.inputs.parameters['p{n}']}}}}" for n in range(i, i + 5)
-                )}
-            }  # fmt: skip
+                "runtimeValue": {
+                    "constant": "".join(
+                        f"{{{{$.inputs.parameters['p{n}']}}}}" for n in range(i, i + 5)
+                    )
+                }
+            }
             for n in range(i, i + 5):
                 tasks[f"joined-{i}"]["inputs"]["parameters"][f"p{n}"] = {
                     "componentInputParameter": f"p{n}"
@@ -193,36 +202,101 @@ WRONG: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "no store": (pipeline, {"n": 1}, {"artifact_root": ""}, "needs `artifact_root`"),
     "another store": (pipeline, {"n": 1}, {"artifact_root": "gs://b"}, "out of reach"),
     "no image": (pipeline, {"n": 1}, {"image": None}, "is not in ECR"),
-    "an image of another registry": (pipeline, {"n": 1}, {"image": "ghcr.io/a@sha256:0"}, "not in ECR"),
-    "an image without a digest": (pipeline, {"n": 1}, {"image": IMAGE.partition("@")[0]}, "is a mutable tag"),
-    "an unknown machine": (pipeline, {"n": 1}, {"machine": "ml.m5.huge"}, "none that the service knows"),
+    "an image of another registry": (
+        pipeline,
+        {"n": 1},
+        {"image": "ghcr.io/a@sha256:0"},
+        "not in ECR",
+    ),
+    "an image without a digest": (
+        pipeline,
+        {"n": 1},
+        {"image": IMAGE.partition("@")[0]},
+        "is a mutable tag",
+    ),
+    "an unknown machine": (
+        pipeline,
+        {"n": 1},
+        {"machine": "ml.m5.huge"},
+        "none that the service knows",
+    ),
     "a subnet without a group": (pipeline, {"n": 1}, {"subnets": ("subnet-1",)}, "less than the 1"),
-    "a wrong subnet": (pipeline, {"n": 1}, {"subnets": ("x y",), "security_groups": ("sg-1",)}, "the form"),
+    "a wrong subnet": (
+        pipeline,
+        {"n": 1},
+        {"subnets": ("x y",), "security_groups": ("sg-1",)},
+        "the form",
+    ),
     "a tag that is too long": (pipeline, {"n": 1}, {"tags": {"x" * 129: "a"}}, "129 characters"),
     "a missing argument": (pipeline, {}, {}, "needs `n`"),
     "an argument of another type": (pipeline, {"n": "x"}, {}, "not a whole number"),
     "an unknown argument": (pipeline, {"n": 1, "m": 2}, {}, "no parameter `m`"),
-    "a command in an image of Docker Hub": (contained("alpine:3.20"), {}, {}, "alpine:3.20 is not in ECR"),
-    "a command in another registry": (contained("ghcr.io/a/b:1"), {}, {}, "ghcr.io/a/b:1 is not in ECR"),
+    "a command in an image of Docker Hub": (
+        contained("alpine:3.20"),
+        {},
+        {},
+        "alpine:3.20 is not in ECR",
+    ),
+    "a command in another registry": (
+        contained("ghcr.io/a/b:1"),
+        {},
+        {},
+        "ghcr.io/a/b:1 is not in ECR",
+    ),
     "an image without Python": (contained(f"{ECR}/library/alpine:3"), {}, {}, "has no python3"),
     "conditions and what is in them": (many_conditions(25), {}, {}, "its 26 steps are 51 there"),
     "too many inputs": (many_inputs(), {}, {}, "11 inputs"),
     "more CPUs than there are": (changed(set_cpu_limit=["500"]), {}, {}, "no machine has"),
-    "a name of a pipeline": (compile_function(changed()).replace("name: changed", "name: a_b"), {}, {}, "not a name of a pipeline"),
-    "an accelerator": (changed(set_accelerator_type=["TPU_V3"], set_accelerator_limit=[1]), {}, {}, "other than current GPUs of NVIDIA"),
-    "a Kubernetes accelerator": (changed(set_accelerator_type=["amd.com/gpu"], set_accelerator_limit=[1]), {}, {}, "other than current GPUs of NVIDIA"),
+    "a name of a pipeline": (
+        compile_function(changed()).replace("name: changed", "name: a_b"),
+        {},
+        {},
+        "not a name of a pipeline",
+    ),
+    "an accelerator": (
+        changed(set_accelerator_type=["TPU_V3"], set_accelerator_limit=[1]),
+        {},
+        {},
+        "other than current GPUs of NVIDIA",
+    ),
+    "a Kubernetes accelerator": (
+        changed(set_accelerator_type=["amd.com/gpu"], set_accelerator_limit=[1]),
+        {},
+        {},
+        "other than current GPUs of NVIDIA",
+    ),
     "an exit handler": (module("behaviour").watched, {"folder": "x"}, {}, "exit handlers"),
-    "ignored failures": (module("behaviour").tolerant, {"folder": "x"}, {}, "ignore_upstream_failure"),
-    "a volume": (module("behaviour").wants_a_volume, {"folder": "x"}, {}, "persistent volume claims"),
+    "ignored failures": (
+        module("behaviour").tolerant,
+        {"folder": "x"},
+        {},
+        "ignore_upstream_failure",
+    ),
+    "a volume": (
+        module("behaviour").wants_a_volume,
+        {"folder": "x"},
+        {},
+        "persistent volume claims",
+    ),
     "a secret": (module("behaviour").knows_a_secret, {"folder": "x"}, {}, "secrets in environment"),
     "a loop over an output": (module("same").loop_over_an_output, {}, {}, "ForEach"),
-    "retries of several nodes": (spread(2, retry=True), {}, {}, "cannot be tried again without the others"),
-    "an unknown machine of several": (spread(2, machine="ml.p9.48xlarge"), {}, {}, "none that the service knows"),
+    "retries of several nodes": (
+        spread(2, retry=True),
+        {},
+        {},
+        "cannot be tried again without the others",
+    ),
+    "an unknown machine of several": (
+        spread(2, machine="ml.p9.48xlarge"),
+        {},
+        {},
+        "none that the service knows",
+    ),
     "a training of months": (spread(2, max_run_hours=700), {}, {}, "672 at most"),
     "GPUs that nobody has": (spread(1, gpus_per_node=16), {}, {}, "no machine has the 16 GPUs"),
     "too many parameters": (many_parameters(), {}, {}, "201 parameters"),
     "an importer of a path": (module("same").imported, {"uri": "/x"}, {}, "importers"),
-}  # fmt: skip
+}
 
 
 def test_images_in_ecr_and_fifty_steps_are_taken() -> None:

@@ -27,7 +27,7 @@ EXPRESSIONS = [
     f"({N} > 1 && {M} > 1) || {N} == {M}",
     f"!({N} > 1 && {M} > 1)",
     f"!(!({N} >= 2))",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("text", EXPRESSIONS)

@@ -39,14 +39,19 @@ def objects(service: Pipelines, prefix: str) -> list[str]:
 
 
 def test_two_spot_hosts_train_are_taken_away_resume_and_promote(
-    service: Pipelines, account: Account, mlflow: str, tmp_path: Path,
+    service: Pipelines,
+    account: Account,
+    mlflow: str,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     settings = {
         **{f"platforms.sagemaker.{name}": value for name, value in PLACE.items()},
         "register.tracking_uri": mlflow,
-        "resources.nodes": 2, "resources.spot": "true", "train.checkpoint": "{every: 40}",
-    }  # fmt: skip
+        "resources.nodes": 2,
+        "resources.spot": "true",
+        "train.checkpoint": "{every: 40}",
+    }
     words = words_of(settings)
     committed = re.compile(r"rekindle/checkpoints/.*manifest\.json")
     service.taken_away["finetune"] = lambda: any(
@@ -101,9 +106,12 @@ def test_two_spot_hosts_train_are_taken_away_resume_and_promote(
 
 
 def test_two_hosts_read_and_encode_the_months_of_a_store(
-    service: Pipelines, account: Account, mlflow: str, tmp_path: Path,
+    service: Pipelines,
+    account: Account,
+    mlflow: str,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """Pieces and shards go through the artifact root; the next window reads one month more."""
     months: dict[str, str] = {}
     for line in (ROOT / "configs" / "data" / "reviews.jsonl").read_text().splitlines():
@@ -114,9 +122,13 @@ def test_two_hosts_read_and_encode_the_months_of_a_store(
     first, second = sorted(months)[-2:]
     settings = {
         **{f"platforms.sagemaker.{name}": value for name, value in PLACE.items()},
-        "register.tracking_uri": mlflow, "data.source": "s3://lake/source/{window:%Y-%m}.jsonl",
-        "data.nodes": 2, "data.workers": 1, "train.epochs": 1, "evaluate.floor": "{accuracy: 0.1}",
-    }  # fmt: skip
+        "register.tracking_uri": mlflow,
+        "data.source": "s3://lake/source/{window:%Y-%m}.jsonl",
+        "data.nodes": 2,
+        "data.workers": 1,
+        "train.epochs": 1,
+        "evaluate.floor": "{accuracy: 0.1}",
+    }
     home = ["--home", str(tmp_path / "home")]
     asked = ["submit", str(ROOT / "configs" / "reviews.yaml"), "--platform", "sagemaker", "--yes"]
     told = []
@@ -134,15 +146,21 @@ def test_two_hosts_read_and_encode_the_months_of_a_store(
 
 @pytest.mark.parametrize("how", OTHERWISE)
 def test_two_hosts_train_by_deepspeed_or_under_mpirun_and_promote(
-    how: str, service: Pipelines, account: Account, mlflow: str, tmp_path: Path,
+    how: str,
+    service: Pipelines,
+    account: Account,
+    mlflow: str,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     skip_without(how)
     settings = {
         **{f"platforms.sagemaker.{name}": value for name, value in PLACE.items()},
-        "register.tracking_uri": mlflow, "register.model_name": f"digits-{how}", "resources.nodes": 2,
+        "register.tracking_uri": mlflow,
+        "register.model_name": f"digits-{how}",
+        "resources.nodes": 2,
         **OTHERWISE[how],
-    }  # fmt: skip
+    }
     home = ["--home", str(tmp_path / "home")]
     asked = [
         "submit",
@@ -166,14 +184,19 @@ def test_two_hosts_train_by_deepspeed_or_under_mpirun_and_promote(
 
 
 def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
-    aws: str, s3: Any, mlflow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    aws: str,
+    s3: Any,
+    mlflow: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     settings = {
         **{f"platforms.sagemaker.{name}": value for name, value in PLACE.items()},
-        "register.tracking_uri": mlflow, "register.model_name": "digits-deployed",
+        "register.tracking_uri": mlflow,
+        "register.model_name": "digits-deployed",
         "deploy.after_promotion": "true",
-    }  # fmt: skip
+    }
     (tmp_path / "jobs").mkdir()
     driver = impatient.installed(tmp_path / "driver")
     keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_ENDPOINT_URL_S3": aws}
@@ -186,9 +209,12 @@ def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
         for name, value in {**keys, "AWS_ENDPOINT_URL": questions}.items():
             monkeypatch.setenv(name, value)
         pipelines.environment = {
-            **keys, "AWS_ENDPOINT_URL": aws, "AWS_DEFAULT_REGION": "us-east-1",
-            "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{driver}",
-        }  # fmt: skip
+            **keys,
+            "AWS_ENDPOINT_URL": aws,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": f"{ROOT}:{driver}",
+        }
         home = ["--home", str(tmp_path / "home")]
         asked = ["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", "sagemaker"]
         words = ["--yes", "--wait", "--json", *words_of(settings), *home]
@@ -198,15 +224,19 @@ def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
         (job,) = [job for name, job in run.execution.jobs.items() if name.endswith("deploy")]
         states = re.findall(r'"state":"(\w+)"', job.log)
         assert states == ["create", "smoke", "live", "settled"]
-        (staged,) = [key for key in objects(pipelines, "rekindle/deployments/digits-deployed/v1-")
-                     if key.endswith("evidence.json")]  # fmt: skip
+        (staged,) = [
+            key
+            for key in objects(pipelines, "rekindle/deployments/digits-deployed/v1-")
+            if key.endswith("evidence.json")
+        ]
         evidence = s3.get_object(Bucket="lake", Key=staged)["Body"].read()
         (row, *_) = json.loads(evidence)["smoke"]["rows"]
         import boto3
 
         answer = boto3.client("sagemaker-runtime", PLACE["region"]).invoke_endpoint(
-            EndpointName="digits-deployed", ContentType="application/json",
+            EndpointName="digits-deployed",
+            ContentType="application/json",
             Body=json.dumps({"instances": [{"image": row["content"]}]}),
-        )  # fmt: skip
+        )
         assert json.loads(answer["Body"].read())["predictions"] == [row["answer"]]
         assert answer["InvokedProductionVariant"].startswith("digits-deployed-v1-")

@@ -48,8 +48,10 @@ def test_the_role_makes_network_interfaces_in_the_subnets_of_the_config_only() -
     assert all(action.startswith("ec2:Describe") for action in anywhere)
     interface = f"arn:aws:ec2:{HERE}:network-interface/*"
     assert found["ec2:CreateNetworkInterface"] == [
-        interface, f"arn:aws:ec2:{HERE}:subnet/subnet-1", f"arn:aws:ec2:{HERE}:security-group/sg-1",
-    ]  # fmt: skip
+        interface,
+        f"arn:aws:ec2:{HERE}:subnet/subnet-1",
+        f"arn:aws:ec2:{HERE}:security-group/sg-1",
+    ]
     assert found["ec2:DeleteNetworkInterface"] == interface
 
 
@@ -83,7 +85,11 @@ def test_moto_is_asked_in_the_same_words(
     place = {**PLACE, "image": f"{ECR}/train:1", "secrets": {"HF_TOKEN": made["ARN"]}}
     found = run_checks(checks(SageMakerSpec(**place), None, Needs()))
     assert {check.name: check.state for check in found} == {
-        "credentials": "ok", "region": "ok", "bucket": "ok", "image": "problem", "secret HF_TOKEN": "ok",
-    }, found  # fmt: skip
+        "credentials": "ok",
+        "region": "ok",
+        "bucket": "ok",
+        "image": "problem",
+        "secret HF_TOKEN": "ok",
+    }, found
     (said,) = [check.said for check in found if check.state == "problem"]
     assert said == f"ECR has no image {ECR}/train:1"

@@ -128,9 +128,11 @@ def account(aws: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host
         services = ("SAGEMAKER", "SAGEMAKER_RUNTIME", "CLOUDWATCH", "CLOUDWATCH_LOGS")
         for name, value in {
             **{f"AWS_ENDPOINT_URL_{service}": url for service in services},
-            "AWS_ENDPOINT_URL_S3": aws, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+            "AWS_ENDPOINT_URL_S3": aws,
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "x",
             "AWS_DEFAULT_REGION": "eu-central-1",
-        }.items():  # fmt: skip
+        }.items():
             monkeypatch.setenv(name, value)
         s3fs.S3FileSystem.clear_instance_cache()
         yield made
@@ -366,10 +368,23 @@ def test_a_service_that_does_not_answer_rolls_nothing_back(world, versions) -> N
 
 
 ASKED = (
-    "CreateModel", "CreateEndpointConfig", "CreateEndpoint", "DescribeEndpoint", "DescribeModel", "ListTags",
-    "DescribeEndpointConfig", "UpdateEndpoint", "UpdateEndpointWeightsAndCapacities", "AddTags", "InvokeEndpoint",
-    "GetMetricStatistics", "ListModels", "ListEndpointConfigs", "DeleteModel", "DeleteEndpointConfig",
-)  # fmt: skip
+    "CreateModel",
+    "CreateEndpointConfig",
+    "CreateEndpoint",
+    "DescribeEndpoint",
+    "DescribeModel",
+    "ListTags",
+    "DescribeEndpointConfig",
+    "UpdateEndpoint",
+    "UpdateEndpointWeightsAndCapacities",
+    "AddTags",
+    "InvokeEndpoint",
+    "GetMetricStatistics",
+    "ListModels",
+    "ListEndpointConfigs",
+    "DeleteModel",
+    "DeleteEndpointConfig",
+)
 TROUBLES = {
     "too many calls": {"status": 400, "code": "ThrottlingException"},
     "a service that is away": {"status": 503},
@@ -451,11 +466,13 @@ def test_the_step_of_a_pipeline_deploys_the_champion(world: World, tmp_path: Pat
 
     champion(tmp_path / "home", made(tmp_path / "made", "text"))
     config = {
-        "name": "tickets", "task": "text_classification", "deploy": {"canary": []},
+        "name": "tickets",
+        "task": "text_classification",
+        "deploy": {"canary": []},
         "register": {"tracking_uri": f"sqlite:///{tmp_path}/home/mlflow.db"},
         "data": {"source": "x", "columns": {"text": "body"}},
         "platforms": {"sagemaker": PLACE},
-    }  # fmt: skip
+    }
     world.account.wrong.add("1")
     with pytest.raises(StepError, match="version 1 was rolled back, no version answers: smoke"):
         deploy.python_func(config=json.dumps(config), artifact_root=PLACE["artifact_root"])
@@ -524,8 +541,10 @@ def test_the_champion_alone_is_an_approved_package_of_its_group(world, versions)
     first = there.publish(versions["1"], lineage)
     assert (there.publish(versions["1"], lineage), len(packages)) == (first, 1)
     assert packages[first]["CustomerMetadataProperties"] == {
-        "run_key": "k" * 256, "registry": "https://mlflow", "reason": "0.9  of 1 ",
-    }  # fmt: skip
+        "run_key": "k" * 256,
+        "registry": "https://mlflow",
+        "reason": "0.9  of 1 ",
+    }
     second = there.publish(versions["2"], lineage)
     third = there.publish(versions["3"], lineage)
 
@@ -551,11 +570,12 @@ def test_what_is_published_is_noted_in_our_registry(world: World, tmp_path: Path
     home, tracking = tmp_path / "home", f"sqlite:///{tmp_path}/home/mlflow.db"
     champion(home, made(tmp_path / "made", "text"))
     config = {
-        "name": "tickets", "task": "text_classification",
+        "name": "tickets",
+        "task": "text_classification",
         "data": {"source": "x", "columns": {"text": "body"}},
         "register": {"tracking_uri": tracking, "publish": ["sagemaker"]},
         "platforms": {"sagemaker": PLACE},
-    }  # fmt: skip
+    }
     for _ in range(2):
         publish(Spec.model_validate(config), home)
     ((arn, package),) = world.account.packages.items()
@@ -586,10 +606,13 @@ def test_a_deployment_that_goes_back_is_followed_in_the_registry_of_the_platform
     monkeypatch.setattr(SageMakerEndpoint, "poll_seconds", 0.0)
     home, account = tmp_path / "home", world.account
     config = {
-        "name": "tickets", "task": "text_classification", "deploy": {"canary": []},
+        "name": "tickets",
+        "task": "text_classification",
+        "deploy": {"canary": []},
         "data": {"source": "x", "columns": {"text": "body"}},
-        "register": {"publish": ["sagemaker"]}, "platforms": {"sagemaker": PLACE},
-    }  # fmt: skip
+        "register": {"publish": ["sagemaker"]},
+        "platforms": {"sagemaker": PLACE},
+    }
     spec, options = Spec.model_validate(config), Options(platform="sagemaker", wait=True)
     champion(home, made(tmp_path / "first", "text"))
     deploy(spec, home, options)

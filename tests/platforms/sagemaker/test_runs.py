@@ -69,8 +69,10 @@ def test_an_execution_fails_is_tried_again_read_and_stopped(
     assert runs.resume(made, PLACE, id, mark("a-1")).anew is False
     seen_run = until(id, lambda seen: (one := step(seen, "tell")) and one.log)
     assert (seen_run.status, step(seen_run, "count").status, step(seen_run, "tell").status) == (
-        "running", "succeeded", "running",
-    )  # fmt: skip
+        "running",
+        "succeeded",
+        "running",
+    )
     telling = step(seen_run, "tell")
     assert telling is not None
     end, text, cursor = time.monotonic() + MOST_SECONDS, "", ""
@@ -105,7 +107,10 @@ def test_an_execution_fails_is_tried_again_read_and_stopped(
     again = submit(made, PLACE, mark("b")).id
     cached = until(again, lambda seen: seen.status in ENDED_RUN)
     assert (step(cached, "count").cached, step(cached, "tell").cached) == (True, False)
-    assert runs.read(PLACE, runs.artifacts(PLACE, again, step(cached, "count"))["model"].uri) == b"seven"  # fmt: skip
+    assert (
+        runs.read(PLACE, runs.artifacts(PLACE, again, step(cached, "count"))["model"].uri)
+        == b"seven"
+    )
     expected = ("there is no pipeline", "log group does not exist")
     assert [line for line in account.refused if not any(e in line for e in expected)] == []
 
@@ -126,11 +131,23 @@ def test_what_every_job_of_a_step_that_was_retried_is_billed_is_counted(account:
     spot = {"EnableManagedSpotTraining": True}
     for number, seconds in enumerate((100, 1_000, 500)):
         run.execution.before.append(
-            Turn("train", "Training", 1e6, 1e6 + seconds, "Failed", "", False, f"pipelines-1-train-{number}", spot)
-        )  # fmt: skip
+            Turn(
+                "train",
+                "Training",
+                1e6,
+                1e6 + seconds,
+                "Failed",
+                "",
+                False,
+                f"pipelines-1-train-{number}",
+                spot,
+            )
+        )
     run.execution.turns["train"] = run.execution.before.pop()
     run.execution.turns["train"].status = "Succeeded"
-    other = Turn("train-2", "Training", 1e6, 1e6 + 50, "Succeeded", "", False, "pipelines-1-train-2-0", spot)  # fmt: skip
+    other = Turn(
+        "train-2", "Training", 1e6, 1e6 + 50, "Succeeded", "", False, "pipelines-1-train-2-0", spot
+    )
     run.execution.turns["train-2"] = other
     found = {one.name: one for one in runs.describe(PLACE, id).steps}
     assert (found["train"].on_demand_seconds, found["train"].billed_seconds) == (

@@ -14,19 +14,28 @@ import rekindle
 from tests.support.sagemaker_compile import IMAGE, PLACE, compiled, component, definition
 
 AWS = {
-    "AWS_DEFAULT_REGION": "eu-central-1", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+    "AWS_DEFAULT_REGION": "eu-central-1",
+    "AWS_ACCESS_KEY_ID": "x",
+    "AWS_SECRET_ACCESS_KEY": "x",
     "SAGEMAKER_VALIDATE_ROLE": "false",
-}  # fmt: skip
+}
 RUNS, RESULT = "s3://lake/rekindle/runs", "rekindle-result"
 # where the two differ: step, path -> (ours, theirs, why)
 DIFFERENT: dict[tuple[str, str], tuple[Any, Any, str]] = {
     ("train", "Arguments.AlgorithmSpecification.ContainerEntrypoint"): (
-        ["python3", "/opt/ml/input/data/bundle/entry.py"], None,
+        ["python3", "/opt/ml/input/data/bundle/entry.py"],
+        None,
         "the SDK sets one only for source code that it uploads itself, under a name with the time in it",
     ),
-    ("train", "Arguments.HyperParameters"): (None, {}, "empty: the step's arguments are in its bundle"),
+    ("train", "Arguments.HyperParameters"): (
+        None,
+        {},
+        "empty: the step's arguments are in its bundle",
+    ),
     ("train", "Arguments.ProfilerConfig"): (
-        {"DisableProfiler": True}, None, "the service would turn on a profiler that ends in 2027",
+        {"DisableProfiler": True},
+        None,
+        "the service would turn on a profiler that ends in 2027",
     ),
     ("", "PipelineExperimentConfig"): (
         None,
@@ -36,7 +45,7 @@ DIFFERENT: dict[tuple[str, str], tuple[Any, Any, str]] = {
         },
         "SageMaker Experiments: rekindle tracks in MLflow, and makes no experiment that nobody asked for",
     ),
-}  # fmt: skip
+}
 
 
 @component
@@ -59,9 +68,14 @@ def three(n: int = 3):
     data = prepare(n=n).outputs["data"]
     trained = train(data=data, save_to="s3://lake/c")
     rekindle.distribute(
-        trained, nodes=2, machine="ml.g5.12xlarge", gpus_per_node=4, spot=True, checkpoint="save_to",
+        trained,
+        nodes=2,
+        machine="ml.g5.12xlarge",
+        gpus_per_node=4,
+        spot=True,
+        checkpoint="save_to",
         max_run_hours=10,
-    )  # fmt: skip
+    )
     report(model=trained.outputs["model"])
 
 
@@ -91,42 +105,59 @@ def with_sdk(bundles: dict[str, str]) -> dict[str, Any]:
 
     def given(channel: str, uri: Any) -> Any:
         source = shapes.ProcessingS3Input(
-            s3_uri=uri, local_path=f"/opt/ml/processing/input/{channel}", s3_data_type="S3Prefix",
-            s3_input_mode="File", s3_data_distribution_type="FullyReplicated",
+            s3_uri=uri,
+            local_path=f"/opt/ml/processing/input/{channel}",
+            s3_data_type="S3Prefix",
+            s3_input_mode="File",
+            s3_data_distribution_type="FullyReplicated",
             s3_compression_type="None",
-        )  # fmt: skip
+        )
         return shapes.ProcessingInput(input_name=channel, s3_input=source)
 
     def made(step: str, name: str) -> Any:
         target = shapes.ProcessingS3Output(
-            s3_uri=run(step, name), local_path=f"/opt/ml/processing/output/{name}",
+            s3_uri=run(step, name),
+            local_path=f"/opt/ml/processing/output/{name}",
             s3_upload_mode="EndOfJob",
-        )  # fmt: skip
+        )
         return shapes.ProcessingOutput(output_name=name, s3_output=target)
 
     def processing(name: str, inputs: list[Any], outputs: list[str], env: Any = None) -> Any:
         processor = Processor(
-            role=PLACE["role_arn"], image_uri=IMAGE, instance_count=1, instance_type="ml.m5.xlarge",
-            entrypoint=["python3", "/opt/ml/processing/input/bundle/entry.py"], env=env,
-            volume_size_in_gb=30, max_runtime_in_seconds=86_400, sagemaker_session=session,
-        )  # fmt: skip
+            role=PLACE["role_arn"],
+            image_uri=IMAGE,
+            instance_count=1,
+            instance_type="ml.m5.xlarge",
+            entrypoint=["python3", "/opt/ml/processing/input/bundle/entry.py"],
+            env=env,
+            volume_size_in_gb=30,
+            max_runtime_in_seconds=86_400,
+            sagemaker_session=session,
+        )
         arguments = processor.run(inputs=inputs, outputs=[made(name, output) for output in outputs])
         file = PropertyFile(name="result", output_name=RESULT, path="result.json")
         return ProcessingStep(name, step_args=arguments, cache_config=cache, property_files=[file])
 
     n = ParameterInteger(name="n", default_value=3)
     first = processing(
-        "prepare", [given("bundle", bundles["prepare"])], [RESULT, "data"],
+        "prepare",
+        [given("bundle", bundles["prepare"])],
+        [RESULT, "data"],
         {"REKINDLE_P0": Join(on="", values=[n])},
-    )  # fmt: skip
+    )
     outputs = first.properties.ProcessingOutputConfig.Outputs
     channels = {
-        "artifact-0": outputs["data"].S3Output.S3Uri, "bundle": bundles["train"],
-    }  # fmt: skip
+        "artifact-0": outputs["data"].S3Output.S3Uri,
+        "bundle": bundles["train"],
+    }
     trainer = ModelTrainer(
-        sagemaker_session=session, role=PLACE["role_arn"], training_image=IMAGE,
+        sagemaker_session=session,
+        role=PLACE["role_arn"],
+        training_image=IMAGE,
         compute=configs.Compute(
-            instance_type="ml.g5.12xlarge", instance_count=2, volume_size_in_gb=30,
+            instance_type="ml.g5.12xlarge",
+            instance_count=2,
+            volume_size_in_gb=30,
             enable_managed_spot_training=True,
         ),
         stopping_condition=shapes.StoppingCondition(
@@ -138,7 +169,7 @@ def with_sdk(bundles: dict[str, str]) -> dict[str, Any]:
         input_data_config=[
             configs.InputData(channel_name=name, data_source=uri) for name, uri in channels.items()
         ],
-    )  # fmt: skip
+    )
     event = r'::rekindle \{"event": "progress".*?"%s": ([0-9.eE+-]+)'
     trainer.with_metric_definitions(
         [
@@ -151,8 +182,10 @@ def with_sdk(bundles: dict[str, str]) -> dict[str, Any]:
             SageMakerJobExceptionTypeEnum.CAPACITY_ERROR,
             SageMakerJobExceptionTypeEnum.RESOURCE_LIMIT,
         ],
-        interval_seconds=600, backoff_rate=1.0, expire_after_mins=1_440,
-    )  # fmt: skip
+        interval_seconds=600,
+        backoff_rate=1.0,
+        expire_after_mins=1_440,
+    )
     second = TrainingStep(
         "train", step_args=trainer.train(wait=False), cache_config=cache, retry_policies=[scarce]
     )
@@ -195,9 +228,7 @@ def test_the_definition_is_the_one_that_the_sdk_makes(monkeypatch: pytest.Monkey
     for step in ours["Steps"]:
         job = step["Arguments"]
         given = job.get("ProcessingInputs") or job["InputDataConfig"]
-        (bundles[step["Name"]],) = (
-            found for i in given if "/bundles/" in str(found := _uri(i))
-        )  # fmt: skip
+        (bundles[step["Name"]],) = (found for i in given if "/bundles/" in str(found := _uri(i)))
     theirs = with_sdk(bundles)
     found = {
         (step["Name"], path): pair

@@ -24,15 +24,20 @@ def test_a_training_job_of_two_spot_machines() -> None:
     counted, repeated, gate = made["Steps"]
     job = counted["Arguments"]
     assert (counted["Type"], repeated["Type"], gate["Type"]) == (
-        "Training", "Processing", "Condition",
-    )  # fmt: skip
+        "Training",
+        "Processing",
+        "Condition",
+    )
     assert job["ResourceConfig"] == {
-        "InstanceCount": 2, "InstanceType": "ml.m5.xlarge", "VolumeSizeInGB": 30,
-    }  # fmt: skip
+        "InstanceCount": 2,
+        "InstanceType": "ml.m5.xlarge",
+        "VolumeSizeInGB": 30,
+    }
     assert job["EnableManagedSpotTraining"] is True
     assert job["StoppingCondition"] == {
-        "MaxRuntimeInSeconds": 86_400, "MaxWaitTimeInSeconds": 93_600,
-    }  # fmt: skip
+        "MaxRuntimeInSeconds": 86_400,
+        "MaxWaitTimeInSeconds": 93_600,
+    }
     assert "CheckpointConfig" not in job
     assert counted["RetryPolicies"][0]["ExceptionType"][0] == "SageMaker.CAPACITY_ERROR"
     (one,) = gate["Arguments"]["Conditions"]

@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 
 RUN = "projects/12/locations/europe-west4/pipelineJobs/fits-1"
 PLACE: dict[str, Any] = {
-    "project": "my-project", "region": "europe-west4", "artifact_root": "gs://bucket/rekindle/",
-    "service_account": "me@my-project.iam.gserviceaccount.com", "labels": {"team": "search"},
+    "project": "my-project",
+    "region": "europe-west4",
+    "artifact_root": "gs://bucket/rekindle/",
+    "service_account": "me@my-project.iam.gserviceaccount.com",
+    "labels": {"team": "search"},
     "network": "projects/12/global/networks/net",
     "image": "europe-docker.pkg.dev/p/r/train@sha256:" + "0" * 64,
     "kms_key": "projects/p/locations/europe-west4/keyRings/r/cryptoKeys/k",
-}  # fmt: skip
+}
 FIT = Path(__file__).with_name("fit.py")
 
 
@@ -66,9 +69,10 @@ class Task:
         at = f"bucket/pipeline/12/fits-1/fit_{attempt}"
         returned = "done" if self.label == "exec-shell" else "Output"
         model = {
-            "name": f"projects/12/artifacts/{attempt}", "uri": f"gs://{at}/model",
+            "name": f"projects/12/artifacts/{attempt}",
+            "uri": f"gs://{at}/model",
             "type": {"schemaTitle": "system.Model", "schemaVersion": "0.0.1"},
-        }  # fmt: skip
+        }
         return {
             "parameters": {returned: {"outputFile": f"/gcs/{at}/{returned}"}},
             "artifacts": {"model": {"artifacts": [model]}},
@@ -81,9 +85,11 @@ class Task:
         if not data.exists():  # an earlier attempt's node may be reading it
             data.write_text("1\n2\n3\n")
         dataset = {
-            "name": "projects/12/artifacts/d", "uri": "gs://bucket/data.csv", "metadata": {},
+            "name": "projects/12/artifacts/d",
+            "uri": "gs://bucket/data.csv",
+            "metadata": {},
             "type": {"schemaTitle": "system.Dataset", "schemaVersion": "0.0.1"},
-        }  # fmt: skip
+        }
         values = {"folder": str(self.folder), "behave": self.behave, "item": self.item}
         inputs: dict[str, Any] = {"parameterValues": values}  # what is empty is not there
         if not self.text:
@@ -104,14 +110,19 @@ class Task:
         words = [filled.get(word, word) for word in [*made["command"], *made["args"]]]
         assert not re.search(r"\{\{\$", " ".join(w for w in words if w not in filled.values()))
         environment = {
-            **self.service.environment(), "REKINDLE_POLL_SECONDS": str(poll),
+            **self.service.environment(),
+            "REKINDLE_POLL_SECONDS": str(poll),
             "VERTEX_AI_PIPELINES_RUN_LABELS": '{"vertex-ai-pipelines-run-billing-id": "77"}',
-        }  # fmt: skip
+        }
         words[0] = sys.executable
         return subprocess.Popen(
-            [*MOUNT, str(self.service.folder), *words], env=environment, cwd=self.folder,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [*MOUNT, str(self.service.folder), *words],
+            env=environment,
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def left(self, attempt: str = "1") -> dict[str, Any]:
         """What the task gave to the pipeline."""

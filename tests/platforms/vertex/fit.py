@@ -66,8 +66,13 @@ echo run "$4"
 
 
 @dsl.container_component
-def shell(data: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model], folder: str, item: str,
-          done: dsl.OutputPath(bool)):  # fmt: skip
+def shell(
+    data: dsl.Input[dsl.Dataset],
+    model: dsl.Output[dsl.Model],
+    folder: str,
+    item: str,
+    done: dsl.OutputPath(bool),
+):
     return dsl.ContainerSpec(
         image="python:3.12-slim",
         command=["sh", "-c", SCRIPT],
@@ -78,8 +83,9 @@ def shell(data: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model], folder: st
 @dsl.pipeline(name="fits")
 def fits(folder: str = "", behave: str = "ok", item: str = "a"):
     data = dsl.importer(artifact_uri="gs://bucket/data.csv", artifact_class=dsl.Dataset).output
-    rekindle.distribute(fit(data=data, folder=folder, behave=behave, item=item), nodes=2,
-                        max_run_hours=2.0)  # fmt: skip
+    rekindle.distribute(
+        fit(data=data, folder=folder, behave=behave, item=item), nodes=2, max_run_hours=2.0
+    )
     rekindle.distribute(shell(data=data, folder=folder, item=item), nodes=2)
     again = fit(data=data, folder=folder, behave=behave, item="b").set_retry(1)
     rekindle.distribute(again, nodes=2, spot=True, checkpoint="folder")

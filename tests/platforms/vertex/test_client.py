@@ -64,7 +64,7 @@ REFUSALS: dict[str, tuple[Fault, str]] = {
     "nobody knows who it is": (Fault("POST pipelineJobs", 401), "gcloud auth application-default"),
     "no such project": (Fault("POST pipelineJobs", 404), "names the right project and region"),
     "something the service does not like": (Fault("POST pipelineJobs", 400), "bug in rekindle"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSALS)

@@ -19,11 +19,15 @@ from rekindle.spec.platforms import VertexSpec
 
 DIGEST = "europe-docker.pkg.dev/p/r/train@sha256:" + "0" * 64
 PLACE: dict[str, Any] = {
-    "project": "my-project", "region": "europe-west4", "artifact_root": "gs://bucket/rekindle/",
-    "service_account": "me@my-project.iam.gserviceaccount.com", "labels": {"team": "search"},
-    "network": "projects/12/global/networks/net", "image": DIGEST,
+    "project": "my-project",
+    "region": "europe-west4",
+    "artifact_root": "gs://bucket/rekindle/",
+    "service_account": "me@my-project.iam.gserviceaccount.com",
+    "labels": {"team": "search"},
+    "network": "projects/12/global/networks/net",
+    "image": DIGEST,
     "kms_key": "projects/p/locations/europe-west4/keyRings/r/cryptoKeys/k",
-}  # fmt: skip
+}
 
 
 @dsl.component(base_image="rekindle/train:0.1.0", install_kfp_package=False)

@@ -31,14 +31,17 @@ from tests.servers.google.vertex import ROOT, Vertex
 from tests.support.sagemaker_digits import mlflow as mlflow
 
 pytestmark = [
-    pytest.mark.slow, pytest.mark.timeout(900),
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not can_mount(), reason="this machine lets us mount no /gcs"),
-]  # fmt: skip
+]
 PLACE = {
-    "project": PROJECT, "region": REGION, "artifact_root": "gs://lake/rekindle",
+    "project": PROJECT,
+    "region": REGION,
+    "artifact_root": "gs://lake/rekindle",
     "service_account": f"steps@{PROJECT}.iam.gserviceaccount.com",
     "image": "europe-docker.pkg.dev/forge/r/train@sha256:" + "0" * 64,
-}  # fmt: skip
+}
 
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 
@@ -74,9 +77,11 @@ def test_two_spot_nodes_train_lose_a_machine_resume_and_promote(
     (tmp_path / "gcs" / "lake").mkdir(parents=True)
     settings = {
         **{f"platforms.vertex.{name}": value for name, value in PLACE.items()},
-        "register.tracking_uri": mlflow, "resources.nodes": 2, "resources.spot": "true",
+        "register.tracking_uri": mlflow,
+        "resources.nodes": 2,
+        "resources.spot": "true",
         "train.checkpoint": "{every: 40}",
-    }  # fmt: skip
+    }
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     home = ["--home", str(tmp_path / "home")]
     asked = ["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", "vertex", "--yes"]
@@ -104,9 +109,18 @@ def test_two_spot_nodes_train_lose_a_machine_resume_and_promote(
         assert invoke(["status", "--json", *home]) == 0
         record = json.loads(capsys.readouterr().out)
         assert {step["name"]: step["status"] for step in record["steps"]} == dict.fromkeys(
-            ("fingerprint", "ingest", "shard", "finetune", "score", "evaluate", "register",
-             "condition-1/promote"), "succeeded",
-        )  # fmt: skip
+            (
+                "fingerprint",
+                "ingest",
+                "shard",
+                "finetune",
+                "score",
+                "evaluate",
+                "register",
+                "condition-1/promote",
+            ),
+            "succeeded",
+        )
         (trained,) = (step for step in record["steps"] if step["name"] == "finetune")
         lost = "lost its spot machines or failed 1 x before"
         assert (trained["attempts"], trained["reason"]) == (2, lost)
@@ -129,16 +143,19 @@ def test_two_spot_nodes_train_lose_a_machine_resume_and_promote(
 
 
 def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
-    mlflow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    mlflow: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     impatient.installed(installed(tmp_path / "driver"))
     (tmp_path / "gcs" / "lake").mkdir(parents=True)
     settings = {
         **{f"platforms.vertex.{name}": value for name, value in PLACE.items()},
-        "register.tracking_uri": mlflow, "register.model_name": "digits-deployed",
+        "register.tracking_uri": mlflow,
+        "register.model_name": "digits-deployed",
         "deploy.after_promotion": "true",
-    }  # fmt: skip
+    }
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     home = ["--home", str(tmp_path / "home")]
     asked = ["submit", str(ROOT / "configs" / "digits.yaml"), "--platform", "vertex", "--yes"]

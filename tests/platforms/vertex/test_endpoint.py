@@ -33,10 +33,14 @@ from tests.servers.troubles import Fault
 
 FAST = DeploySpec(canary=(10, 50), step_minutes=0, min_requests=100)
 PLACE = VertexSpec(
-    project=PROJECT, region=REGION, artifact_root="gs://lake/rekindle", labels={"team": "search"},
-    image="europe-docker.pkg.dev/forge/r/train@sha256:1", service_account="s@forge.iam",
+    project=PROJECT,
+    region=REGION,
+    artifact_root="gs://lake/rekindle",
+    labels={"team": "search"},
+    image="europe-docker.pkg.dev/forge/r/train@sha256:1",
+    service_account="s@forge.iam",
     secrets={"HF_TOKEN": "projects/forge/secrets/hf/versions/1"},
-)  # fmt: skip
+)
 QUESTION = {"instances": [{"text": "1"}]}
 CALLS = ("create", "ask", "split", "observe", "retain", "delete")
 
@@ -306,10 +310,12 @@ def test_a_change_beside_others_is_tried_again_so_often_and_no_more(world):
 
 
 FAULTS = {
-    "too many calls": (429, False), "a service that is away": (503, False),
-    "a connection that breaks": (0, False), "an answer that is lost": (0, True),
+    "too many calls": (429, False),
+    "a service that is away": (503, False),
+    "a connection that breaks": (0, False),
+    "an answer that is lost": (0, True),
     "a gateway that gave up too early": (504, True),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -320,12 +326,19 @@ def test_whatever_befalls_any_call_is_waited_out(world, case):
         world.service.faults = [
             Fault(call, status, after=after)
             for call in (
-                "POST models:upload", "GET models", "POST endpoints:deployModel", "GET endpoints",
-                "POST endpoints:predict", "POST endpoints:undeployModel", "PATCH endpoints",
-                "GET operations", "DELETE endpoints", "POST endpoints",
+                "POST models:upload",
+                "GET models",
+                "POST endpoints:deployModel",
+                "GET endpoints",
+                "POST endpoints:predict",
+                "POST endpoints:undeployModel",
+                "PATCH endpoints",
+                "GET operations",
+                "DELETE endpoints",
+                "POST endpoints",
                 *(["GET timeSeries"] if version == "2" else []),
             )
-        ]  # fmt: skip
+        ]
         assert world.to(version).state == "settled"
         assert world.service.faults == []
     assert world.end == settled("2", "1")
@@ -387,10 +400,12 @@ def test_a_method_that_ended_at_any_request_is_completed_by_the_same_one(
     world, hosts, models, monkeypatch
 ):
     methods = {
-        "create": lambda made: made.create(models["2"], 1), "ask": lambda made: made.ask(models["2"], QUESTION),
-        "split": lambda made: made.split({"2": 100}, 2), "retain": lambda made: made.retain({"2"}, 2),
+        "create": lambda made: made.create(models["2"], 1),
+        "ask": lambda made: made.ask(models["2"], QUESTION),
+        "split": lambda made: made.split({"2": 100}, 2),
+        "retain": lambda made: made.retain({"2"}, 2),
         "delete": lambda made: made.delete(),
-    }  # fmt: skip
+    }
 
     def looks(world):
         standing = Cut(world).standing()

@@ -16,8 +16,12 @@ GOLDEN = Path(__file__).with_name("fits.vertex.json")
 
 def compiled(folder: Path, seed: str) -> str:
     """What the command line writes, in a process with that order of sets if any."""
-    words = [word for key, value in PLACE.items() if key != "labels"
-             for word in ("--set", f"platforms.vertex.{key}={value}")]  # fmt: skip
+    words = [
+        word
+        for key, value in PLACE.items()
+        if key != "labels"
+        for word in ("--set", f"platforms.vertex.{key}={value}")
+    ]
     words += ["--set", 'platforms.vertex.labels={"team": "search"}']
     asked = [
         "compile",
@@ -30,9 +34,12 @@ def compiled(folder: Path, seed: str) -> str:
     ]
     if seed:
         subprocess.run(
-            [sys.executable, "-m", "rekindle.cli.main", *map(str, asked)], cwd=ROOT, check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "rekindle.cli.main", *map(str, asked)],
+            cwd=ROOT,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+        )
     else:
         rekindle(*asked, cwd=ROOT)
     return (folder / "fits.vertex.json").read_text()

@@ -11,8 +11,13 @@ from tests.platforms.vertex.distributed import RUN, Task, check_result, ended, o
 from tests.quick import first
 
 STAGES = [
-    "before create", "after create", "before token", "before run", "before list", "after list",
-]  # fmt: skip
+    "before create",
+    "after create",
+    "before token",
+    "before run",
+    "before list",
+    "after list",
+]
 
 
 @pytest.mark.parametrize("stage", first(1, STAGES))

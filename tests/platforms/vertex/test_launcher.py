@@ -238,9 +238,11 @@ def test_a_step_starts_with_its_secrets(service: Vertex, ours: bool) -> None:
         words[1:1] = ["-I", "-S"]
     script = 'echo "$HF_TOKEN $0 $1"; exit 7'
     done: subprocess.CompletedProcess[Any] = subprocess.run(
-        [*words, "sh", "-c", script, "a b", "c"], env=service.environment(),
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [*words, "sh", "-c", script, "a b", "c"],
+        env=service.environment(),
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout) == (7, "hf_very_secret a b c\n"), done.stderr
     service.secrets.clear()
     done = subprocess.run(

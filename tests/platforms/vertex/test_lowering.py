@@ -50,10 +50,13 @@ def test_what_the_service_fills_in_stands_alone() -> None:
     assert "{{$" not in args[0]
     assert args[1:] == [
         "{{$}}",
-        "pipeline_job_resource_name", "{{$.pipeline_job_resource_name}}",
-        "pipeline_task_name", "{{$.pipeline_task_name}}",
-        "pipeline_job_name", "{{$.pipeline_job_name}}",
-    ]  # fmt: skip
+        "pipeline_job_resource_name",
+        "{{$.pipeline_job_resource_name}}",
+        "pipeline_task_name",
+        "{{$.pipeline_task_name}}",
+        "pipeline_job_name",
+        "{{$.pipeline_job_name}}",
+    ]
     words = lowered("exec-shell")["task"]["args"]
     assert words[0] == {"ref": ["inputs", "artifacts", "data", "path"]}
     assert words[-1] == {"ref": ["run", "pipeline_job_name"]}
@@ -130,15 +133,39 @@ def of(place: dict[str, Any], cpu: str = "", on_task: str = "", **wish: Any) -> 
 
 SPOT = {"spot": True, "checkpoint": "save_to"}
 MACHINES = {
-    "8 H100": ({}, {"gpus_per_node": 8, "accelerator": "H100"}, ("a3-highgpu-8g", "NVIDIA_H100_80GB", 8)),
-    "the service's name": ({}, {"gpus_per_node": 4, "accelerator": "NVIDIA_L4"}, ("g2-standard-48", "NVIDIA_L4", 4)),
-    "the machine's name": ({}, {"gpus_per_node": 1, "machine": "g2-standard-32"}, ("g2-standard-32", "NVIDIA_L4", 1)),
-    "T4s beside n1": ({}, {"gpus_per_node": 2, "accelerator": "T4"}, ("n1-standard-16", "NVIDIA_TESLA_T4", 2)),
-    "small ones by spot": ({}, {"gpus_per_node": 1, "accelerator": "H100", **SPOT}, ("a3-highgpu-1g", "NVIDIA_H100_80GB", 1)),
-    "small ones by flex-start": ({"provisioning": "flex-start"}, {"gpus_per_node": 1, "accelerator": "H100"}, ("a3-highgpu-1g", "NVIDIA_H100_80GB", 1)),
+    "8 H100": (
+        {},
+        {"gpus_per_node": 8, "accelerator": "H100"},
+        ("a3-highgpu-8g", "NVIDIA_H100_80GB", 8),
+    ),
+    "the service's name": (
+        {},
+        {"gpus_per_node": 4, "accelerator": "NVIDIA_L4"},
+        ("g2-standard-48", "NVIDIA_L4", 4),
+    ),
+    "the machine's name": (
+        {},
+        {"gpus_per_node": 1, "machine": "g2-standard-32"},
+        ("g2-standard-32", "NVIDIA_L4", 1),
+    ),
+    "T4s beside n1": (
+        {},
+        {"gpus_per_node": 2, "accelerator": "T4"},
+        ("n1-standard-16", "NVIDIA_TESLA_T4", 2),
+    ),
+    "small ones by spot": (
+        {},
+        {"gpus_per_node": 1, "accelerator": "H100", **SPOT},
+        ("a3-highgpu-1g", "NVIDIA_H100_80GB", 1),
+    ),
+    "small ones by flex-start": (
+        {"provisioning": "flex-start"},
+        {"gpus_per_node": 1, "accelerator": "H100"},
+        ("a3-highgpu-1g", "NVIDIA_H100_80GB", 1),
+    ),
     "CPUs": ({}, {"cpu": "9"}, ("e2-standard-16",)),
     "a machine without GPUs": ({}, {"machine": "n2-standard-96"}, ("n2-standard-96",)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", MACHINES)
@@ -163,9 +190,11 @@ def test_flex_start_waits_as_long_as_the_config_says() -> None:
     wish = {"gpus_per_node": 8, "accelerator": "H200", "max_run_hours": 48.0}
     made = of({"provisioning": "flex-start", "max_wait_hours": 2}, **wish)
     assert made["job"]["jobSpec"]["scheduling"] == {
-        "strategy": "FLEX_START", "timeout": "172800s", "disableRetries": True,
+        "strategy": "FLEX_START",
+        "timeout": "172800s",
+        "disableRetries": True,
         "maxWaitDuration": "7200s",
-    }  # fmt: skip
+    }
     standard = of({"provisioning": "standard"}, **SPOT, gpus_per_node=8, accelerator="H200")
     assert standard["job"]["jobSpec"]["scheduling"]["strategy"] == "STANDARD"
 
@@ -176,15 +205,27 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "GPUs of no kind": ({}, {"gpus_per_node": 8}, "8 GPUs a node on a GPU of any kind"),
     "3 GPUs": ({}, {"gpus_per_node": 3, "accelerator": "H100"}, r"8 x H100 \(a3-highgpu-8g\)"),
     "an unknown GPU": ({}, {"gpus_per_node": 8, "accelerator": "H900"}, "there is L4, A100"),
-    "another GPU": ({}, {"gpus_per_node": 8, "accelerator": "H100", "machine": "a2-highgpu-8g"}, "on a2-highgpu-8g H100"),
+    "another GPU": (
+        {},
+        {"gpus_per_node": 8, "accelerator": "H100", "machine": "a2-highgpu-8g"},
+        "on a2-highgpu-8g H100",
+    ),
     "an unknown machine": ({}, {"machine": "e2-standard-5"}, "take e2-standard-"),
     "a great many CPUs": ({}, {"cpu": "900"}, "that much CPU or memory"),
-    "a small H100 on demand": ({}, {"gpus_per_node": 1, "accelerator": "H100"}, "as spot or flex-start only"),
-    "a T4 by flex-start": ({"provisioning": "flex-start"}, {"gpus_per_node": 1, "accelerator": "T4"}, "flex-start is for L4"),
+    "a small H100 on demand": (
+        {},
+        {"gpus_per_node": 1, "accelerator": "H100"},
+        "as spot or flex-start only",
+    ),
+    "a T4 by flex-start": (
+        {"provisioning": "flex-start"},
+        {"gpus_per_node": 1, "accelerator": "T4"},
+        "flex-start is for L4",
+    ),
     "spot unasked": ({"provisioning": "spot"}, {}, "is not marked as interruptible"),
     "too long": ({}, {"max_run_hours": 200.0}, "longer than a job does, 168 h"),
     "accelerators of the task": ({}, {"on_task": "NVIDIA_L4"}, "say it in distribute"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

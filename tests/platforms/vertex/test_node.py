@@ -21,28 +21,41 @@ def node(folder: Path, script: str, rank: int = 0, **task: Any) -> subprocess.Co
     model = {"name": "m", "type": {}, "uri": str(folder / "place" / "model"), "metadata": {}}
     outputs = {"parameters": {}, "artifacts": {"model": {"artifacts": [model]}}, "outputFile": "/x"}
     told = {
-        "source": "", "command": ["sh", "-c", script],
-        "args": [{"ref": ["outputs", "artifacts", "model", "path"]}], "env": {"OWN": "own"},
+        "source": "",
+        "command": ["sh", "-c", script],
+        "args": [{"ref": ["outputs", "artifacts", "model", "path"]}],
+        "env": {"OWN": "own"},
         "outputs": {
             "parameters": {},
             "artifacts": {"model": {"schema_title": "system.Model", "schema_version": "0.0.1"}},
         },
-        "pip": {"needed": [], "runtime": [], "options": []}, "secrets": {}, "gpus": 4,
+        "pip": {"needed": [], "runtime": [], "options": []},
+        "secrets": {},
+        "gpus": 4,
         "executor_input": {"inputs": {"parameterValues": {}, "artifacts": {}}, "outputs": outputs},
-        "facts": {}, "run": "projects/1/locations/l/pipelineJobs/r", "region": "l",
-        "watch_seconds": 60, "secret": "5" * 64, **task,
-    }  # fmt: skip
+        "facts": {},
+        "run": "projects/1/locations/l/pipelineJobs/r",
+        "region": "l",
+        "watch_seconds": 60,
+        "secret": "5" * 64,
+        **task,
+    }
     command = bundle.write(folder / "attempt", told)
     assert bundle.folder_of(tuple(command)) == folder / "attempt"
     kind = {"type": "workerpool1" if rank else "workerpool0", "index": 0}
     environment = {
-        "PATH": "/usr/bin:/bin", "GCE_METADATA_HOST": "127.0.0.1:9",
+        "PATH": "/usr/bin:/bin",
+        "GCE_METADATA_HOST": "127.0.0.1:9",
         "CLUSTER_SPEC": json.dumps({**NODES, "task": kind}),
-    }  # fmt: skip
+    }
     return subprocess.run(
-        [sys.executable, "-I", "-S", command[-1]], env=environment, cwd=folder,
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-I", "-S", command[-1]],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def left(folder: Path, name: str) -> dict[str, Any]:
@@ -56,9 +69,15 @@ def test_a_node_needs_no_package(tmp_path: Path) -> None:
     place, _, own = done.stdout.strip().rpartition(" ")
     assert own == "own"
     assert json.loads(place) == {
-        "nodes": 2, "node_rank": 0, "ranks_per_node": 4, "address": "a", "port": 1,
-        "patience_seconds": 900.0, "secret": "5" * 64, "job": "",
-    }  # fmt: skip
+        "nodes": 2,
+        "node_rank": 0,
+        "ranks_per_node": 4,
+        "address": "a",
+        "port": 1,
+        "patience_seconds": 900.0,
+        "secret": "5" * 64,
+        "job": "",
+    }
     assert (tmp_path / "place" / "model").read_text() == "hi"
     assert left(tmp_path, "ended-0.json") == {"exit_code": 0, "error": ""}
     assert left(tmp_path, "result.json")["artifacts"]["model"]["schema_title"] == "system.Model"

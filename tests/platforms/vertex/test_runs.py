@@ -83,17 +83,24 @@ def test_the_tasks_of_a_job_are_the_steps_that_were_planned(project: Project) ->
     assert (step(seen, "count").seconds, step(seen, "tell").seconds) == (40.0, 1.0)
     told = {one.name: (one.status, one.cached, one.reason) for one in seen.steps}
     assert told == {
-        "count": ("succeeded", False, ""), "tell": ("succeeded", True, "taken from the cache"),
+        "count": ("succeeded", False, ""),
+        "tell": ("succeeded", True, "taken from the cache"),
         "condition-1/never": ("skipped", False, "its condition does not hold"),
-    }  # fmt: skip
+    }
 
 
 STATES = {
-    "PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "succeeded",
-    "CANCEL_PENDING": "running", "CANCELLING": "running", "CANCELLED": "cancelled",
-    "FAILED": "failed", "SKIPPED": "succeeded", "NOT_TRIGGERED": "skipped",
+    "PENDING": "pending",
+    "RUNNING": "running",
+    "SUCCEEDED": "succeeded",
+    "CANCEL_PENDING": "running",
+    "CANCELLING": "running",
+    "CANCELLED": "cancelled",
+    "FAILED": "failed",
+    "SKIPPED": "succeeded",
+    "NOT_TRIGGERED": "skipped",
     "STATE_UNSPECIFIED": "pending",
-}  # fmt: skip
+}
 
 
 def test_every_state_of_a_task_has_a_word(project: Project) -> None:
@@ -139,9 +146,14 @@ def test_turns_of_a_loop_have_names_of_their_own(project: Project) -> None:
     around = project.task(flat, name, "RUNNING", project.task(flat, outer, "RUNNING"))
     project.task(flat, last, "RUNNING", around)
     details = project.jobs[flat].job_detail.task_details
-    details.append(api.PipelineTaskDetail(
-        task_id=9, parent_task_id=around.task_id, task_name=last, state="RUNNING",
-    ))  # fmt: skip
+    details.append(
+        api.PipelineTaskDetail(
+            task_id=9,
+            parent_task_id=around.task_id,
+            task_name=last,
+            state="RUNNING",
+        )
+    )
     assert names(project, flat) == [f"{outer}/{name}/{turn}/{last}" for turn in range(2)]
 
 
@@ -211,7 +223,7 @@ def test_a_distributed_step_has_the_attempts_of_its_launcher(project: Project) -
             (labels, "FAILED", {"start_time": ago(30), "end_time": ago(25)}),
             (labels, "RUNNING", {"start_time": ago(5)}),
         )
-    ]  # fmt: skip
+    ]
     assert step(runs.describe(place, id), "gather").attempts == 1
     project.custom_jobs = lambda: ended
     seen = step(runs.describe(place, id), "gather")

@@ -93,9 +93,13 @@ class Facts:
         return f"<Role>{role}<Arn>{arn}</Arn><CreateDate>2026-01-01T00:00:00Z</CreateDate></Role>"
 
     def iam_SimulatePrincipalPolicy(
-        self, PolicySourceArn: str, ActionNames: list[str], ResourceArns: list[str],
-        ContextEntries: Any, Marker: str = "0",
-    ) -> str:  # fmt: skip
+        self,
+        PolicySourceArn: str,
+        ActionNames: list[str],
+        ResourceArns: list[str],
+        ContextEntries: Any,
+        Marker: str = "0",
+    ) -> str:
         """Two a page; `denied` are actions, or (who, action)."""
         if not re.fullmatch(rf"arn:aws:iam::{self.account}:(user|role)/[\w/-]+", PolicySourceArn):
             raise Refused(400, "InvalidInput", f"Invalid Entity Arn: {PolicySourceArn}")

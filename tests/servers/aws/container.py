@@ -59,8 +59,12 @@ class Host:
 
 
 def start(
-    root: Path, name: str, peers: Sequence[str], words: Sequence[str], environment: Mapping[str, str]
-) -> Host:  # fmt: skip
+    root: Path,
+    name: str,
+    peers: Sequence[str],
+    words: Sequence[str],
+    environment: Mapping[str, str],
+) -> Host:
     """Start `words` on a host whose /opt/ml is `root`."""
     # an address of their own: jobs of other tests have the same names and ports at the same time
     number = zlib.crc32(str(root.parent).encode())
@@ -78,8 +82,11 @@ def start(
         process = subprocess.Popen(
             [*unshare, "sh", "-c", _START, str(root), *words],
             env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", **environment},
-            cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
     return Host(name, root, process)
 
 

@@ -25,9 +25,11 @@ from tests.servers.troubles import Broken
 
 _BUSY = ("Creating", "Updating", "Deleting")
 _NOUNS = {
-    "model": "Model", "endpoint-config": "EndpointConfig", "endpoint": "Endpoint",
+    "model": "Model",
+    "endpoint-config": "EndpointConfig",
+    "endpoint": "Endpoint",
     "model-package-group": "ModelPackageGroup",
-}  # fmt: skip
+}
 _LATE = {
     "Invocations": 70,
     "Invocation5XXErrors": 260,
@@ -61,14 +63,17 @@ class Hosting(Account):
                 self.operations[f"{verb.title()}{noun}"] = method or self.plain(verb, kind)
             self.operations[f"List{noun}s"] = self.lister(kind)
         self.operations |= {
-            "UpdateEndpoint": self.update_endpoint, "ListTags": self.list_tags, "AddTags": self.add_tags,
+            "UpdateEndpoint": self.update_endpoint,
+            "ListTags": self.list_tags,
+            "AddTags": self.add_tags,
             "UpdateEndpointWeightsAndCapacities": self.weigh,
             "GetLogEvents": self.of_endpoints("GetLogEvents", self.endpoint_events),
             "DescribeLogStreams": self.of_endpoints("DescribeLogStreams", self.endpoint_streams),
             "GetMetricStatistics": self.statistics,
-            "ListModelPackages": self.list_packages, "CreateModelPackage": self.create_package,
+            "ListModelPackages": self.list_packages,
+            "CreateModelPackage": self.create_package,
             "UpdateModelPackage": self.update_package,
-        }  # fmt: skip
+        }
 
     @property
     def clock(self) -> float:
@@ -124,9 +129,13 @@ class Hosting(Account):
             names = [name for name in sorted(self.things[kind]) if NameContains in name]
             begin = int(NextToken)
             shown = [
-                {f"{noun}Name": name, f"{noun}Arn": _arn(kind, name), "CreationTime": self.things[kind][name]["made"]}
+                {
+                    f"{noun}Name": name,
+                    f"{noun}Arn": _arn(kind, name),
+                    "CreationTime": self.things[kind][name]["made"],
+                }
                 for name in names[begin : begin + _PAGE]
-            ]  # fmt: skip
+            ]
             more = {"NextToken": str(begin + _PAGE)} if begin + _PAGE < len(names) else {}
             return {f"{noun}s": shown, **more}
 
@@ -152,8 +161,15 @@ class Hosting(Account):
     def list_packages(self, ModelPackageGroupName: str, NextToken: str = "0") -> dict[str, Any]:
         """One a page, the newest first."""
         self.describe_model_package_group(ModelPackageGroupName)
-        shown = ("ModelPackageArn", "ModelPackageGroupName", "ModelPackageVersion", "CreationTime",
-                 "ModelPackageStatus", "ModelApprovalStatus", "ModelPackageDescription")  # fmt: skip
+        shown = (
+            "ModelPackageArn",
+            "ModelPackageGroupName",
+            "ModelPackageVersion",
+            "CreationTime",
+            "ModelPackageStatus",
+            "ModelApprovalStatus",
+            "ModelPackageDescription",
+        )
         mine = [one for one in self.packages.values() if one[shown[1]] == ModelPackageGroupName]
         begin = int(NextToken)
         page = mine[::-1][begin : begin + 1]
@@ -176,9 +192,14 @@ class Hosting(Account):
             number = len(self.packages) + 1
             arn = f"{_arn('model-package', ModelPackageGroupName)}/{number}"
             self.packages[arn] = {
-                **body, "ModelPackageArn": arn, "ModelPackageGroupName": ModelPackageGroupName, "token": ClientToken,
-                "ModelPackageVersion": number, "CreationTime": self.clock, "ModelPackageStatus": "Completed",
-            }  # fmt: skip
+                **body,
+                "ModelPackageArn": arn,
+                "ModelPackageGroupName": ModelPackageGroupName,
+                "token": ClientToken,
+                "ModelPackageVersion": number,
+                "CreationTime": self.clock,
+                "ModelPackageStatus": "Completed",
+            }
             known = [arn]
         return {"ModelPackageArn": known[0]}
 
@@ -223,9 +244,16 @@ class Hosting(Account):
             self.config(EndpointConfigName)
         answer = self.add("endpoint", EndpointName, {"Tags": Tags})
         self.get("endpoint", EndpointName).update(
-            config=EndpointConfigName, next=EndpointConfigName, status="Creating", looks=2, variants={},
-            reason="", keep=False, modified=self.clock, weights={},
-        )  # fmt: skip
+            config=EndpointConfigName,
+            next=EndpointConfigName,
+            status="Creating",
+            looks=2,
+            variants={},
+            reason="",
+            keep=False,
+            modified=self.clock,
+            weights={},
+        )
         return answer
 
     def describe_endpoint(self, EndpointName: str) -> dict[str, Any]:
@@ -238,18 +266,24 @@ class Hosting(Account):
                 found = self.get("endpoint", EndpointName)
         variants = [
             {
-                "VariantName": name, "CurrentWeight": one["weight"], "DesiredWeight": one["weight"],
-                "CurrentInstanceCount": one["count"], "DesiredInstanceCount": one["count"],
+                "VariantName": name,
+                "CurrentWeight": one["weight"],
+                "DesiredWeight": one["weight"],
+                "CurrentInstanceCount": one["count"],
+                "DesiredInstanceCount": one["count"],
             }
             for name, one in found["variants"].items()
-        ]  # fmt: skip
+        ]
         return {
-            "EndpointName": EndpointName, "EndpointArn": _arn("endpoint", EndpointName),
-            "EndpointConfigName": found["config"], "EndpointStatus": found["status"],
-            "CreationTime": found["made"], "LastModifiedTime": found["modified"],
+            "EndpointName": EndpointName,
+            "EndpointArn": _arn("endpoint", EndpointName),
+            "EndpointConfigName": found["config"],
+            "EndpointStatus": found["status"],
+            "CreationTime": found["made"],
+            "LastModifiedTime": found["modified"],
             **({"ProductionVariants": variants} if variants else {}),
             **({"FailureReason": found["reason"]} if found["reason"] else {}),
-        }  # fmt: skip
+        }
 
     def arrive(self, name: str, found: dict[str, Any]) -> None:
         """What the endpoint was asked for is there, or cannot be."""

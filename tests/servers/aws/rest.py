@@ -70,16 +70,23 @@ class Account(Troubled):
         self.tokens: dict[str, str] = {}
         super().__init__()
         self.operations: dict[str, Callable[..., dict[str, Any]]] = {
-            "CreatePipeline": self.create, "UpdatePipeline": self.update,
-            "DescribePipeline": self.describe, "ListPipelineVersions": self.versions,
-            "StartPipelineExecution": self.start, "ListPipelineExecutions": self.list,
-            "DescribePipelineExecution": self.describe_run, "StopPipelineExecution": self.stop,
+            "CreatePipeline": self.create,
+            "UpdatePipeline": self.update,
+            "DescribePipeline": self.describe,
+            "ListPipelineVersions": self.versions,
+            "StartPipelineExecution": self.start,
+            "ListPipelineExecutions": self.list,
+            "DescribePipelineExecution": self.describe_run,
+            "StopPipelineExecution": self.stop,
             "ListPipelineExecutionSteps": self.list_steps,
-            "RetryPipelineExecution": self.retry, "DescribeProcessingJob": self.describe_processing,
-            "DescribeTrainingJob": self.describe_training, "ListTrainingJobs": self.list_training,
-            "DescribeLogStreams": self.log_streams, "GetLogEvents": self.log_events,
+            "RetryPipelineExecution": self.retry,
+            "DescribeProcessingJob": self.describe_processing,
+            "DescribeTrainingJob": self.describe_training,
+            "ListTrainingJobs": self.list_training,
+            "DescribeLogStreams": self.log_streams,
+            "GetLogEvents": self.log_events,
             "DeletePipeline": self.delete,
-        }  # fmt: skip
+        }
 
     def answer(self, target: str, call: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """HTTP's status and the answer; ConnectionError where there shall be none."""
@@ -142,10 +149,14 @@ class Account(Troubled):
         return {"PipelineVersionSummaries": listed[:MaxResults]}
 
     def start(
-        self, PipelineName: str, ClientRequestToken: str, PipelineVersionId: int,
-        PipelineExecutionDisplayName: str, PipelineExecutionDescription: str,
+        self,
+        PipelineName: str,
+        ClientRequestToken: str,
+        PipelineVersionId: int,
+        PipelineExecutionDisplayName: str,
+        PipelineExecutionDescription: str,
         PipelineParameters: Any = (),
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         if known := self.tokens.get(ClientRequestToken):
             return {"PipelineExecutionArn": known}
         text = self.pipeline(PipelineName)[PipelineVersionId - 1]["PipelineDefinition"]
@@ -155,9 +166,12 @@ class Account(Troubled):
                 raise Refused("ValidationException", f"nothing is in s3://{bucket}/{prefix}")
         arn = f"{_arn(PipelineName)}/execution/{len(self.runs):012d}"
         run = Run(
-            arn, PipelineName, PipelineExecutionDisplayName, PipelineExecutionDescription,
+            arn,
+            PipelineName,
+            PipelineExecutionDisplayName,
+            PipelineExecutionDescription,
             PipelineVersionId,
-        )  # fmt: skip
+        )
         self.runs[arn] = self.runs.get(arn, run)
         self.tokens[ClientRequestToken] = arn
         given = {one["Name"]: one["Value"] for one in PipelineParameters}
@@ -184,9 +198,13 @@ class Account(Troubled):
         run.ended = time.time()
 
     def list(
-        self, PipelineName: str, SortBy: str, SortOrder: str, MaxResults: int = 10,
+        self,
+        PipelineName: str,
+        SortBy: str,
+        SortOrder: str,
+        MaxResults: int = 10,
         NextToken: str = "0",
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         self.pipeline(PipelineName)
         assert SortBy == "CreationTime"
         found = [run for run in self.runs.values() if run.pipeline == PipelineName]
@@ -194,22 +212,27 @@ class Account(Troubled):
         begin = int(NextToken)
         summaries = [
             {
-                "PipelineExecutionArn": run.arn, "PipelineExecutionDisplayName": run.name,
-                "PipelineExecutionDescription": run.description, "StartTime": run.began,
+                "PipelineExecutionArn": run.arn,
+                "PipelineExecutionDisplayName": run.name,
+                "PipelineExecutionDescription": run.description,
+                "StartTime": run.began,
             }
             for run in found[begin : begin + MaxResults]
-        ]  # fmt: skip
+        ]
         more = {"NextToken": str(begin + MaxResults)} if begin + MaxResults < len(found) else {}
         return {"PipelineExecutionSummaries": summaries, **more}
 
     def describe_run(self, PipelineExecutionArn: str) -> dict[str, Any]:
         run = self.run(PipelineExecutionArn)
         return {
-            "PipelineExecutionArn": run.arn, "PipelineExecutionStatus": run.status,
-            "PipelineExecutionDisplayName": run.name, "PipelineVersionId": run.version,
-            "CreationTime": run.began, "LastModifiedTime": run.ended or time.time(),
+            "PipelineExecutionArn": run.arn,
+            "PipelineExecutionStatus": run.status,
+            "PipelineExecutionDisplayName": run.name,
+            "PipelineVersionId": run.version,
+            "CreationTime": run.began,
+            "LastModifiedTime": run.ended or time.time(),
             **({"FailureReason": run.reason} if run.reason else {}),
-        }  # fmt: skip
+        }
 
     def stop(self, PipelineExecutionArn: str, ClientRequestToken: str) -> dict[str, Any]:
         run = self.run(PipelineExecutionArn)
@@ -264,10 +287,14 @@ class Account(Troubled):
         begin, arn = int(NextToken), f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job"
         more = {"NextToken": str(begin + 2)} if begin + 2 < len(found) else {}
         shown = [
-            {"TrainingJobName": turn.job, "TrainingJobArn": f"{arn}/{turn.job}",
-             "CreationTime": turn.began, "TrainingJobStatus": "Completed"}
+            {
+                "TrainingJobName": turn.job,
+                "TrainingJobArn": f"{arn}/{turn.job}",
+                "CreationTime": turn.began,
+                "TrainingJobStatus": "Completed",
+            }
             for turn in found[begin : begin + 2]
-        ]  # fmt: skip
+        ]
         return {"TrainingJobSummaries": shown, **more}
 
     def log_streams(
@@ -279,9 +306,12 @@ class Account(Troubled):
         return {"logStreams": [{"logStreamName": name} for name in found[:limit]]}
 
     def log_events(
-        self, logGroupName: str, logStreamName: str, startFromHead: bool = False,
+        self,
+        logGroupName: str,
+        logStreamName: str,
+        startFromHead: bool = False,
         nextToken: str = "f/0",
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """As many lines as fit; the same token again where there are no more."""
         if not startFromHead:  # API_GetLogEvents: with a forward token, too
             raise Refused("InvalidParameterException", "startFromHead must be true")
@@ -374,8 +404,11 @@ def _arn(pipeline: str) -> str:
 def _step(turn: Turn) -> dict[str, Any]:
     """As ListPipelineExecutionSteps has it."""
     found: dict[str, Any] = {
-        "StepName": turn.step, "StepStatus": turn.status, "StartTime": turn.began, "AttemptCount": 1,
-    }  # fmt: skip
+        "StepName": turn.step,
+        "StepStatus": turn.status,
+        "StartTime": turn.began,
+        "AttemptCount": 1,
+    }
     metadata: dict[str, Any] = {"Condition": {}} if turn.kind == "Condition" else {}
     if turn.job:
         arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:{turn.kind.lower()}-job/{turn.job}"

@@ -377,10 +377,13 @@ class _Run:
 _CACHED_BY = {
     "Processing": ("AppSpecification", "Environment", "ProcessingInputs"),
     "Training": (
-        "AlgorithmSpecification", "CheckpointConfig", "Environment", "HyperParameters",
+        "AlgorithmSpecification",
+        "CheckpointConfig",
+        "Environment",
+        "HyperParameters",
         "InputDataConfig",
     ),
-}  # fmt: skip
+}
 
 
 def _check(step: dict[str, Any], hosts: list[Host], file: str) -> None:

@@ -53,16 +53,20 @@ class Endpoints:
         self.requests, self.quota, self.model_status = 500, 100, "500"
         one, both = r"(onlineEndpoints/[\w-]+)", r"(onlineEndpoints/[\w-]+)/(deployments/[\w-]+)"
         self.routes: list[tuple[str, str, Callable[..., Answer]]] = [
-            ("PUT", one, self.put_endpoint), ("GET", one, self.get), ("DELETE", one, self.delete),
-            ("GET", rf"{one}/deployments", self.list), ("PUT", both, self.put_deployment),
-            ("GET", both, self.get), ("DELETE", both, self.delete),
+            ("PUT", one, self.put_endpoint),
+            ("GET", one, self.get),
+            ("DELETE", one, self.delete),
+            ("GET", rf"{one}/deployments", self.list),
+            ("PUT", both, self.put_deployment),
+            ("GET", both, self.get),
+            ("DELETE", both, self.delete),
             ("POST", rf"{both}/getLogs", self.logs),
             ("GET", rf"{one}/providers/Microsoft.Insights/metrics", self.metrics),
             ("PUT", r"datastores/(\w+)", self.put_datastore),
             ("GET", r"datastores/(rekindle_\w+)", self.get_datastore),
             ("PUT", r"models/([\w.-]+)/versions/([\w.-]+)", self.put_model),
             ("GET", r"models/([\w.-]+)/versions", self.list_models),
-        ]  # fmt: skip
+        ]
 
     @property
     def names(self) -> dict[str, set[str]]:
@@ -107,8 +111,12 @@ class Endpoints:
         if not _NAME.fullmatch(name) or body["location"] != "westeurope":
             raise self.refused(400, "BadArgument", f"{name} in {body['location']}")
         if name in self.taken:
-            raise self.refused(400, "BadArgument", "There is already an endpoint with this name, "
-                               "Endpoint name needs to be unique within a region.")  # fmt: skip
+            raise self.refused(
+                400,
+                "BadArgument",
+                "There is already an endpoint with this name, "
+                "Endpoint name needs to be unique within a region.",
+            )
         self.settled(path)
         traffic = body["properties"].get("traffic", {})
         if sum(traffic.values()) not in (0, 100):
@@ -135,9 +143,16 @@ class Endpoints:
         body, path, name = asked.json(), f"{endpoint}/{rest}", rest.rpartition("/")[2]
         self.check(body, "OnlineDeployment", {"location", "properties", "sku"})
         properties = body["properties"]
-        self.check(properties, "ManagedOnlineDeployment", {
-            "endpointComputeType", "model", "environmentId", "instanceType",
-        })  # fmt: skip
+        self.check(
+            properties,
+            "ManagedOnlineDeployment",
+            {
+                "endpointComputeType",
+                "model",
+                "environmentId",
+                "instanceType",
+            },
+        )
         for probe in ("livenessProbe", "readinessProbe"):
             self.check(properties.get(probe, {}), "ProbeSettings", set())
         self.check(properties.get("requestSettings", {}), "OnlineRequestSettings", set())
@@ -229,8 +244,7 @@ class Endpoints:
             had["properties"] |= properties
             return Answer(200, had)
         root = self.workspace.root.replace("/providers/Microsoft.MachineLearningServices", "")
-        store = re.fullmatch(rf"azureml:/{root}/(datastores/\w+)/paths/.+",
-                             properties["modelUri"])  # fmt: skip
+        store = re.fullmatch(rf"azureml:/{root}/(datastores/\w+)/paths/.+", properties["modelUri"])
         if not store or store[1] not in self.workspace.assets:
             raise self.refused(400, "UserError", f"nothing lies at {properties['modelUri']}")
         return self.workspace.put_asset(path, properties)
@@ -265,17 +279,19 @@ class Endpoints:
         of = assets[f"datastores/{store}"]["properties"]
         return self.lake / of["accountName"] / of["containerName"] / below
 
-    def happened(
-        self, name: str, status: str, model: str, minutes: float, count: float
-    ) -> None:  # fmt: skip
+    def happened(self, name: str, status: str, model: str, minutes: float, count: float) -> None:
         """`count` requests, so many minutes from now."""
         at = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=minutes)
         self.points.append((name, status, model, at, count))
 
     def metrics(self, asked: Asked, path: str) -> Answer:
         query, dimensions = asked.query, ("deployment", "statusCode", "modelStatusCode")
-        wanted = {"metricnames": "RequestsPerMinute", "interval": "PT1M", "aggregation": "Average",
-                  "$filter": " and ".join(f"{one} eq '*'" for one in dimensions)}  # fmt: skip
+        wanted = {
+            "metricnames": "RequestsPerMinute",
+            "interval": "PT1M",
+            "aggregation": "Average",
+            "$filter": " and ".join(f"{one} eq '*'" for one in dimensions),
+        }
         if any(query.get(key) != value for key, value in wanted.items()):
             raise self.refused(400, "BadRequest", f"{query}")
         begin, end = (datetime.datetime.fromisoformat(one) for one in query["timespan"].split("/"))
@@ -286,9 +302,16 @@ class Endpoints:
             if begin <= at < end:
                 point = {"timeStamp": at.isoformat(), "average": count}
                 series.setdefault(tuple(key), []).append(point)
-        found = [{"metadatavalues": [{"name": {"value": name.lower()}, "value": value}
-                                     for name, value in zip(dimensions, key, strict=True)],
-                  "data": data} for key, data in series.items()]  # fmt: skip
+        found = [
+            {
+                "metadatavalues": [
+                    {"name": {"value": name.lower()}, "value": value}
+                    for name, value in zip(dimensions, key, strict=True)
+                ],
+                "data": data,
+            }
+            for key, data in series.items()
+        ]
         found = found[: int(query.get("top", 10))]
         return Answer(
             200, {"value": [{"name": {"value": "RequestsPerMinute"}, "timeseries": found}]}
@@ -301,8 +324,11 @@ class Endpoints:
         from azure.ai.ml._restclient.arm_ml_service import models
 
         fields = getattr(models, model)({})._attr_to_rest_field.values()
-        known = {one._rest_name for one in fields
-                 if one._visibility is None or {"create", "update"} & {*one._visibility}}  # fmt: skip
+        known = {
+            one._rest_name
+            for one in fields
+            if one._visibility is None or {"create", "update"} & {*one._visibility}
+        }
         if lacks := required - set(body):
             raise self.refused(400, "BadArgument", f"lacks {sorted(lacks)}")
         if unknown := set(body) - known:

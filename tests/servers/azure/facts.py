@@ -16,9 +16,12 @@ from tests.servers.azure.rest import TENANT, Workspace, token_for
 from tests.servers.tls_hosts import Answer, Asked, Dropped
 
 HOSTS = (
-    *azure_rest.HOSTS, "*.dfs.core.windows.net", "*.azurecr.io", "*.vault.azure.net",
+    *azure_rest.HOSTS,
+    "*.dfs.core.windows.net",
+    "*.azurecr.io",
+    "*.vault.azure.net",
     "login.microsoftonline.com",
-)  # fmt: skip
+)
 STORAGE, VAULT = "https://storage.azure.com", "https://vault.azure.net"
 RESOURCES = (*azure_rest.RESOURCES, STORAGE, VAULT)
 RIGHTS = "/providers/Microsoft.Authorization/permissions"
@@ -48,10 +51,11 @@ class Facts:
         self.roles: list[dict[str, Any]] = [
             {
                 "actions": [f"{inside}/*/{verb}" for verb in ("read", "action", "delete", "write")],
-                "notActions": [f"{inside}/delete", f"{inside}/computes/*/write"], "dataActions": [],
+                "notActions": [f"{inside}/delete", f"{inside}/computes/*/write"],
+                "dataActions": [],
             },
             {"actions": ["*/read"], "notActions": [], "dataActions": []},
-        ]  # fmt: skip
+        ]
         self.calls: list[str] = []
         self.refused: list[str] = []
 
@@ -145,10 +149,14 @@ class Facts:
                     "metadata": [],
                 },
             )
-        return Answer(200, {
-            "token_endpoint": f"{base}/oauth2/v2.0/token", "issuer": f"{base}/v2.0",
-            "authorization_endpoint": f"{base}/oauth2/v2.0/authorize",
-        })  # fmt: skip
+        return Answer(
+            200,
+            {
+                "token_endpoint": f"{base}/oauth2/v2.0/token",
+                "issuer": f"{base}/v2.0",
+                "authorization_endpoint": f"{base}/oauth2/v2.0/authorize",
+            },
+        )
 
 
 def _check_token(asked: Asked, resource: str) -> None:

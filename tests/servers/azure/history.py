@@ -139,7 +139,7 @@ class History:
             found[asset] = models.DataUriV2Response(
                 uri=f"azureml:/{self.workspace.root.replace('resourceGroups', 'resourcegroups')}/{path}",
                 type="uri_folder",
-            )  # fmt: skip
+            )
         return Answer(200, models.BatchDataUriResponse(values_property=found).as_dict())
 
     def datastore(self, asked: Asked, name: str, secrets: bool) -> Answer:
@@ -148,11 +148,21 @@ class History:
             raise self.refused(404, f"there is no datastore {name}")
         if secrets:
             return Answer(200, {"secretsType": "Sas", "sasToken": SIGNATURE})
-        return Answer(200, self.workspace.resource(f"datastores/{name}", {
-            "datastoreType": "AzureBlob", "accountName": "account", "containerName": CONTAINER,
-            "endpoint": "core.windows.net", "protocol": "https", "isDefault": True,
-            "credentials": {"credentialsType": "AccountKey"},
-        }))  # fmt: skip
+        return Answer(
+            200,
+            self.workspace.resource(
+                f"datastores/{name}",
+                {
+                    "datastoreType": "AzureBlob",
+                    "accountName": "account",
+                    "containerName": CONTAINER,
+                    "endpoint": "core.windows.net",
+                    "protocol": "https",
+                    "isDefault": True,
+                    "credentials": {"credentialsType": "AccountKey"},
+                },
+            ),
+        )
 
     def file(self, asked: Asked) -> Answer:
         """A part of a blob, as storage hands it out."""
@@ -161,8 +171,12 @@ class History:
             return Answer(403, None, {"x-ms-error-code": "AuthorizationPermissionMismatch"})
         if (content := self.workspace.blobs.get(key)) is None:
             return Answer(404, None, {"x-ms-error-code": "BlobNotFound"})
-        headers = {"ETag": '"0x1"', "Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT",
-                   "x-ms-blob-type": "BlockBlob", "Content-Type": "application/octet-stream"}  # fmt: skip
+        headers = {
+            "ETag": '"0x1"',
+            "Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT",
+            "x-ms-blob-type": "BlockBlob",
+            "Content-Type": "application/octet-stream",
+        }
         given = asked.headers.get("x-ms-range", asked.headers.get("range", ""))
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", given)
         if match is None:

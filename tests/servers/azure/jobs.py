@@ -32,8 +32,15 @@ _JOB = {
     "environment_variables",
 }
 _COMPONENT = {
-    "type", "is_deterministic", "code", "environment", "command", "inputs", "outputs", "distribution",
-}  # fmt: skip
+    "type",
+    "is_deterministic",
+    "code",
+    "environment",
+    "command",
+    "inputs",
+    "outputs",
+    "distribution",
+}
 _MOUNT = 'mkdir -p /tmp/rekindle && mount -t tmpfs tmpfs /tmp/rekindle && exec bash -c "$0"'
 _BOUND = re.compile(r"\$\{\{parent\.(?:inputs\.(\w+)|jobs\.(\w+)\.outputs\.(\w+))\}\}")
 
@@ -65,9 +72,13 @@ class Workspace:
         return {match[2] for match in found if match and match[2]}
 
     def command(
-        self, name: str, command: dict[str, Any], given: dict[str, Any], done: dict[str, Path],
+        self,
+        name: str,
+        command: dict[str, Any],
+        given: dict[str, Any],
+        done: dict[str, Path],
         base: Path,
-    ) -> Path:  # fmt: skip
+    ) -> Path:
         component = command["component"]
         assert command.keys() <= _JOB, command
         assert component.keys() <= _COMPONENT, component
@@ -92,20 +103,32 @@ class Workspace:
             shutil.copytree(base / component["code"], home / f"code-{rank}")
             (home / f"scratch-{rank}").mkdir()
             environment = {
-                "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "AZUREML_RUN_ID": name,
-                "TMPDIR": str(home / f"scratch-{rank}"), "AZUREML_ROOT_RUN_ID": "root", "AZUREML_NODE_COUNT": str(nodes), **self.environment,
+                "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+                "AZUREML_RUN_ID": name,
+                "TMPDIR": str(home / f"scratch-{rank}"),
+                "AZUREML_ROOT_RUN_ID": "root",
+                "AZUREML_NODE_COUNT": str(nodes),
+                **self.environment,
                 **command.get("environment_variables", {}),
-            }  # fmt: skip
+            }
             if "distribution" in component:
                 environment |= {
-                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": str(rank),
-                    "RANK": str(rank), "WORLD_SIZE": str(nodes),
-                }  # fmt: skip
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "NODE_RANK": str(rank),
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(nodes),
+                }
             with (home / f"log-{rank}").open("w") as log:
-                running.append(subprocess.Popen(
-                    ["unshare", "--mount", "sh", "-c", _MOUNT, text], env=environment,
-                    cwd=home / f"code-{rank}", stdout=log, stderr=subprocess.STDOUT,
-                ))  # fmt: skip
+                running.append(
+                    subprocess.Popen(
+                        ["unshare", "--mount", "sh", "-c", _MOUNT, text],
+                        env=environment,
+                        cwd=home / f"code-{rank}",
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
         codes = [process.wait(120) for process in running]
         if any(codes):
             logs = "\n".join((home / f"log-{rank}").read_text()[-2000:] for rank in range(nodes))

@@ -23,8 +23,11 @@ from tests.servers.tls_hosts import Answer, Asked, Dropped
 from tests.servers.troubles import Broken, Troubled
 
 HOSTS = (
-    "management.azure.com", "*.blob.core.windows.net", "*.api.azureml.ms", f"*{SUFFIX}",
-)  # fmt: skip
+    "management.azure.com",
+    "*.blob.core.windows.net",
+    "*.api.azureml.ms",
+    f"*{SUFFIX}",
+)
 RESOURCES = (
     "https://management.azure.com",
     "https://management.core.windows.net/",
@@ -49,12 +52,22 @@ class Refused(Exception):
 
 
 _ALARMS = {  # learn.microsoft.com/rest/api/monitor/metric-alerts; azure-portal/azure-portal-dashboards-structure
-    "Microsoft.Insights/metricAlerts": ("2018-03-01", {
-        "description", "severity", "enabled", "autoMitigate", "scopes", "evaluationFrequency", "windowSize",
-        "criteria", "actions",
-    }),
+    "Microsoft.Insights/metricAlerts": (
+        "2018-03-01",
+        {
+            "description",
+            "severity",
+            "enabled",
+            "autoMitigate",
+            "scopes",
+            "evaluationFrequency",
+            "windowSize",
+            "criteria",
+            "actions",
+        },
+    ),
     "Microsoft.Portal/dashboards": ("2020-09-01-preview", {"lenses"}),
-}  # fmt: skip
+}
 
 
 class Workspace(Troubled):
@@ -258,10 +271,14 @@ class Workspace(Troubled):
         url = f"https://account.blob.core.windows.net/{container}"
         credential = {"credentialType": "SAS", "sasUri": f"{url}?sig={_SIGNATURE}"}
         reference = {"blobUri": url, "storageAccountArmId": "account", "credential": credential}
-        return Answer(200, {
-            "blobReferenceForConsumption": reference, "pendingUploadId": container,
-            "pendingUploadType": "TemporaryBlobReference",
-        })  # fmt: skip
+        return Answer(
+            200,
+            {
+                "blobReferenceForConsumption": reference,
+                "pendingUploadId": container,
+                "pendingUploadType": "TemporaryBlobReference",
+            },
+        )
 
     def put_code(self, asked: Asked, name: str, version: str) -> Answer:
         properties = _properties(asked, {"codeUri"}, _COMMON)
@@ -301,10 +318,12 @@ class Workspace(Troubled):
     def resource(self, path: str, properties: dict[str, Any]) -> dict[str, Any]:
         parts = path.split("/")
         return {
-            "id": f"{self.root}/{path}", "name": parts[-1], "properties": properties,
+            "id": f"{self.root}/{path}",
+            "name": parts[-1],
+            "properties": properties,
             "type": "Microsoft.MachineLearningServices/workspaces/" + "/".join(parts[::2]),
             "systemData": {"createdAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
-        }  # fmt: skip
+        }
 
     # jobs
 
@@ -375,12 +394,26 @@ class Workspace(Troubled):
     # schedules
 
     def put_schedule(self, asked: Asked, name: str) -> Answer:
-        properties = _properties(asked, {"trigger", "action"}, {
-            "displayName", "description", "isEnabled", "tags", "properties",
-        })  # fmt: skip
-        trigger = _only(properties["trigger"], {"triggerType", "expression"}, {
-            "timeZone", "startTime", "endTime",
-        })  # fmt: skip
+        properties = _properties(
+            asked,
+            {"trigger", "action"},
+            {
+                "displayName",
+                "description",
+                "isEnabled",
+                "tags",
+                "properties",
+            },
+        )
+        trigger = _only(
+            properties["trigger"],
+            {"triggerType", "expression"},
+            {
+                "timeZone",
+                "startTime",
+                "endTime",
+            },
+        )
         if trigger["triggerType"] != "Cron" or len(trigger["expression"].split()) != 5:
             raise Refused(400, "BadArgument", str(trigger))
         action = _only(properties["action"], {"actionType", "jobDefinition"}, set())
@@ -410,14 +443,26 @@ _COMPONENT = {"type", "command", "code", "environment", "inputs", "outputs", "na
 _COMPONENT_MORE = {"is_deterministic", "distribution", "$schema", "_source", "display_name"}
 _JOB = {"jobType", "jobs", "settings"}
 _JOB_MORE = {
-    "displayName", "experimentName", "tags", "properties", "inputs", "outputs", "isArchived",
+    "displayName",
+    "experimentName",
+    "tags",
+    "properties",
+    "inputs",
+    "outputs",
+    "isArchived",
     "description",
-}  # fmt: skip
+}
 _NODE = {"componentId", "type", "inputs", "outputs", "name"}
 _NODE_MORE = {
-    "resources", "distribution", "limits", "identity", "environment_variables", "computeId",
-    "queue_settings", "_source",
-}  # fmt: skip
+    "resources",
+    "distribution",
+    "limits",
+    "identity",
+    "environment_variables",
+    "computeId",
+    "queue_settings",
+    "_source",
+}
 
 
 def _properties(asked: Asked, required: set[str], more: set[str]) -> dict[str, Any]:

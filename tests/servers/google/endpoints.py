@@ -123,8 +123,10 @@ class Endpoints(Project):
                 raise Refused(404, f"there is no {kind}/{id}")
             return {"operations": found}
         call = {
-            ("GET", "endpoints", False, None): self.list, ("GET", "models", False, None): self.list,
-            ("GET", "endpoints", True, None): self.get, ("GET", "models", True, None): self.get,
+            ("GET", "endpoints", False, None): self.list,
+            ("GET", "models", False, None): self.list,
+            ("GET", "endpoints", True, None): self.get,
+            ("GET", "models", True, None): self.get,
             ("POST", "models", False, "upload"): self.upload,
             ("GET", "models", True, "listVersions"): self.list_versions,
             ("POST", "models", True, "mergeVersionAliases"): self.merge_aliases,
@@ -135,7 +137,7 @@ class Endpoints(Project):
             ("PATCH", "endpoints", True, None): self.update,
             ("DELETE", "endpoints", True, None): self.delete,
             ("DELETE", "models", True, None): self.delete,
-        }.get((asked.method, kind, id is not None, verb))  # fmt: skip
+        }.get((asked.method, kind, id is not None, verb))
         if call is None:
             raise Refused(404, f"nobody answers {asked}")
         return call(asked, kind, id or "")

@@ -130,9 +130,10 @@ class Job:
             container = pool["containerSpec"]
             for index in range(counts[i]):
                 spec = {
-                    "cluster": cluster, "environment": "cloud",
+                    "cluster": cluster,
+                    "environment": "cloud",
                     "task": {"type": f"workerpool{i}", "index": index},
-                }  # fmt: skip
+                }
                 environment = {
                     **self.service.environment(),
                     **{e["name"]: e["value"] for e in container.get("env", [])},
@@ -141,20 +142,33 @@ class Job:
                     "CLOUD_ML_JOB_ID": self.name.rpartition("/")[2],
                 }
                 yield subprocess.Popen(
-                    [*MOUNT, str(self.service.folder), *container["command"], *container.get("args", [])],
-                    env=environment, cwd=self.service.folder, start_new_session=True,
-                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                )  # fmt: skip
+                    [
+                        *MOUNT,
+                        str(self.service.folder),
+                        *container["command"],
+                        *container.get("args", []),
+                    ],
+                    env=environment,
+                    cwd=self.service.folder,
+                    start_new_session=True,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
 
     def read(self, rank: int, replica: subprocess.Popen[str]) -> None:
         assert replica.stdout is not None
         for line in replica.stdout:
             stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             name = f"workerpool1-{rank - 1}" if rank else "workerpool0-0"
-            self.lines.append({
-                "insertId": f"{rank}-{len(self.lines)}", "timestamp": stamp, "task": name,
-                "textPayload": line,
-            })  # fmt: skip
+            self.lines.append(
+                {
+                    "insertId": f"{rank}-{len(self.lines)}",
+                    "timestamp": stamp,
+                    "task": name,
+                    "textPayload": line,
+                }
+            )
 
 
 def _now() -> datetime.datetime:

@@ -15,16 +15,19 @@ def fits_filter(entry: dict[str, Any], wanted: str) -> bool:
     for clause in wanted.split(" AND "):
         match = re.fullmatch(
             r'resource\.type="(?P<type>\w+)"|resource\.labels\.job_id=\((?P<jobs>"\w+"(?: OR "\w+")*)\)|'
-            r'resource\.labels\.task_name:"(?P<task>\w+)"|timestamp>="(?P<since>[^"]+)"', clause
-        )  # fmt: skip
+            r'resource\.labels\.task_name:"(?P<task>\w+)"|timestamp>="(?P<since>[^"]+)"',
+            clause,
+        )
         if match is None:
             raise ValueError(f"no filter: {clause}")
         since = match["since"] and datetime.datetime.fromisoformat(match["since"])
-        if not all((
-            match["type"] in (None, entry["resource"]["type"]),
-            match["jobs"] is None or f'"{labels["job_id"]}"' in match["jobs"].split(" OR "),
-            match["task"] is None or match["task"] in labels["task_name"],
-            not since or datetime.datetime.fromisoformat(entry["timestamp"]) >= since,
-        )):  # fmt: skip
+        if not all(
+            (
+                match["type"] in (None, entry["resource"]["type"]),
+                match["jobs"] is None or f'"{labels["job_id"]}"' in match["jobs"].split(" OR "),
+                match["task"] is None or match["task"] in labels["task_name"],
+                not since or datetime.datetime.fromisoformat(entry["timestamp"]) >= since,
+            )
+        ):
             return False
     return True

@@ -59,11 +59,12 @@ def serving(project: str) -> Iterator[tuple[Metrics, str]]:
     }
     methods = {
         name: grpc.unary_unary_rpc_method_handler(
-            answer, request_deserializer=kind.deserialize,
+            answer,
+            request_deserializer=kind.deserialize,
             response_serializer=lambda message: message.SerializeToString(),
         )
         for name, (answer, kind) in requests.items()
-    }  # fmt: skip
+    }
     server = grpc.server(futures.ThreadPoolExecutor(2))
     service = "google.monitoring.v3.MetricService"
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))

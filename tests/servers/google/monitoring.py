@@ -27,10 +27,18 @@ _POLICY = {
     "alertStrategy",
 }
 _CONDITIONS = {
-    "conditionThreshold": {"filter", "aggregations", "denominatorFilter", "denominatorAggregations", "comparison",
-                           "thresholdValue", "duration", "trigger"},
+    "conditionThreshold": {
+        "filter",
+        "aggregations",
+        "denominatorFilter",
+        "denominatorAggregations",
+        "comparison",
+        "thresholdValue",
+        "duration",
+        "trigger",
+    },
     "conditionPrometheusQueryLanguage": {"query", "duration", "evaluationInterval"},
-}  # fmt: skip
+}
 _PATH = re.compile(rf"/v(1|3)/projects/{PROJECT}/(alertPolicies|dashboards)(?:/([\w-]+))?")
 
 
@@ -105,8 +113,10 @@ class Monitored(Endpoints):
             (of,) = {*condition} - {"displayName"}
             if of not in _CONDITIONS or (unknown := {*condition[of]} - _CONDITIONS[of]):
                 raise Refused(400, f"a condition has no {of} with {unknown}")
-            if "filter" in condition[of] and not ("metric.type" in condition[of]["filter"] and
-                                                  "resource.type" in condition[of]["filter"]):  # fmt: skip
+            if "filter" in condition[of] and not (
+                "metric.type" in condition[of]["filter"]
+                and "resource.type" in condition[of]["filter"]
+            ):
                 raise Refused(400, "a filter names a metric and a resource")
             condition["name"] = f"{name}/conditions/1"
         return {**body, "name": name, "creationRecord": {"mutatedBy": "who-submits"}}

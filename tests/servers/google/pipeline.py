@@ -25,9 +25,14 @@ from tests.servers.google.rest import PARENT, Project
 from tests.servers.google.vertex import Vertex
 
 _TASK = {
-    "componentRef", "inputs", "dependentTasks", "taskInfo", "cachingOptions", "triggerPolicy",
+    "componentRef",
+    "inputs",
+    "dependentTasks",
+    "taskInfo",
+    "cachingOptions",
+    "triggerPolicy",
     "retryPolicy",
-}  # fmt: skip
+}
 _CONDITION = re.compile(r"inputs\.parameter_values\['([^']+)'\] == true")
 _FACT = re.compile(r"\{\{\$\.(\w+)\}\}")
 Values = dict[str, Any]
@@ -76,14 +81,20 @@ class Pipelines:
         """What the machines of distributed steps print, as Cloud Logging has it."""
         return [
             {
-                "insertId": line["insertId"], "timestamp": line["timestamp"],
+                "insertId": line["insertId"],
+                "timestamp": line["timestamp"],
                 "textPayload": line["textPayload"],
-                "resource": {"type": "ml_job", "labels": {
-                    "job_id": job.name.rpartition("/")[2], "task_name": line["task"],
-                }},
+                "resource": {
+                    "type": "ml_job",
+                    "labels": {
+                        "job_id": job.name.rpartition("/")[2],
+                        "task_name": line["task"],
+                    },
+                },
             }
-            for job in self.service.jobs.values() for line in [*job.lines]
-        ]  # fmt: skip
+            for job in self.service.jobs.values()
+            for line in [*job.lines]
+        ]
 
 
 class _Run:
@@ -136,12 +147,17 @@ class _Run:
                 raise Failed(name)
         made = self.left(asked, folder)
         shown = {
-            key: {"artifacts": [{
-                "uri": artifact["uri"], "metadata": artifact["metadata"],
-                "schema_title": artifact["type"]["schemaTitle"],
-            }]}
+            key: {
+                "artifacts": [
+                    {
+                        "uri": artifact["uri"],
+                        "metadata": artifact["metadata"],
+                        "schema_title": artifact["type"]["schemaTitle"],
+                    }
+                ]
+            }
             for key, artifact in made["artifacts"].items()
-        }  # fmt: skip
+        }
         self.say(name, "SUCCEEDED", around, end_time=_now(), outputs=shown)
         return {**made["parameters"], **made["artifacts"]}
 
@@ -149,23 +165,32 @@ class _Run:
         """Run the container, line by line into the log; its exit code."""
         container = self.spec["deploymentSpec"]["executors"][inner["executorLabel"]]["container"]
         facts = {
-            "pipeline_job_resource_name": self.name, "pipeline_job_name": self.id,
-            "pipeline_task_name": name, "pipeline_job_uuid": "1", "pipeline_task_uuid": number,
-        }  # fmt: skip
+            "pipeline_job_resource_name": self.name,
+            "pipeline_job_name": self.id,
+            "pipeline_task_name": name,
+            "pipeline_job_uuid": "1",
+            "pipeline_task_uuid": number,
+        }
         words = [*container["command"], *container.get("args", [])]
         told = json.dumps(asked)
         words = [told if w == "{{$}}" else _FACT.sub(lambda m: facts[m[1]], w) for w in words]
         assert not any("{{$" in word for word in words if word is not told)
         service = self.pipelines.service
         environment = {
-            **service.environment(), **self.pipelines.environment,
+            **service.environment(),
+            **self.pipelines.environment,
             **{one["name"]: one["value"] for one in container.get("env", [])},
             "VERTEX_AI_PIPELINES_RUN_LABELS": json.dumps(self.job["labels"]),
-        }  # fmt: skip
+        }
         with subprocess.Popen(
-            [*MOUNT, str(service.folder), *words], env=environment, cwd=service.folder,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        ) as process:  # fmt: skip
+            [*MOUNT, str(service.folder), *words],
+            env=environment,
+            cwd=service.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 self.project.printed(number, line.rstrip("\n"))
@@ -230,15 +255,21 @@ def _executor_input(inner: Values, values: Values, read: Values, folder: str) ->
                 name: {"outputFile": f"/gcs/{folder}/{name}"} for name in made.get("parameters", {})
             },
             "artifacts": {
-                name: {"artifacts": [{
-                    "name": f"projects/1/artifacts/{folder}/{name}", "metadata": {},
-                    "uri": f"gs://{folder}/{name}", "type": one["artifactType"],
-                }]}
+                name: {
+                    "artifacts": [
+                        {
+                            "name": f"projects/1/artifacts/{folder}/{name}",
+                            "metadata": {},
+                            "uri": f"gs://{folder}/{name}",
+                            "type": one["artifactType"],
+                        }
+                    ]
+                }
                 for name, one in made.get("artifacts", {}).items()
             },
             "outputFile": f"/gcs/{folder}/executor_output.json",
         },
-    }  # fmt: skip
+    }
 
 
 def _now() -> datetime.datetime:

@@ -44,13 +44,18 @@ class Facts:
         self.refused: list[str] = []
         name, api = r"([\w.@-]+)", r"([\w.]+)"
         self.routes: list[Route] = [
-            ("POST", "cloudresourcemanager", rf"/v1/projects/{name}:testIamPermissions", self.permitted),
+            (
+                "POST",
+                "cloudresourcemanager",
+                rf"/v1/projects/{name}:testIamPermissions",
+                self.permitted,
+            ),
             ("GET", "serviceusage", rf"/v1/projects/{name}/services/{api}", self.service),
             ("GET", "aiplatform", rf"/v1/projects/{name}/locations", self.locations),
             ("GET", "storage", rf"/storage/v1/b/{name}", self.bucket),
             ("GET", "storage", rf"/storage/v1/b/{name}/iam/testPermissions", self.bucket_permitted),
             ("GET", "secretmanager", r"/v1/(projects/\S+/versions/\w+)", self.secret),
-        ]  # fmt: skip
+        ]
 
     def answer(self, asked: Asked) -> Answer:
         if asked.host == "oauth2.googleapis.com":

@@ -36,21 +36,32 @@ PARENT = f"projects/{PROJECT}/locations/{REGION}"
 ACCOUNT = "who-submits@forge.iam.gserviceaccount.com"
 TOKEN, STEPS_TOKEN = "ya29.of-who-submits", "ya29.of-the-account"
 _OTHERS = {
-    "logging.googleapis.com": "entries", "storage.googleapis.com": "objects",
+    "logging.googleapis.com": "entries",
+    "storage.googleapis.com": "objects",
     "monitoring.googleapis.com": "timeSeries",
-}  # fmt: skip
+}
 _VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 _CODES = {
-    400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
-    409: "ALREADY_EXISTS", 412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL",
-    503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED",
-}  # fmt: skip
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ALREADY_EXISTS",
+    412: "FAILED_PRECONDITION",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
 
 
 _CHANGEABLE = (
-    "cron", "max_concurrent_run_count", "max_concurrent_active_run_count", "allow_queueing",
+    "cron",
+    "max_concurrent_run_count",
+    "max_concurrent_active_run_count",
+    "allow_queueing",
     "create_pipeline_job_request",
-)  # fmt: skip
+)
 
 
 def key_file(folder: Path) -> Path:
@@ -60,11 +71,19 @@ def key_file(folder: Path) -> Path:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     file = folder / "account.json"
-    file.write_text(json.dumps({
-        "type": "service_account", "project_id": PROJECT, "private_key_id": "1",
-        "private_key": pem.decode(), "client_email": ACCOUNT,
-        "client_id": "1", "token_uri": "https://oauth2.googleapis.com/token",
-    }))  # fmt: skip
+    file.write_text(
+        json.dumps(
+            {
+                "type": "service_account",
+                "project_id": PROJECT,
+                "private_key_id": "1",
+                "private_key": pem.decode(),
+                "client_email": ACCOUNT,
+                "client_id": "1",
+                "token_uri": "https://oauth2.googleapis.com/token",
+            }
+        )
+    )
     return file
 
 
@@ -182,12 +201,17 @@ class Project(Troubled):
 
     def list_custom_jobs(self, asked: Asked, _: str) -> Any:
         """Those that have all of these labels."""
-        wanted = [re.fullmatch(r"labels\.([a-z0-9_-]+)=([a-z0-9_-]*)", text)
-                  for text in asked.query["filter"].split(" AND ")]  # fmt: skip
+        wanted = [
+            re.fullmatch(r"labels\.([a-z0-9_-]+)=([a-z0-9_-]*)", text)
+            for text in asked.query["filter"].split(" AND ")
+        ]
         if not all(wanted):
             raise Refused(400, f"no filter: {asked.query['filter']}")
-        fits = [shown_of(job) for job in self.custom_jobs()
-                if all(m and job.labels.get(m[1]) == m[2] for m in wanted)]  # fmt: skip
+        fits = [
+            shown_of(job)
+            for job in self.custom_jobs()
+            if all(m and job.labels.get(m[1]) == m[2] for m in wanted)
+        ]
         begin = int(asked.query.get("pageToken", 0))
         more = {"nextPageToken": str(begin + 2)} if begin + 2 < len(fits) else {}
         return {"customJobs": fits[begin : begin + 2], **more}
@@ -245,9 +269,10 @@ class Project(Troubled):
         self.schedule(name)
         del self.schedules[name]
         return {
-            "name": f"{PARENT}/operations/1", "done": True,
+            "name": f"{PARENT}/operations/1",
+            "done": True,
             "response": {"@type": "type.googleapis.com/google.protobuf.Empty", "value": {}},
-        }  # fmt: skip
+        }
 
     def list_entries(self, asked: Asked) -> Any:
         """What fits, by time."""
@@ -300,10 +325,14 @@ class Project(Troubled):
         above = (around or details[0]).task_id
         same = (d for d in details if (d.task_name, d.parent_task_id) == (name, above))
         if (found := next(same, None)) is None:
-            details.append(api.PipelineTaskDetail(
-                task_id=len(details) + 1, parent_task_id=above, task_name=name,
-                create_time=datetime.datetime.now(datetime.UTC),
-            ))  # fmt: skip
+            details.append(
+                api.PipelineTaskDetail(
+                    task_id=len(details) + 1,
+                    parent_task_id=above,
+                    task_name=name,
+                    create_time=datetime.datetime.now(datetime.UTC),
+                )
+            )
             found = details[-1]
         found.state = api.PipelineTaskDetail.State[state]
         for field, value in more.items():
@@ -324,12 +353,16 @@ class Project(Troubled):
         """Have a machine of a CustomJob print a line, `ago` seconds before now."""
         when = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=ago)
         labels = {"job_id": job, "task_name": machine, "project_id": PROJECT}
-        self.entries.append({
-            "insertId": id or f"entry-{len(self.entries)}", "textPayload": f"{text}\n",
-            "timestamp": when.strftime("%Y-%m-%dT%H:%M:%S.%f789Z"), "severity": "INFO",
-            "resource": {"type": "ml_job", "labels": labels},
-            "logName": f"projects/{PROJECT}/logs/{machine}",
-        })  # fmt: skip
+        self.entries.append(
+            {
+                "insertId": id or f"entry-{len(self.entries)}",
+                "textPayload": f"{text}\n",
+                "timestamp": when.strftime("%Y-%m-%dT%H:%M:%S.%f789Z"),
+                "severity": "INFO",
+                "resource": {"type": "ml_job", "labels": labels},
+                "logName": f"projects/{PROJECT}/logs/{machine}",
+            }
+        )
 
     def job(self, name: str) -> api.PipelineJob:
         if name not in self.jobs:

@@ -39,10 +39,11 @@ _SECRET = re.compile(r"/v1/(projects/[^/]+/secrets/[^/]+/versions/[^/:]+):access
 METADATA: dict[str, dict[str, Any]] = {
     "": {},
     "/computeMetadata/v1/instance/service-accounts/default": {
-        "aliases": ["default"], "email": "steps@forge.iam.gserviceaccount.com",
+        "aliases": ["default"],
+        "email": "steps@forge.iam.gserviceaccount.com",
         "scopes": ["https://www.googleapis.com/auth/cloud-platform"],
     },
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass

@@ -33,18 +33,26 @@ from tests.servers.kubeflow.kubernetes import FakeCluster
 ROOT = Path(__file__).parents[3]
 _ZERO = "0001-01-01T00:00:00Z"  # Go's, of what has not ended
 _STATES = {
-    "running": "RUNNING", "succeeded": "SUCCEEDED", "failed": "FAILED", "skipped": "SKIPPED",
+    "running": "RUNNING",
+    "succeeded": "SUCCEEDED",
+    "failed": "FAILED",
+    "skipped": "SKIPPED",
     "cancelled": "FAILED",
-}  # fmt: skip
+}
 
 
 class Workflow:
     """One run: its processes, and its nodes."""
 
     def __init__(
-        self, folder: Path, id: str, spec: Any, root: str, cluster: FakeCluster | None,
+        self,
+        folder: Path,
+        id: str,
+        spec: Any,
+        root: str,
+        cluster: FakeCluster | None,
         environment: Mapping[str, str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         spec["defaultPipelineRoot"] = root or f"{folder}/store"
         spec["defaultPipelineRoot"] = root or f"{folder}/store"
         self.folder, self.id, self.cluster, self.environment = folder, id, cluster, environment
@@ -80,8 +88,10 @@ class Workflow:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.servers.kubeflow.argo", str(self.folder), self.id],
             env={**os.environ, **self.environment, "PYTHONPATH": str(ROOT)},
-            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=(self.folder / "log").open("a"),
-        )  # fmt: skip
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=(self.folder / "log").open("a"),
+        )
         threading.Thread(target=self.follow, daemon=True).start()
 
     def follow(self) -> None:
@@ -125,19 +135,30 @@ class Workflow:
                 yield self.node(children[0], "system-container-impl", "executor", of_pod, step, [])
 
     def node(
-        self, key: str, template: str, shown: str, state: str, step: StepRecord | None, children: list[str]
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        key: str,
+        template: str,
+        shown: str,
+        state: str,
+        step: StepRecord | None,
+        children: list[str],
+    ) -> dict[str, Any]:
         begin = step.started_at if step and step.started_at else _ZERO
         end = _ZERO
         if step and step.started_at and step.seconds is not None and state != "RUNNING":
             began = datetime.datetime.fromisoformat(step.started_at)
             end = (began + datetime.timedelta(seconds=step.seconds)).isoformat()
         return {
-            "run_id": self.id, "task_id": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.id}{key}")),
-            "display_name": shown, "pod_name": f"{self.name}-{template}-{_number(key)}",
-            "state": state, "create_time": begin, "start_time": begin, "end_time": end,
+            "run_id": self.id,
+            "task_id": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.id}{key}")),
+            "display_name": shown,
+            "pod_name": f"{self.name}-{template}-{_number(key)}",
+            "state": state,
+            "create_time": begin,
+            "start_time": begin,
+            "end_time": end,
             "child_tasks": [{"pod_name": f"{self.name}-{_number(child)}"} for child in children],
-        }  # fmt: skip
+        }
 
     def log(self, pod: str) -> str | None:
         """What a pod printed; None where there is no such pod."""
@@ -172,14 +193,23 @@ def main(folder: str, id: str) -> int:
                     )
 
     record = RunRecord(
-        run_id="run", name="run", platform="local", status="running",
+        run_id="run",
+        name="run",
+        platform="local",
+        status="running",
         started_at=datetime.datetime.now(datetime.UTC).isoformat(),
-    )  # fmt: skip
+    )
     try:
         execute.execute(
-            graph, {}, home=Path(folder) / "home", record=record, env=os.environ,
-            source_hash="image", on_change=keep, grace_seconds=20,
-        )  # fmt: skip
+            graph,
+            {},
+            home=Path(folder) / "home",
+            record=record,
+            env=os.environ,
+            source_hash="image",
+            on_change=keep,
+            grace_seconds=20,
+        )
     except RekindleError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

@@ -20,13 +20,17 @@ from kubernetes import client
 from tests.servers.shadow import Answering
 
 KINDS = {
-    "deployments": "Deployment", "services": "Service", "httproutes": "HTTPRoute",
+    "deployments": "Deployment",
+    "services": "Service",
+    "httproutes": "HTTPRoute",
     "inferenceservices": "InferenceService",
-}  # fmt: skip
+}
 APIS = {
-    "Deployment": "apps/v1", "Service": "v1", "HTTPRoute": "gateway.networking.k8s.io/v1",
+    "Deployment": "apps/v1",
+    "Service": "v1",
+    "HTTPRoute": "gateway.networking.k8s.io/v1",
     "InferenceService": "serving.kserve.io/v1beta1",
-}  # fmt: skip
+}
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?")
@@ -35,7 +39,7 @@ _ROUTE = {
     "matches": {"path", "headers", "method", "queryParams"},
     "filters": {"type", "urlRewrite", "requestHeaderModifier", "requestMirror", "requestRedirect"},
     "backendRefs": {"group", "kind", "name", "namespace", "port", "weight", "filters"},
-}  # fmt: skip
+}
 VERSION = "rekindle.dev/version"
 
 
@@ -243,8 +247,10 @@ class Deployments:
         """What a controller does until the next look."""
         one.setdefault("status", {})
         controllers = {
-            "HTTPRoute": self._route, "InferenceService": self._infer, "Deployment": self._deploy,
-        }  # fmt: skip
+            "HTTPRoute": self._route,
+            "InferenceService": self._infer,
+            "Deployment": self._deploy,
+        }
         if kind in controllers:
             controllers[kind](one)
 
@@ -285,16 +291,21 @@ class Deployments:
             return
         one["status"]["observedGeneration"] = seen
         name = f"{meta['name']}-predictor"
-        labels = {**meta["labels"], "app": f"isvc.{name}", "component": "predictor",
-                  "serving.kserve.io/inferenceservice": meta["name"]}  # fmt: skip
+        labels = {
+            **meta["labels"],
+            "app": f"isvc.{name}",
+            "component": "predictor",
+            "serving.kserve.io/inferenceservice": meta["name"],
+        }
         owner = {"kind": "InferenceService", "name": meta["name"], "uid": meta["uid"]}
         about = {"name": name, "labels": labels, "annotations": {}, "ownerReferences": [owner]}
         pod = {k: v for k, v in predictor.items() if k not in ("minReplicas", "maxReplicas")}
         template = {"metadata": {"labels": labels}, "spec": copy.deepcopy(pod)}
         spec = {
-            "replicas": predictor["minReplicas"], "template": template,
+            "replicas": predictor["minReplicas"],
+            "template": template,
             "selector": {"matchLabels": {"app": f"isvc.{name}"}},
-        }  # fmt: skip
+        }
         ports = [{"name": "http", "port": 80, "targetPort": 8080, "protocol": "TCP"}]
         bodies = {
             "Deployment": spec,
@@ -316,10 +327,16 @@ class Deployments:
 
     def _start_pod(self, name: str, template: Any) -> None:
         self.cluster.pods[name] = {
-            "metadata": {"name": name, "uid": str(uuid.uuid4()), **copy.deepcopy(template["metadata"])},
+            "metadata": {
+                "name": name,
+                "uid": str(uuid.uuid4()),
+                **copy.deepcopy(template["metadata"]),
+            },
             "spec": template["spec"],
-            "status": {"containerStatuses": [{"name": "server", "restartCount": 0, "ready": False}]},
-        }  # fmt: skip
+            "status": {
+                "containerStatuses": [{"name": "server", "restartCount": 0, "ready": False}]
+            },
+        }
 
     def _live(self, pod: Any, fate: str) -> None:
         (one,) = pod["status"]["containerStatuses"]
@@ -358,14 +375,21 @@ class Deployments:
             "ResolvedRefs": "" if {*backends} <= {*self.objects["Service"]} else "no such Service",
         }
         states["Accepted"] = states["Accepted"] or self.refuses
-        route["status"]["parents"] = [{
-            "parentRef": ref, "controllerName": "example.com/gateway",
-            "conditions": [
-                {"type": kind, "status": "False" if why else "True", "message": why,
-                 "observedGeneration": generation}
-                for kind, why in states.items()
-            ],
-        }]  # fmt: skip
+        route["status"]["parents"] = [
+            {
+                "parentRef": ref,
+                "controllerName": "example.com/gateway",
+                "conditions": [
+                    {
+                        "type": kind,
+                        "status": "False" if why else "True",
+                        "message": why,
+                        "observedGeneration": generation,
+                    }
+                    for kind, why in states.items()
+                ],
+            }
+        ]
 
     # What containers do
 

@@ -136,9 +136,12 @@ class FakeCluster:
         """A Workflow that runs."""
         metadata = {"name": name, "namespace": "kubeflow", "uid": str(uuid.uuid4())}
         self.workflows[name] = {
-            "apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata,
-            "spec": {}, "status": {"phase": "Running", "startedAt": now()},
-        }  # fmt: skip
+            "apiVersion": "argoproj.io/v1alpha1",
+            "kind": "Workflow",
+            "metadata": metadata,
+            "spec": {},
+            "status": {"phase": "Running", "startedAt": now()},
+        }
 
     def start_pod(self, workflow: str, node: str) -> str:
         """A pod of a step of the run, with what Argo and KFP write on it; its name."""
@@ -146,16 +149,28 @@ class FakeCluster:
         name = f"{workflow}-{len(self.pods)}"
         self.pods[name] = {
             "metadata": {
-                "name": name, "uid": str(uuid.uuid4()), "creationTimestamp": now(),
+                "name": name,
+                "uid": str(uuid.uuid4()),
+                "creationTimestamp": now(),
                 "annotations": {"workflows.argoproj.io/node-name": f"{workflow}.{node}"},
-                "labels": {"pipeline/runid": f"run-{workflow}", "workflows.argoproj.io/workflow": workflow},
-                "ownerReferences": [{
-                    "apiVersion": owner["apiVersion"], "kind": "Workflow", "name": workflow,
-                    "uid": owner["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True,
-                }],
+                "labels": {
+                    "pipeline/runid": f"run-{workflow}",
+                    "workflows.argoproj.io/workflow": workflow,
+                },
+                "ownerReferences": [
+                    {
+                        "apiVersion": owner["apiVersion"],
+                        "kind": "Workflow",
+                        "name": workflow,
+                        "uid": owner["metadata"]["uid"],
+                        "controller": True,
+                        "blockOwnerDeletion": True,
+                    }
+                ],
             },
-            "spec": {"serviceAccountName": "pipeline-runner"}, "status": {"phase": "Running"},
-        }  # fmt: skip
+            "spec": {"serviceAccountName": "pipeline-runner"},
+            "status": {"phase": "Running"},
+        }
         return name
 
     def terminate_run(self, workflow: str) -> None:
@@ -206,9 +221,10 @@ class FakeCluster:
         resource = "/".join(filter(None, (place["resource"], place["sub"])))
         if not self.allows(user, verbs[method], place["group"], resource, place["namespace"]):
             raise Refused(
-                403, f'{resource} is forbidden: User "{user}" cannot {verbs[method]} resource '
+                403,
+                f'{resource} is forbidden: User "{user}" cannot {verbs[method]} resource '
                 f'"{resource}" in API group "{place["group"]}"',
-            )  # fmt: skip
+            )
 
     def allows(self, user: str, verb: str, group: str, resource: str, namespace: str) -> bool:
         if user == ADMIN:
@@ -216,7 +232,7 @@ class FakeCluster:
         return namespace == "kubeflow" and any(
             verb in rule["verbs"] and group in rule["apiGroups"] and resource in rule["resources"]
             for rule in self.rules.get(user, ())
-        )  # fmt: skip
+        )
 
     def carry_out(
         self, method: str, place: dict[str, str], query: dict[str, str], body: Any
@@ -224,9 +240,11 @@ class FakeCluster:
         name, resource = place["name"], place["resource"]
         known: dict[str, Any] = {
             "trainjobs": {n: job.object for n, job in self.jobs.items()},
-            "pods": self.pods, "workflows": self.workflows, "clustertrainingruntimes": self.runtimes,
+            "pods": self.pods,
+            "workflows": self.workflows,
+            "clustertrainingruntimes": self.runtimes,
             "secrets": {},
-        }[resource]  # fmt: skip
+        }[resource]
         if method == "POST" and resource == "trainjobs":
             return 201, self.create_job(body)
         if method == "POST" and resource == "secrets":

@@ -17,9 +17,13 @@ import kubeflow_trainer_api.models as models
 from tests.servers.kubeflow.schema import unknown_fields
 
 KEYS = {
-    "containers": "name", "initContainers": "name", "volumes": "name", "env": "name",
-    "volumeMounts": "mountPath", "imagePullSecrets": "name",
-}  # fmt: skip
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "imagePullSecrets": "name",
+}
 
 
 class Unstartable(Exception):

@@ -47,9 +47,11 @@ class Server(Troubled):
     """The API server, for whoever has the token."""
 
     def __init__(
-        self, folder: Path | None = None, cluster: FakeCluster | None = None,
+        self,
+        folder: Path | None = None,
+        cluster: FakeCluster | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """With a `folder` runs really run, their launchers on `cluster`."""
         self.folder, self.cluster, self.environment = folder, cluster, environment or {}
         self.workflows: dict[str, Workflow] = {}
@@ -131,9 +133,13 @@ class Server(Troubled):
         if self.folder:
             id, spec = made["run_id"], copy.deepcopy(body["pipeline_spec"])
             self.workflows[id] = Workflow(
-                self.folder / id, id, spec.get("pipeline_spec", spec),
-                body["runtime_config"].get("pipeline_root", ""), self.cluster, self.environment,
-            )  # fmt: skip
+                self.folder / id,
+                id,
+                spec.get("pipeline_spec", spec),
+                body["runtime_config"].get("pipeline_root", ""),
+                self.cluster,
+                self.environment,
+            )
         return made
 
     def shown(self, run: dict[str, Any]) -> Any:

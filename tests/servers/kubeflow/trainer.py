@@ -93,9 +93,12 @@ class Job:
 
     def conclude(self, kind: str, reason: str, message: str) -> None:
         condition = {
-            "type": kind, "status": "True", "reason": reason, "message": message,
+            "type": kind,
+            "status": "True",
+            "reason": reason,
+            "message": message,
             "lastTransitionTime": now(),
-        }  # fmt: skip
+        }
         with self.cluster.lock:
             self.object["status"]["conditions"] = [condition]
             self.condition = kind
@@ -155,11 +158,14 @@ class Job:
         said = self.template.get("metadata", {})
         made = self.cluster.pods[pod] = {
             "metadata": {
-                "name": pod, "uid": str(uuid.uuid4()), "creationTimestamp": stamp(),
+                "name": pod,
+                "uid": str(uuid.uuid4()),
+                "creationTimestamp": stamp(),
                 "namespace": "kubeflow",
                 "labels": {
                     **said.get("labels", {}),
-                    JOBSET: self.name, "jobset.sigs.k8s.io/replicatedjob-name": "node",
+                    JOBSET: self.name,
+                    "jobset.sigs.k8s.io/replicatedjob-name": "node",
                     "batch.kubernetes.io/job-completion-index": str(rank),
                 },
                 "annotations": {
@@ -167,20 +173,28 @@ class Job:
                     "jobset.sigs.k8s.io/restart-attempt": str(self.restarts),
                 },
             },
-            "spec": self.template["spec"], "status": {"phase": "Running"},
-        }  # fmt: skip
+            "spec": self.template["spec"],
+            "status": {"phase": "Running"},
+        }
         mount(made, folder / "root", self.cluster.folder / "claims", self.cluster.secrets)
         (node,) = made["spec"]["containers"]
         found = {one["name"]: variable(one, made, self.cluster.secrets) for one in node["env"]}
         env = {
-            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(ROOT),
-            "HOME": str(folder), "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1",
-            **self.cluster.environment, "RESTARTS": str(self.restarts),
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(folder),
+            "TMPDIR": str(folder / "tmp"),
+            "OMP_NUM_THREADS": "1",
+            **self.cluster.environment,
+            "RESTARTS": str(self.restarts),
             "POD_ROOT": str(folder / "root"),
             **{name: value for name, value in found.items() if value is not None},
-            "PET_NNODES": str(trainer["numNodes"]), "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
-            "PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port),
-        }  # fmt: skip
+            "PET_NNODES": str(trainer["numNodes"]),
+            "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
+            "PET_NODE_RANK": str(rank),
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": str(port),
+        }
         args = trainer["args"]
         if trainer["command"][-1] == "rekindle.platforms.kubeflow.node":  # its account's token
             task = unpacked(args)
@@ -188,9 +202,13 @@ class Job:
             args = packed({**task, "leash": {**task["leash"], "account": str(account)}})
         words = [_expanded(word, env) for word in (*trainer["command"], *args)]
         return subprocess.Popen(
-            [sys.executable, "-c", _STAMPS, str(log), *words], env=env, cwd=folder,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, "-c", _STAMPS, str(log), *words],
+            env=env,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
 
 # The container runtime: runs the words, stamps every line they say, hands signals on, exits as they.
