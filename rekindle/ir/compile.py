@@ -22,12 +22,11 @@ import yaml
 
 from rekindle.errors import RekindleError, RequestError, UnsupportedError
 from rekindle.ir.read.raw import MAX_BYTES
-from rekindle.tables import problems_in
 
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _COMPILED = (".yaml", ".yml", ".json")
 _TIMEOUT_SECONDS = 300
-_problem = problems_in(__file__)
+_NO_WORK = "do no work when it is imported"
 
 
 def compile_pipeline(target: str, cwd: Path | None = None) -> str:
@@ -39,44 +38,63 @@ def compile_pipeline(target: str, cwd: Path | None = None) -> str:
             with (folder / target).open(encoding="utf-8") as file:
                 return file.read(MAX_BYTES + 1)  # the reader refuses more
         except (OSError, UnicodeDecodeError) as error:
-            wrong = _problem("unreadable", where=str(folder / target), error=error)
-            raise RequestError([wrong]) from error
+            message = f"cannot read the pipeline: {error}"
+            raise RequestError(message, where=str(folder / target)) from error
     name, _, function = target.rpartition(":")
     path = folder / (name or target)
     if path.suffix != ".py" or (name and not function.isidentifier()):
-        raise RequestError([_problem("no_pipeline", target=target)])
+        fix = "write path.py:function, or the path of a .yaml"
+        raise RequestError(f"`{target}` names no pipeline", fix=fix)
     if not path.is_file():
-        raise RequestError([_problem("no_file", path=path)])
+        raise RequestError(f"file not found: {path}", fix="write path.py:function")
+    answer = _load_elsewhere(path, function if name else "", folder)
+    if "ir" in answer:
+        return str(answer["ir"])
+    error_class = UnsupportedError if answer["unsupported"] else RequestError
+    raise error_class(answer["what"], where=answer["where"], fix=answer["fix"])
+
+
+def _load_elsewhere(path: Path, function: str, folder: Path) -> dict[str, Any]:
+    """What a process of its own, started in `folder`, answers: see `_main`."""
     with tempfile.TemporaryDirectory(prefix="rekindle-") as scratch:
         answer_file = Path(scratch) / "answer.json"
         command = [sys.executable, "-P", "-m", "rekindle.ir.compile"]
-        process = _run([*command, str(path), function if name else "", str(answer_file)], folder)
+        command += [str(path), function, str(answer_file)]
+        process = _run(command, path, folder)
         try:
-            answer = json.loads(answer_file.read_bytes())
+            answer: dict[str, Any] = json.loads(answer_file.read_bytes())
         except (OSError, ValueError):  # it ended before it had written it all
-            raise _ended(process, path) from None
-    if "ir" in answer:
-        return str(answer["ir"])
-    kind = UnsupportedError if answer["unsupported"] else RequestError
-    raise kind(answer["what"], where=answer["where"], fix=answer["fix"])
+            raise _error_of_end(process, path) from None
+    return answer
 
 
-def _ended(process: subprocess.CompletedProcess[str], path: Path) -> RekindleError:
+def _error_of_end(process: subprocess.CompletedProcess[str], path: Path) -> RekindleError:
     """The error for a pipeline whose file ended the process that loaded it."""
-    if process.returncode < 0:  # from outside, and perhaps not the next time
+    if process.returncode < 0:
+        # a signal comes from outside, and perhaps not the next time: not an error of the request
         number = -process.returncode
-        why = "; was the memory full?" if number == signal.SIGKILL else ""
-        return RekindleError([_problem("killed", where=str(path), number=number, why=why)])
-    printed = (process.stderr or process.stdout).strip().splitlines()[-1:]
-    last = f"; the last line that it printed: {printed[0]}" if printed else ""
-    return RequestError([_problem("ended", where=str(path), code=process.returncode, last=last)])
+        message = f"the process that loaded the pipeline was killed by signal {number}"
+        if number == signal.SIGKILL:
+            message += "; was the memory full?"
+        fix = "run the same command again; nothing was changed"
+        return RekindleError(message, where=str(path), fix=fix)
+    message = f"loading it ended the process with exit code {process.returncode}"
+    printed_lines = (process.stderr or process.stdout).strip().splitlines()
+    if printed_lines:
+        message += f"; the last line that it printed: {printed_lines[-1]}"
+    return RequestError(message, where=str(path), fix=_NO_WORK)
 
 
-def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    # rekindle is importable wherever it was imported from; sets have no random order
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+def _run(command: list[str], path: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    # rekindle is importable wherever it was imported from
+    import_folders = [str(Path(__file__).parents[2])]
+    if os.environ.get("PYTHONPATH"):
+        import_folders.append(os.environ["PYTHONPATH"])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(import_folders),
+        "PYTHONHASHSEED": "0",  # sets have no random order, so the same file gives the same bytes
+    }
     try:
         return subprocess.run(
             command,
@@ -89,8 +107,8 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
             timeout=_TIMEOUT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        slow = _problem("slow", where=command[-3], seconds=_TIMEOUT_SECONDS)
-        raise RequestError([slow]) from error
+        message = f"loading the pipeline took over {_TIMEOUT_SECONDS} s"
+        raise RequestError(message, where=str(path), fix=_NO_WORK) from error
 
 
 def compile_function(pipeline: Any) -> str:
@@ -122,16 +140,26 @@ def _compile_file(path: Path, function: str) -> str:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
+    # before it runs: dataclasses and pickles in it look their module up by name
+    sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    pipelines = {n: v for n, v in vars(module).items() if isinstance(v, BaseComponent)}
-    own = [n for n, v in pipelines.items() if type(v).__name__ == "GraphComponent"]
-    if not function and len(own) == 1:
-        function = own[0]
-    if function not in pipelines:
-        what = f"`{function}` is no @dsl.pipeline in this file" if function else "which pipeline?"
-        raise RequestError(what, where=str(path), fix=f"there is: {', '.join(own) or 'none'}")
-    return compile_function(pipelines[function])
+    components: dict[str, BaseComponent] = {}
+    pipeline_names = []
+    for name, value in vars(module).items():
+        if isinstance(value, BaseComponent):
+            components[name] = value
+            if type(value).__name__ == "GraphComponent":
+                pipeline_names.append(name)
+    if not function and len(pipeline_names) == 1:
+        function = pipeline_names[0]
+    if function not in components:
+        message = "which pipeline?"
+        if function:
+            message = f"`{function}` is no @dsl.pipeline in this file"
+        fix = f"there is: {', '.join(pipeline_names) or 'none'}"
+        raise RequestError(message, where=str(path), fix=fix)
+    return compile_function(components[function])
 
 
 def _explain(error: BaseException, path: Path) -> dict[str, Any]:
@@ -143,9 +171,12 @@ def _explain(error: BaseException, path: Path) -> dict[str, Any]:
         for frame in traceback.extract_tb(error.__traceback__):
             if not frame.filename.startswith(("<", sys.base_prefix, sys.prefix, __file__)):
                 where = f"{frame.filename}:{frame.lineno}"
-    what = f"the pipeline does not compile: {type(error).__name__}: {error}"
-    unsupported = isinstance(error, NotImplementedError)
-    return {"unsupported": unsupported, "what": what, "where": where, "fix": ""}
+    return {
+        "unsupported": isinstance(error, NotImplementedError),
+        "what": f"the pipeline does not compile: {type(error).__name__}: {error}",
+        "where": where,
+        "fix": "",
+    }
 
 
 if __name__ == "__main__":

@@ -114,8 +114,7 @@ class Both:
     right: Expression
 
     def __str__(self) -> str:
-        sides = (f"({s})" if isinstance(s, Either) else str(s) for s in (self.left, self.right))
-        return " and ".join(sides)
+        return f"{_bracketed(self.left)} and {_bracketed(self.right)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +127,11 @@ class Either:
 
 
 Expression = Compare | Not | Both | Either
+
+
+def _bracketed(side: Expression) -> str:
+    """One side of an `and`, which binds closer than `or`."""
+    return f"({side})" if isinstance(side, Either) else str(side)
 
 
 def parse(text: str, where: str = "") -> Expression:
@@ -148,12 +152,14 @@ def check(expression: Expression, types: Mapping[str, str], where: str = "") -> 
             check(left, types, where)
             check(right, types, where)
         case Compare(left, symbol, right):
-            kinds = [_kind_of_term(term, types, where) for term in (left, right)]
-            if kinds[0] is None or kinds[0] != kinds[1]:
-                named = " with ".join(kind or "a list or struct" for kind in kinds)
+            left_kind = _kind_of_term(left, types, where)
+            right_kind = _kind_of_term(right, types, where)
+            if left_kind is None or left_kind != right_kind:
+                other = "a list or struct"
+                message = f"`{expression}` compares {left_kind or other} with {right_kind or other}"
                 fix = "give both sides the same type, or compute a bool in a component"
-                raise UnsupportedError(f"`{expression}` compares {named}", where=where, fix=fix)
-            if kinds[0] == "boolean" and symbol not in ("==", "!="):
+                raise UnsupportedError(message, where=where, fix=fix)
+            if left_kind == "boolean" and symbol not in ("==", "!="):
                 raise UnsupportedError(f"`{expression}`: booleans have no order", where=where)
 
 
@@ -167,11 +173,11 @@ def evaluate(expression: Expression, values: Mapping[str, Any]) -> bool:
         case Either(left, right):
             return evaluate(left, values) or evaluate(right, values)
         case Compare(left_term, symbol, right_term):
-            left, right = _value(left_term, values), _value(right_term, values)
+            left = _value(left_term, values)
+            right = _value(right_term, values)
             kind = _kind_of_value(left)
             if kind is None or kind != _kind_of_value(right):
-                what = f"the condition `{expression}` compares {left!r} with {right!r}"
-                raise StepError(what)
+                raise StepError(f"the condition `{expression}` compares {left!r} with {right!r}")
             if kind == "boolean" and symbol not in ("==", "!="):
                 raise StepError(f"the condition `{expression}`: booleans have no order")
             return _OPERATORS[symbol](left, right)
@@ -181,9 +187,13 @@ class _Parser:
     """Recursive descent over a token list; `self.at` is the next token."""
 
     def __init__(self, text: str, where: str) -> None:
-        self.text, self.where, self.at, self.levels = text, where, 0, 0
+        self.text = text
+        self.where = where
+        self.at = 0
+        self.levels = 0
         self.tokens: list[tuple[str, str]] = []
-        position, end = 0, len(text.rstrip())
+        position = 0
+        end = len(text.rstrip())
         while position < end:
             match = _TOKEN.match(text, position)
             if match is None:
@@ -192,28 +202,31 @@ class _Parser:
             if match["reference"]:
                 kind = "parameter"
             self.tokens.append((kind, match[kind]))
-            digits = len(match[kind]) if kind == "number" else 0
-            if len(self.tokens) > _MOST_TOKENS or digits > _MOST_DIGITS:
+            # int() of many digits takes hours, deep brackets overflow the stack
+            is_long = kind == "number" and len(match[kind]) > _MOST_DIGITS
+            if is_long or len(self.tokens) > _MOST_TOKENS:
                 self.refuse_size()
             position = match.end()
 
     def refuse(self, near: str) -> NoReturn:
-        what = f"the condition cannot be read near {near[:200]!r}: {self.text[:2_000]}"
+        message = f"the condition cannot be read near {near[:200]!r}: {self.text[:2_000]}"
         fix = "branch on a bool that a component computes; KFP does not escape quotes in text"
-        raise UnsupportedError(what, where=self.where, fix=fix)
+        raise UnsupportedError(message, where=self.where, fix=fix)
 
     def refuse_size(self) -> NoReturn:
         most = f"{_MOST_TOKENS} words, {_MOST_LEVELS} levels of brackets, or {_MOST_DIGITS} digits"
-        what = f"the condition has more than {most} in a number: {self.text[:200]}..."
+        message = f"the condition has more than {most} in a number: {self.text[:200]}..."
         fix = "branch on a bool that a component computes"
-        raise UnsupportedError(what, where=self.where, fix=fix)
+        raise UnsupportedError(message, where=self.where, fix=fix)
 
     def peek(self) -> tuple[str, str]:
         return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "the end")
 
-    def take(self, *wanted: str) -> str:
+    def take(self, name: str) -> str:
+        """The next token, which has to be this mark, or of this kind."""
         kind, value = self.peek()
-        if (value if kind == "mark" else kind) not in wanted:
+        token_name = value if kind == "mark" else kind
+        if token_name != name:
             self.refuse(value)
         self.at += 1
         return value
@@ -236,7 +249,9 @@ class _Parser:
         if self.peek() == ("mark", "!"):
             self.at += 1
             return Not(self.bracketed(self.either))
-        return self.bracketed(self.either) if self.peek() == ("mark", "(") else self.compare()
+        if self.peek() == ("mark", "("):
+            return self.bracketed(self.either)
+        return self.compare()
 
     def bracketed(self, parse: Callable[[], T]) -> T:
         self.take("(")
@@ -263,10 +278,14 @@ class _Parser:
             case "parameter":
                 return Reference(value)
             case "cast":
-                return Cast("int" if value == "int" else "double", self.bracketed(self.term))
+                inner = self.bracketed(self.term)
+                return Cast("int", inner) if value == "int" else Cast("double", inner)
             case "number":
-                return Value(float(value) if re.search(r"[.eE]", value) else int(value))
-        return Value(value == "true" if kind == "boolean" else value)
+                is_float = re.search(r"[.eE]", value) is not None
+                return Value(float(value)) if is_float else Value(int(value))
+            case "boolean":
+                return Value(value == "true")
+        return Value(value)
 
 
 def _kind_of_value(value: Any) -> Kind | None:
@@ -287,8 +306,8 @@ def _kind_of_term(term: Term, types: Mapping[str, str], where: str) -> Kind | No
             return "number"
         case Reference(name):
             if name not in types:
-                what = f"the condition reads `{name}`, which is not an input here"
-                raise UnsupportedError(what, where=where)
+                message = f"the condition reads `{name}`, which is not an input here"
+                raise UnsupportedError(message, where=where)
             return _KINDS.get(types[name])
 
 

@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import Problem, RequestError
-from rekindle.tables import problems_in
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
 
 PLATFORM = "rekindle"
 MOST_NODES = 4_096
-_problem = problems_in(__file__)
+MOST_GPUS = 64  # of a node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +40,31 @@ class Distribution:
 
     def problems(self, inputs: frozenset[str], where: str) -> list[Problem]:
         """What is wrong with it for a component with these inputs."""
-        is_wrong = {
-            "nodes": not 1 <= self.nodes <= MOST_NODES,
-            "gpus": not 0 <= self.gpus_per_node <= 64,
-            "accelerator": self.accelerator and not self.gpus_per_node,
-            "unsaved": self.spot and not self.checkpoint,
-            "checkpoint": self.checkpoint and self.checkpoint not in inputs,
-            "hours": self.max_run_hours is not None and not self.max_run_hours > 0,
-        }
-        known = {"asked": self, "most": MOST_NODES, "known": ", ".join(sorted(inputs)) or "none"}
-        return [_problem(name, where=where, **known) for name, wrong in is_wrong.items() if wrong]
+        problems = []
+        if not 1 <= self.nodes <= MOST_NODES:
+            message = f"`nodes` is {self.nodes}; a step runs on 1 to {MOST_NODES:,} nodes"
+            problems.append(Problem(message, where, "give the number of machines"))
+        if not 0 <= self.gpus_per_node <= MOST_GPUS:
+            message = f"`gpus_per_node` is {self.gpus_per_node}; a node has 0 to {MOST_GPUS} GPUs"
+            problems.append(Problem(message, where, "give the GPUs of one machine"))
+        if self.accelerator and not self.gpus_per_node:
+            message = (
+                f"`accelerator` is {self.accelerator}, but there are no GPUs to be of that kind"
+            )
+            problems.append(Problem(message, where, "set gpus_per_node, too"))
+        if self.spot and not self.checkpoint:
+            message = "a spot machine may be taken away at any time, and the step saves nothing"
+            fix = "save where an input says, and name that input: checkpoint='NAME'; or spot=False"
+            problems.append(Problem(message, where, fix))
+        if self.checkpoint and self.checkpoint not in inputs:
+            message = f"`checkpoint` names the input `{self.checkpoint}`, which the component lacks"
+            names = ", ".join(sorted(inputs)) or "none"
+            problems.append(Problem(message, where, f"name one of its inputs: {names}"))
+        # so written, a NaN is refused, too
+        if self.max_run_hours is not None and not self.max_run_hours > 0:
+            message = f"`max_run_hours` is {self.max_run_hours:g}; a step needs some time"
+            problems.append(Problem(message, where, "give hours, or leave it out"))
+        return problems
 
 
 def distribute(
@@ -76,15 +90,20 @@ def distribute(
     implementation = getattr(getattr(task, "component_spec", None), "implementation", None)
     if getattr(implementation, "container", None) is None:
         kind = "an importer" if getattr(implementation, "importer", None) else "a pipeline"
-        raise RequestError([_problem("no_container", where=where, name=name, kind=kind)])
-    wanted = Distribution(
+        message = f"`{name}` is {kind}, and only a step with a container runs on several nodes"
+        raise RequestError(message, where=where, fix="distribute the step inside it that trains")
+    distribution = Distribution(
         nodes, gpus_per_node, accelerator, machine, spot, checkpoint, max_run_hours
     )
-    if problems := wanted.problems(frozenset(task.component_spec.inputs or {}), where):
+    inputs = frozenset(task.component_spec.inputs or {})
+    if problems := distribution.problems(inputs, where):
         raise RequestError(problems)
-    fields = ((field, getattr(wanted, field.name)) for field in dataclasses.fields(wanted))
-    changed = {field.name: value for field, value in fields if value != field.default}
-    task.platform_config[PLATFORM] = changed
+    settings = {}
+    for field in dataclasses.fields(distribution):
+        value = getattr(distribution, field.name)
+        if value != field.default:
+            settings[field.name] = value
+    task.platform_config[PLATFORM] = settings
     return task
 
 
@@ -94,18 +113,21 @@ def from_settings(raw: Mapping[str, Any], where: str) -> Distribution:
     values: dict[str, Any] = {}
     for name, value in raw.items():
         if name not in kinds:
-            unknown = _problem("unknown", where=where, name=name, known=", ".join(kinds))
-            raise RequestError([unknown])
-        kind, number = kinds[name], isinstance(value, int | float) and not isinstance(value, bool)
-        if kind == "int" and number and int(value) == value:
+            message = f"distribute() has no `{name}`"
+            raise RequestError(message, where=where, fix=f"it has {', '.join(kinds)}")
+        kind = kinds[name]
+        # in Python a bool is an int
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        # the second document has every number as a double
+        if kind == "int" and is_number and int(value) == value:
             values[name] = int(value)
-        elif kind.startswith("float") and number:
+        elif kind.startswith("float") and is_number:
             values[name] = float(value)
         elif kind in ("str", "bool") and type(value).__name__ == kind:
             values[name] = value
         else:
-            wrong = _problem("kind", where=f"{where}.{name}", name=name, value=value, kind=kind)
-            raise RequestError([wrong])
+            message = f"`{name}` is {value!r}, which is no {kind}"
+            raise RequestError(message, where=f"{where}.{name}")
     if "nodes" not in values:
-        raise RequestError([_problem("uncounted", where=where)])
+        raise RequestError("a distributed step has a number of `nodes`", where=where)
     return Distribution(**values)

@@ -11,7 +11,13 @@ from typing import Any
 
 from rekindle.ir import graph as ir
 from rekindle.ir.origin import Origin, known_inputs, known_values, loop_origins
-from rekindle.ir.placeholders import PLATFORM_FACTS, Argument, Reference, references, templates
+from rekindle.ir.placeholders import (
+    PLATFORM_FACTS,
+    Argument,
+    has_templates,
+    references,
+    templates,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,120 +33,147 @@ def uses(graph: ir.Graph, arguments: Mapping[str, Any] | None = None) -> tuple[U
     """Everything that the pipeline uses, each once, in the order of its nodes. The `arguments`
     of a run decide what importers import whose URI is an input, and leave out settings whose
     inputs have no value."""
-    found = [Use(_named(s), "", s.where) for s in graph.settings]
+    all_uses = [Use(_feature_of_setting(s), "", s.where) for s in graph.settings]
     for name, parameter in graph.inputs.parameters.items():
         where = f"root.inputDefinitions.parameters.{name}.defaultValue"
-        facts = (f for f in PLATFORM_FACTS if f"{{{{$.{f}}}}}" in str(parameter.default))
-        found += [Use(_of_fact(fact), "", where) for fact in facts]
+        default = str(parameter.default)
+        facts = [fact for fact in PLATFORM_FACTS if f"{{{{$.{fact}}}}}" in default]
+        all_uses += [Use(_feature_of_fact(fact), "", where) for fact in facts]
     if any(not artifact.optional for artifact in graph.inputs.artifacts.values()):
-        found.append(Use("artifact_arguments", "", "root.inputDefinitions.artifacts"))
+        all_uses.append(Use("artifact_arguments", "", "root.inputDefinitions.artifacts"))
     loops = loop_origins(graph)
-    known = {} if arguments is None else known_inputs(graph, arguments)
+    inputs_of_dags = {} if arguments is None else known_inputs(graph, arguments)
     for node in graph.nodes():
+        features = [*_features_of_node(node)]
         match node:
             case ir.Step():
-                around = node.path.rpartition("/")[0]
-                own = [*_of_step(_settled(node, known[around]) if known else node)]
+                if inputs_of_dags:
+                    node = _without_absent(node, inputs_of_dags[node.path.rpartition("/")[0]])
+                features += _features_of_step(node)
             case ir.Importer():
-                asked = [_importer(node), *["workspace"] * node.to_workspace]
-                if known and asked[0] == "importers_at_run_time":
-                    asked += _imports(node, known)
-                own = [(feature, node.where) for feature in asked]
+                features += _features_of_importer(node, inputs_of_dags)
             case ir.SubDag():
-                own = [*_of_sub_dag(node, loops)]
-        found += [Use(feature, node.path, where) for feature, where in (*_of_any(node), *own)]
-    return tuple(dict.fromkeys(found))
+                features += _features_of_sub_dag(node, loops)
+        all_uses += [Use(feature, node.path, where) for feature, where in features]
+    return tuple(dict.fromkeys(all_uses))
 
 
-def _importer(node: ir.Importer) -> str:
+def _features_of_importer(
+    node: ir.Importer, inputs_of_dags: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, str]]:
     """By where it imports from: a platform mounts its own store only."""
     uri = node.uri.literal
-    if uri is None or any(True for _ in templates(dict(node.metadata))):
-        return "importers_at_run_time"
-    return _of_uri(uri)
+    waits = uri is None or has_templates(dict(node.metadata))
+    if waits:
+        yield "importers_at_run_time", node.where
+    elif uri is not None:
+        yield _feature_of_uri(uri), node.where
+    if node.to_workspace:
+        yield "workspace", node.where
+    if waits and inputs_of_dags:
+        known_uri = _known_uri(node, inputs_of_dags)
+        if known_uri is not None:
+            yield _feature_of_uri(known_uri), node.where
 
 
-def _of_uri(uri: str) -> str:
+def _feature_of_uri(uri: str) -> str:
     scheme = uri.partition("://")[0]
     return f"importers_{scheme}" if scheme in ("gs", "s3") else "importers"
 
 
-def _imports(node: ir.Importer, known: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """What an importer that waits for values imports, as far as the scheme is known."""
-    values, text = known_values(node, known), ""
+def _known_uri(node: ir.Importer, inputs_of_dags: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The beginning of what an importer that waits for values imports; None where a value is
+    missing before the scheme is known."""
+    values = known_values(node, inputs_of_dags)
+    text = ""
     for part in node.uri.parts:
-        if isinstance(part, Reference):
-            value = values.get(part.path[2]) if part.path[0] == "inputs" else None
-            if value is None and "://" not in text:
-                return
-            if value is None:
-                break
-            part = str(value)
-        text += part
-    yield _of_uri(text)
+        if isinstance(part, str):
+            text += part
+            continue
+        value = values.get(part.path[2]) if part.path[0] == "inputs" else None
+        if value is None:
+            return text if "://" in text else None
+        text += str(value)
+    return text
 
 
-def _settled(step: ir.Step, known: Mapping[str, Any]) -> ir.Step:
-    """The step without what hangs on inputs that have no value, which KFP leaves out as well."""
+def _without_absent(step: ir.Step, inputs: Mapping[str, Any]) -> ir.Step:
+    """The step without what hangs on inputs that have no value, which KFP leaves out as well.
+    `inputs` are those of the Dag around it."""
+
+    def has_no_value(name: object) -> bool:
+        # an input that is not known yet may have one
+        return isinstance(name, str) and name in inputs and inputs[name] is None
 
     def is_absent(value: Any) -> bool:
-        if isinstance(value, Mapping):
-            name = value.get("componentInputParameter")
-            bound = isinstance(name, str) and known.get(name, "") is None
-            return bound or any(map(is_absent, value.values()))
-        return False
+        if not isinstance(value, Mapping):
+            return False
+        if has_no_value(value.get("componentInputParameter")):
+            return True
+        return any(is_absent(inner) for inner in value.values())
 
     def is_wanted(value: Any) -> bool:
-        several = value if isinstance(value, list) else [value]
-        return not several or not all(map(is_absent, several))
+        if isinstance(value, list) and value:
+            return not all(is_absent(item) for item in value)
+        return not is_absent(value)
+
+    def has_name(secret: ir.Secret) -> bool:
+        return not (isinstance(secret.name, ir.FromInput) and has_no_value(secret.name.name))
 
     return dataclasses.replace(
         step,
         settings=tuple(setting for setting in step.settings if is_wanted(setting.value)),
-        secrets=tuple(
-            s
-            for s in step.secrets
-            if not isinstance(s.name, ir.FromInput) or known.get(s.name.name, "") is not None
-        ),
+        secrets=tuple(secret for secret in step.secrets if has_name(secret)),
     )
 
 
-def _of_any(node: ir.Node) -> Iterator[tuple[str, str]]:
+def _features_of_node(node: ir.Node) -> Iterator[tuple[str, str]]:
+    """Those that every kind of node may use."""
     bindings = [*node.parameters.values(), *node.artifacts.values()]
     if node.condition is not None:
         yield "conditions", f"{node.where}.triggerPolicy.condition"
+    reads_status = any(isinstance(binding, ir.FinalStatus) for binding in bindings)
     if node.always:
-        watched = any(isinstance(b, ir.FinalStatus) for b in bindings)
-        exits = watched or any(name.startswith("exit-handler-") for name in node.after)
-        yield "exit_handlers" if exits else "ignore_upstream_failure", node.where
-    if any(isinstance(b, ir.FinalStatus) for b in bindings):
+        follows_handler = any(name.startswith("exit-handler-") for name in node.after)
+        is_exit = reads_status or follows_handler
+        yield "exit_handlers" if is_exit else "ignore_upstream_failure", node.where
+    if reads_status:
         yield "final_status", f"{node.where}.inputs"
     if any(isinstance(b, ir.FromInput | ir.FromTask) and b.keys for b in bindings):
         yield "struct_elements", f"{node.where}.inputs"
     artifacts = [*node.inputs.artifacts.values(), *node.outputs.artifacts.values()]
     if any(artifact.is_list for artifact in artifacts):
         yield "artifact_lists", node.where
-    # the defaults of inputs that are not given at run time, and what is given with Templates in it
-    ports = node.inputs.parameters.items()
-    written = [port.default for name, port in ports if name not in node.parameters]
-    written += [b.value for b in node.parameters.values() if isinstance(b, ir.Formatted)]
-    yield from ((_of_fact(fact), f"{node.where}.inputs") for fact in _facts(templates(written)))
+    for fact in _platform_facts(templates([*_written_values(node)])):
+        yield _feature_of_fact(fact), f"{node.where}.inputs"
     if any(parameter.type == "TASK_CONFIG" for parameter in node.inputs.parameters.values()):
         yield "task_config", f"{node.where}.inputs"
 
 
-def _facts(arguments: Iterable[Argument]) -> Iterator[str]:
+def _written_values(node: ir.Node) -> Iterator[Any]:
+    """The defaults of inputs that are not given, and what is given with Templates in it."""
+    for name, parameter in node.inputs.parameters.items():
+        if name not in node.parameters:
+            yield parameter.default
+    for binding in node.parameters.values():
+        if isinstance(binding, ir.Formatted):
+            yield binding.value
+
+
+def _platform_facts(arguments: Iterable[Argument]) -> Iterator[str]:
     """Facts of the run that only some platforms have, as far as `arguments` ask for them."""
-    for path in (path for argument in arguments for path in references(argument)):
-        if path[0] == "run" and path[1] in PLATFORM_FACTS:
-            yield path[1]
+    for argument in arguments:
+        for path in references(argument):
+            if path[0] == "run" and path[1] in PLATFORM_FACTS:
+                yield path[1]
 
 
-def _of_fact(fact: str) -> str:
+def _feature_of_fact(fact: str) -> str:
     return "workspace" if fact == "workspace_path" else "vertex_facts"
 
 
-def _of_sub_dag(node: ir.SubDag, loops: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
+def _features_of_sub_dag(node: ir.SubDag, loops: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
+    """Those of nested pipelines, branches, loops and exit handlers."""
     results = [*node.dag.parameters.values(), *node.dag.artifacts.values()]
     if any(len(sources) > 1 for sources in results):
         yield "one_of", node.where
@@ -152,26 +185,32 @@ def _of_sub_dag(node: ir.SubDag, loops: Mapping[str, Origin]) -> Iterator[tuple[
         if node.condition is None and not node.name.startswith(("exit-handler-", "condition-")):
             yield "nesting", node.where
         return
-    over = loops[node.path]
-    if over is None:
+    origin = loops[node.path]
+    if origin is None:
         yield "loops_over_outputs", node.where
+    elif origin:
+        yield "loops_over_arguments", node.where
     else:
-        yield "loops_over_arguments" if over else "loops", node.where
+        yield "loops", node.where
     if node.loop.at_once:
         yield "loop_limits", f"{node.where}.iteratorPolicy"
     if results:
         yield "collected", node.where
 
 
-def _of_step(step: ir.Step) -> Iterator[tuple[str, str]]:
-    container, spread = step.container, step.distribution
+def _features_of_step(step: ir.Step) -> Iterator[tuple[str, str]]:
+    """Those of a container, of how it is run, and of what only some platforms know."""
+    container = step.container
+    spread = step.distribution
     if container.image.startswith(_STUBS):
         yield "cluster_steps", step.where
     elif not container.source and not container.command:
         yield "image_entry_points", step.where
+    elif container.source:
+        yield "python_components", step.where
     else:
-        yield "python_components" if container.source else "container_components", step.where
-    asked = {
+        yield "container_components", step.where
+    is_used = {
         "retries": step.retry.count,
         "retries_of_distributed": step.retry.count and spread,
         "caching": step.cache,
@@ -182,17 +221,19 @@ def _of_step(step: ir.Step) -> Iterator[tuple[str, str]]:
         "machines": spread and spread.machine,
         "spot": spread and spread.spot,
     }
-    features = [feature for feature, there in asked.items() if there]
-    yield from ((feature, step.where) for feature in (*features, *_of_container(container)))
+    features = [feature for feature, used in is_used.items() if used]
+    for feature in (*features, *_features_of_container(container)):
+        yield feature, step.where
     if step.secrets:
         yield "secrets", step.secrets[0].where
-    yield from ((_named(setting), setting.where) for setting in step.settings)
+    for setting in step.settings:
+        yield _feature_of_setting(setting), setting.where
 
 
 _STUBS = "argostub/"  # kfp-kubernetes: what KFP's driver does itself in place of a container
 
 
-def _of_container(container: ir.Container) -> Iterator[str]:
+def _features_of_container(container: ir.Container) -> Iterator[str]:
     resources = container.resources
     if container.requirements:
         yield "pip_preambles"
@@ -201,20 +242,25 @@ def _of_container(container: ir.Container) -> Iterator[str]:
     cpu = resources.cpu_limit or resources.cpu_request
     if cpu or resources.memory_limit or resources.memory_request:
         yield "cpu_and_memory"
-    if (name := resources.accelerator_type) == "nvidia.com/gpu":
+    accelerator = resources.accelerator_type
+    if accelerator == "nvidia.com/gpu":
         yield "cluster_accelerators"
-    elif name:  # a placeholder's value is not known here
-        other = "{{$" not in name and _OTHER_ACCELERATORS.search(name)
-        yield "other_accelerators" if other else "accelerators"
+    # a placeholder's value is not known here
+    elif "{{$" not in accelerator and _OTHER_ACCELERATORS.search(accelerator):
+        yield "other_accelerators"
+    elif accelerator:
+        yield "accelerators"
     if resources.at_run_time:
         yield "resources_at_run_time"
-    yield from map(_of_fact, _facts((*container.command, *container.args, *container.env.values())))
+    arguments = (*container.command, *container.args, *container.env.values())
+    for fact in _platform_facts(arguments):
+        yield _feature_of_fact(fact)
 
 
 # AMD, TPUs, slices of a GPU, and GPUs that the clouds have given up
 _OTHER_ACCELERATORS = re.compile(r"/|(?:^|[-_])(?:tpu|(?:k80|p100|p4)$)", re.IGNORECASE)
 
 
-def _named(setting: ir.Setting) -> str:
+def _feature_of_setting(setting: ir.Setting) -> str:
     """KFP's own name, where it says enough."""
     return "task_config" if setting.name == "taskConfigPassthroughs" else setting.name

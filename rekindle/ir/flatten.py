@@ -23,9 +23,6 @@ from rekindle.ir.origin import looped_over
 from rekindle.ir.placeholders import Template, has_templates
 from rekindle.ir.values import FIT, parsed, received
 from rekindle.ir.values import element as element_of
-from rekindle.tables import problems_in
-
-_problem = problems_in(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +102,18 @@ def flatten(graph: ir.Graph, values: Mapping[str, Any]) -> tuple[Flat, ...]:
 
     `values` are the arguments: those that loops go over are constants from here on, others stay
     what a run gives."""
-    types = {name: parameter.type for name, parameter in graph.inputs.parameters.items()}
+    looped = looped_over(graph)
+    types = {}
+    parameters: dict[str, Source] = {}
+    for name, parameter in graph.inputs.parameters.items():
+        types[name] = parameter.type
+        if name in looped and name in values:
+            parameters[name] = ir.Constant(values[name])
+        else:
+            parameters[name] = Given(name)
     flattening = _Flattening(types)
-    settled = {name: ir.Constant(values[name]) for name in looped_over(graph) if name in values}
-    scope = _Scope({name: settled.get(name, Given(name)) for name in graph.inputs.parameters}, {})
-    flattening.dag(graph.dag, "", scope, ())
-    return tuple(flattening.found)
+    flattening.add_dag(graph.dag, "", _Scope(parameters, {}), ())
+    return tuple(flattening.steps)
 
 
 def read_by(flat: Flat) -> Iterator[Given | Output]:
@@ -144,101 +147,119 @@ class _Scope:
 
 
 class _Flattening:
-    """One pass: the steps found so far, and the types of what they read: of the pipeline's
-    parameters by name, of outputs by path and name."""
+    """One pass: the steps so far, and the types of what they read: of the pipeline's parameters by
+    name, of outputs by path and name."""
 
     def __init__(self, types: Mapping[str, str]) -> None:
         self.types = types
         self.output_types: dict[tuple[str, str], str] = {}
-        self.found: list[Flat] = []
+        self.steps: list[Flat] = []
 
-    def dag(self, dag: ir.Dag, path: str, scope: _Scope, guards: tuple[Guard, ...]) -> _Scope:
-        """Flatten one Dag; what its outputs stand for."""
+    def add_dag(self, dag: ir.Dag, path: str, scope: _Scope, guards: tuple[Guard, ...]) -> _Scope:
+        """Flatten one Dag; returns what its outputs stand for."""
         ended: dict[str, _Scope] = {}
-        inside: dict[str, tuple[str, ...]] = {}
+        paths_of: dict[str, tuple[str, ...]] = {}  # of the steps that a node became
         for node in dag.ordered():
-            at = f"{path}/{node.name}" if path else node.name
-            first = len(self.found)
-            given = self.inputs(node, at, scope, ended, guarded=bool(guards))
-            inner = guards
+            node_path = f"{path}/{node.name}" if path else node.name
+            inputs = self.inputs(node, node_path, scope, ended, guarded=bool(guards))
+            node_guards = guards
             if (condition := node.condition) is not None:
-                inner = (*guards, Guard(at, condition.text, condition.expression, given.parameters))
-            after = tuple(leaf for name in node.after for leaf in inside[name])
-            ended[node.name] = self.node(node, at, given, inner, after)
-            inside[node.name] = tuple(flat.path for flat in self.found[first:])
-        results: dict[str, dict[str, Source]] = {"parameters": {}, "artifacts": {}}
-        for kind, of_kind in results.items():
-            for name, several in getattr(dag, kind).items():
-                found = tuple(_output(ended, source, kind) for source in several)
-                of_kind[name] = found[0] if len(found) == 1 else FirstOf(found)
-        return _Scope(**results)
+                guard = Guard(node_path, condition.text, condition.expression, inputs.parameters)
+                node_guards = (*guards, guard)
+            after = tuple(itertools.chain.from_iterable(paths_of[name] for name in node.after))
+            first = len(self.steps)
+            ended[node.name] = self.add_node(node, node_path, inputs, node_guards, after)
+            paths_of[node.name] = tuple(step.path for step in self.steps[first:])
+        return _Scope(
+            parameters=_dag_outputs(ended, dag.parameters, "parameters"),
+            artifacts=_dag_outputs(ended, dag.artifacts, "artifacts"),
+        )
 
-    def node(
+    def add_node(
         self,
         node: ir.AnyNode,
         path: str,
-        given: _Scope,
+        inputs: _Scope,
         guards: tuple[Guard, ...],
         after: tuple[str, ...],
     ) -> _Scope:
-        if not isinstance(node, ir.SubDag):
-            self.found.append(Flat(node, path, given.parameters, given.artifacts, guards, after))
-            for name, parameter in node.outputs.parameters.items():
-                self.output_types[path, name] = parameter.type
-            kinds = (node.outputs.parameters, node.outputs.artifacts)
-            return _Scope(*({name: Output(path, name) for name in names} for names in kinds))
-        first = len(self.found)
-        result = self.sub_dag(node, path, given, guards)
-        self.wait(range(first, len(self.found)), after)
-        return result
-
-    def wait(self, steps: Iterable[int], after: Iterable[str]) -> None:
-        """Have the steps at these places wait for others."""
-        for i in steps:
-            flat = self.found[i]
-            both = tuple(dict.fromkeys([*flat.after, *after]))
-            self.found[i] = dataclasses.replace(flat, after=both)
-
-    def sub_dag(
-        self, node: ir.SubDag, path: str, given: _Scope, guards: tuple[Guard, ...]
-    ) -> _Scope:
-        if node.loop is None:
-            return self.dag(node.dag, path, given, guards)
-        turns, bounds = [], [len(self.found)]
-        for i, item in enumerate(self.items(node.loop, node, path, given)):
-            turn_path = f"{path}/{i}"
-            item_source = self.as_received(
-                node, turn_path, node.loop.item, ir.Constant(item), guards
-            )
-            inputs = {**given.parameters, node.loop.item: item_source}
-            turns.append(self.dag(node.dag, turn_path, _Scope(inputs, given.artifacts), guards))
-            bounds.append(len(self.found))
-        if node.loop.at_once:
-            self.limit([range(*pair) for pair in itertools.pairwise(bounds)], node.loop.at_once)
+        """Flatten one node; returns what its outputs stand for."""
+        if isinstance(node, ir.SubDag):
+            first = len(self.steps)
+            outputs = self.add_sub_dag(node, path, inputs, guards)
+            self.wait(range(first, len(self.steps)), after)
+            return outputs
+        self.steps.append(Flat(node, path, inputs.parameters, inputs.artifacts, guards, after))
+        for name, parameter in node.outputs.parameters.items():
+            self.output_types[path, name] = parameter.type
         return _Scope(
-            {n: Listed(tuple(turn.parameters[n] for turn in turns)) for n in node.dag.parameters},
-            {n: Listed(tuple(turn.artifacts[n] for turn in turns)) for n in node.dag.artifacts},
+            parameters={name: Output(path, name) for name in node.outputs.parameters},
+            artifacts={name: Output(path, name) for name in node.outputs.artifacts},
         )
 
-    def items(self, loop: ir.Loop, node: ir.SubDag, path: str, given: _Scope) -> Sequence[Any]:
+    def wait(self, places: Iterable[int], after: Iterable[str]) -> None:
+        """Have the steps at these places wait for others."""
+        for place in places:
+            step = self.steps[place]
+            every_path = tuple(dict.fromkeys([*step.after, *after]))
+            self.steps[place] = dataclasses.replace(step, after=every_path)
+
+    def add_sub_dag(
+        self, node: ir.SubDag, path: str, inputs: _Scope, guards: tuple[Guard, ...]
+    ) -> _Scope:
+        """Flatten what is inside of a node, once for each turn where it is a loop."""
+        loop = node.loop
+        if loop is None:
+            return self.add_dag(node.dag, path, inputs, guards)
+        turns = []
+        places_of_turns = []
+        for number, item in enumerate(self.items(loop, node, path, inputs)):
+            turn_path = f"{path}/{number}"
+            item_source = self.as_received(node, turn_path, loop.item, ir.Constant(item), guards)
+            parameters = {**inputs.parameters, loop.item: item_source}
+            first = len(self.steps)
+            scope = _Scope(parameters, inputs.artifacts)
+            turns.append(self.add_dag(node.dag, turn_path, scope, guards))
+            places_of_turns.append(range(first, len(self.steps)))
+        if loop.at_once:
+            self.limit(places_of_turns, loop.at_once)
+        parameters_of_turns = [turn.parameters for turn in turns]
+        artifacts_of_turns = [turn.artifacts for turn in turns]
+        return _Scope(
+            parameters=_listed(node.dag.parameters, parameters_of_turns),
+            artifacts=_listed(node.dag.artifacts, artifacts_of_turns),
+        )
+
+    def items(self, loop: ir.Loop, node: ir.SubDag, path: str, inputs: _Scope) -> Sequence[Any]:
+        """The items of a loop, where they are known before a run."""
         items: Any = loop.items
-        if isinstance(items, str):
-            known = None if loop.artifacts else given.parameters.get(items)
-            items = known.value if isinstance(known, ir.Constant) else None
-            items = parsed(items) if isinstance(items, str) else items
+        if isinstance(items, str):  # the name of the input that holds them
+            source = None if loop.artifacts else inputs.parameters.get(items)
+            items = source.value if isinstance(source, ir.Constant) else None
+            if isinstance(items, str):
+                items = parsed(items)
         if items is None or has_templates(items):
-            raise UnsupportedError([_problem("loop_at_run_time", where=node.where, path=path)])
+            message = f"`{path}` loops over what is known at run time only"
+            fix = "loop over a list that is written in the pipeline, or an argument"
+            raise UnsupportedError(message, where=node.where, fix=fix)
         if not isinstance(items, list | tuple):
-            raise UnsupportedError([_problem("no_list", where=node.where, path=path, items=items)])
+            message = f"`{path}` loops over {items!r}, which is not a list"
+            raise UnsupportedError(message, where=node.where, fix="give it a list")
         return items
 
     def limit(self, turns: Sequence[range], at_once: int) -> None:
         """At most `at_once` turns side by side: each waits for the one so many before it."""
-        for before, turn in zip(turns, turns[at_once:], strict=False):
-            mine = {self.found[i].path for i in turn}
-            first = [i for i in turn if not mine & _upstream(self.found[i])]
-            passed = {path for i in before for path in _upstream(self.found[i])}
-            self.wait(first, [p for i in before if (p := self.found[i].path) not in passed])
+        for earlier, turn in zip(turns, turns[at_once:], strict=False):
+            own_paths = {self.steps[place].path for place in turn}
+            first_places = [
+                place for place in turn if own_paths.isdisjoint(_upstream(self.steps[place]))
+            ]
+            # a step that another one waits for has ended before the turn's last
+            waited_for = set[str]()
+            for place in earlier:
+                waited_for |= _upstream(self.steps[place])
+            paths = [self.steps[place].path for place in earlier]
+            self.wait(first_places, [path for path in paths if path not in waited_for])
 
     def inputs(
         self,
@@ -250,31 +271,26 @@ class _Flattening:
         guarded: bool,
     ) -> _Scope:
         """What the node's inputs stand for; one without a value or default is left out."""
-        defaults = {n: ir.Constant(p.default) for n, p in node.inputs.parameters.items()}
-        parameters: dict[str, Source] = {n: c for n, c in defaults.items() if c.value is not None}
+        parameters: dict[str, Source] = {}
+        for name, parameter in node.inputs.parameters.items():
+            if parameter.default is not None:
+                parameters[name] = ir.Constant(parameter.default)
         bound = set[str]()
         for name, binding in node.parameters.items():
-            if (source := self.parameter(node, binding, scope, ended)) is not None:
+            source = self.bound_source(node, binding, scope, ended)
+            if source is not None:
                 parameters[name] = source
                 bound.add(name)
-        texts = {n: b.value for n, b in node.parameters.items() if isinstance(b, ir.Formatted)}
-        constants = ((n, s.value) for n, s in parameters.items() if isinstance(s, ir.Constant))
-        texts |= {n: value for n, value in constants if n not in texts and has_templates(value)}
+        texts = _texts(node, parameters)
         for name, source in parameters.items():
             # a component has its defaults in its own code, of which the IR knows the kind only
             is_own_default = name not in bound and not isinstance(node, ir.SubDag)
             if name not in texts and not is_own_default:
                 parameters[name] = self.as_received(node, path, name, source, guarded)
+        plain = {name: source for name, source in parameters.items() if name not in texts}
         for name, value in texts.items():
-            others = {n: s for n, s in parameters.items() if n != name and n not in texts}
-            parameters[name] = Text(value, others)
-        artifacts = {}
-        for name, place in node.artifacts.items():
-            if isinstance(place, ir.FromTask):
-                artifacts[name] = _output(ended, place, "artifacts")
-            elif place.name in scope.artifacts:
-                artifacts[name] = scope.artifacts[place.name]
-        return _Scope(parameters, artifacts)
+            parameters[name] = Text(value, plain)
+        return _Scope(parameters, _artifacts(node, scope, ended))
 
     def as_received(
         self, node: ir.AnyNode, path: str, name: str, source: Source, guarded: object
@@ -291,11 +307,10 @@ class _Flattening:
         except ValueError as error:
             if guarded:
                 return Typed(source, parameter.type)
-            shown = name.removeprefix("pipelinechannel--")
-            what = f"the input `{shown}` of `{path}`: {error}"
-            fix = FIT
+            shown_name = name.removeprefix("pipelinechannel--")
+            message = f"the input `{shown_name}` of `{path}`: {error}"
             where = f"{node.where}.inputs.parameters.{name}"
-            raise UnsupportedError(what, where=where, fix=fix) from error
+            raise UnsupportedError(message, where=where, fix=FIT) from error
 
     def kind_of(self, source: Source) -> str | None:
         """The IR type of what a source gives; None where only the run knows it."""
@@ -315,31 +330,75 @@ class _Flattening:
                 return kind
         return None
 
-    def parameter(
+    def bound_source(
         self, node: ir.AnyNode, binding: ir.Binding, scope: _Scope, ended: Mapping[str, _Scope]
     ) -> Source | None:
+        """What a binding stands for; None for no value, and for text that is filled in later."""
         match binding:
             case ir.Constant(value):
                 return binding if value is not None else None
             case ir.FromInput(name, keys):
-                found = scope.parameters.get(name)
-                return None if found is None else _element(found, keys, node.where)
+                source = scope.parameters.get(name)
+                return None if source is None else _element(source, keys, node.where)
             case ir.FromTask():
                 return _element(_output(ended, binding, "parameters"), binding.keys, node.where)
             case ir.FinalStatus(task):
-                wrong = _problem("final_status", where=node.where, path=node.path, task=task)
-                raise UnsupportedError([wrong])
+                message = f"`{node.path}` reads how `{task}` ended"
+                fix = "run it where exit handlers run"
+                raise UnsupportedError(message, where=node.where, fix=fix)
         return None
+
+
+def _artifacts(node: ir.AnyNode, scope: _Scope, ended: Mapping[str, _Scope]) -> dict[str, Source]:
+    """What the node's input artifacts stand for; an optional one without a source is left out."""
+    artifacts = {}
+    for name, place in node.artifacts.items():
+        if isinstance(place, ir.FromTask):
+            artifacts[name] = _output(ended, place, "artifacts")
+        elif place.name in scope.artifacts:
+            artifacts[name] = scope.artifacts[place.name]
+    return artifacts
+
+
+def _texts(node: ir.AnyNode, parameters: Mapping[str, Source]) -> dict[str, Any]:
+    """The values of the node's inputs that have Templates in them."""
+    texts = {}
+    for name, binding in node.parameters.items():
+        if isinstance(binding, ir.Formatted):
+            texts[name] = binding.value
+    for name, source in parameters.items():
+        if name in texts or not isinstance(source, ir.Constant):
+            continue
+        if has_templates(source.value):
+            texts[name] = source.value
+    return texts
+
+
+def _listed(names: Iterable[str], turns: Sequence[Mapping[str, Source]]) -> dict[str, Source]:
+    """Each output of a loop as the list of what its turns give."""
+    return {name: Listed(tuple(outputs[name] for outputs in turns)) for name in names}
+
+
+def _dag_outputs(
+    ended: Mapping[str, _Scope], outputs: Mapping[str, tuple[ir.FromTask, ...]], kind: str
+) -> dict[str, Source]:
+    """What the outputs of a Dag stand for, where some are the first of several that ran."""
+    sources_by_name: dict[str, Source] = {}
+    for name, tasks in outputs.items():
+        several = tuple(_output(ended, task, kind) for task in tasks)
+        sources_by_name[name] = several[0] if len(several) == 1 else FirstOf(several)
+    return sources_by_name
 
 
 def _upstream(flat: Flat) -> set[str]:
     """The steps that end before this one begins."""
-    return {*flat.after, *(s.path for s in read_by(flat) if isinstance(s, Output))}
+    read_steps = {source.path for source in read_by(flat) if isinstance(source, Output)}
+    return read_steps.union(flat.after)
 
 
 def _output(ended: Mapping[str, _Scope], source: ir.FromTask, kind: str) -> Source:
-    found: Source = getattr(ended[source.task], kind)[source.output]
-    return found
+    outputs: Mapping[str, Source] = getattr(ended[source.task], kind)
+    return outputs[source.output]
 
 
 def element(value: Any, keys: tuple[str, ...], where: str) -> Any:

@@ -222,8 +222,8 @@ class Node:
     def upstream(self) -> tuple[str, ...]:
         """Names of the siblings that must have ended before this node can begin, each once."""
         bindings = [*self.parameters.values(), *self.artifacts.values()]
-        read = [b.task for b in bindings if isinstance(b, FromTask | FinalStatus)]
-        return tuple(dict.fromkeys([*self.after, *read]))
+        tasks = [b.task for b in bindings if isinstance(b, FromTask | FinalStatus)]
+        return tuple(dict.fromkeys([*self.after, *tasks]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -249,9 +249,12 @@ class Step(Node):
     @property
     def time_limit_seconds(self) -> float | None:
         """The shorter of its timeout and its distribution's `max_run_hours`; None for neither."""
-        hours = self.distribution.max_run_hours if self.distribution else None
-        limits = [self.timeout_seconds, hours * 3_600 if hours is not None else None]
-        return min((limit for limit in limits if limit is not None), default=None)
+        limits = []
+        if self.timeout_seconds is not None:
+            limits.append(self.timeout_seconds)
+        if self.distribution is not None and self.distribution.max_run_hours is not None:
+            limits.append(self.distribution.max_run_hours * 3_600)
+        return min(limits, default=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -277,10 +280,10 @@ class Dag:
         done: dict[str, AnyNode] = {}
         waiting = dict(self.nodes)
         while waiting:
-            ready = [n for n, node in waiting.items() if all(up in done for up in node.upstream)]
+            ready = [name for name, node in waiting.items() if done.keys() >= set(node.upstream)]
             if not ready:
                 raise ValueError(f"these steps wait for each other: {', '.join(sorted(waiting))}")
-            done[ready[0]] = waiting.pop(ready[0])
+            done[ready[0]] = waiting.pop(ready[0])  # one at a time: the order of the IR decides
         return tuple(done.values())
 
 
@@ -330,24 +333,28 @@ class Graph:
     def find(self, name: str) -> AnyNode:
         """The node of that path, or else last segment; KeyError's text names the nearest."""
         by_path = {node.path: node for node in self.nodes()}
-        matches = [node for path, node in by_path.items() if path.rsplit("/", 1)[-1] == name]
         if name in by_path:
             return by_path[name]
+        matches = [path for path in by_path if path.rsplit("/", 1)[-1] == name]
         if len(matches) == 1:
-            return matches[0]
+            return by_path[matches[0]]
         if matches:
-            raise KeyError(f"`{name}` may be {' or '.join(f'`{node.path}`' for node in matches)}")
-        hint = did_you_mean(name, [*by_path, *(n.name for n in by_path.values())])
-        raise KeyError(f"no step `{name}`; {hint or 'there are ' + ', '.join(by_path)}")
+            quoted = [f"`{path}`" for path in matches]
+            raise KeyError(f"`{name}` may be {' or '.join(quoted)}")
+        names = [node.name for node in by_path.values()]
+        hint = did_you_mean(name, [*by_path, *names]) or f"there are {', '.join(by_path)}"
+        raise KeyError(f"no step `{name}`; {hint}")
 
     def until(self, name: str) -> Self:
         """This, with the step `name` of the pipeline itself and what it needs, and no outputs."""
-        needed, waiting = set[str](), [name]
+        needed = set[str]()
+        waiting = [name]
         while waiting:
-            needed.add(step := waiting.pop())
-            waiting += self.dag.nodes[step].upstream
-        kept = {each: node for each, node in self.dag.nodes.items() if each in needed}
-        dag = dataclasses.replace(self.dag, nodes=kept, parameters={}, artifacts={})
+            step_name = waiting.pop()
+            needed.add(step_name)
+            waiting += self.dag.nodes[step_name].upstream
+        nodes = {path: node for path, node in self.dag.nodes.items() if path in needed}
+        dag = dataclasses.replace(self.dag, nodes=nodes, parameters={}, artifacts={})
         return dataclasses.replace(self, dag=dag)
 
     def spread(self, name: str, over: Distribution) -> Self:

@@ -66,8 +66,9 @@ class Template:
     @property
     def literal(self) -> str | None:
         """The text, where nothing in it waits for a value."""
-        known = all(isinstance(part, str) for part in self.parts)
-        return "".join(map(str, self.parts)) if known else None
+        if any(isinstance(part, Reference) for part in self.parts):
+            return None
+        return "".join(map(str, self.parts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +92,13 @@ Argument = Template | Concat | IfPresent
 
 def parse(text: str, where: str) -> Template:
     """`text` as a Template; UnsupportedError at `where` for an unknown placeholder."""
-    pieces = enumerate(_PLACEHOLDER.split(text))  # every other one stood between `{{$` and `}}`
-    parts = (_reference(piece, where) if i % 2 else piece for i, piece in pieces)
-    return Template(tuple(part for part in parts if part) or ("",))
+    parts: list[str | Reference] = []
+    for number, piece in enumerate(_PLACEHOLDER.split(text)):
+        if number % 2 == 1:  # every other piece stood between `{{$` and `}}`
+            parts.append(_reference(piece, where))
+        elif piece:
+            parts.append(piece)
+    return Template(tuple(parts) or ("",))
 
 
 def parse_argument(text: str, where: str) -> Argument:
@@ -175,12 +180,20 @@ def lower(argument: Argument) -> Any:
         case Template(parts):
             if argument.literal is not None:
                 return argument.literal
-            pieces = [p if isinstance(p, str) else {"ref": list(p.path)} for p in parts]
+            pieces = [_lowered_part(part) for part in parts]
             return pieces[0] if len(pieces) == 1 else {"concat": pieces}
         case Concat(items):
             return {"concat": [lower(item) for item in items]}
         case IfPresent(name, then, otherwise):
-            return {"if": name, "then": list(map(lower, then)), "else": list(map(lower, otherwise))}
+            return {
+                "if": name,
+                "then": [lower(item) for item in then],
+                "else": [lower(item) for item in otherwise],
+            }
+
+
+def _lowered_part(part: str | Reference) -> Any:
+    return part if isinstance(part, str) else {"ref": list(part.path)}
 
 
 def _reference(body: str, where: str) -> Reference:
@@ -192,9 +205,11 @@ def _reference(body: str, where: str) -> Reference:
         return Reference(("run", body.removeprefix(".")))
     match = _PORT.fullmatch(body)
     if match and match["field"] in _FIELDS[match["side"], match["kind"]]:
-        fields = [f for f in (match["field"], match["key"]) if f and f != "output_file"]
+        fields = [match["field"], match["key"]]
+        # an output parameter is read back from its file: the name alone says which
+        path = [field for field in fields if field and field != "output_file"]
         if match["key"] is None or match["field"] == "metadata":
-            return Reference((match["side"], match["kind"], match["name"], *fields))
+            return Reference((match["side"], match["kind"], match["name"], *path))
     what = f"the placeholder {{{{${body}}}}} is none that KFP writes"
     raise UnsupportedError(what, where=where, fix="pass the value as a parameter of the pipeline")
 
@@ -213,4 +228,5 @@ def _structure(node: Any, where: str) -> Argument:
 
 
 def _several(node: Any, where: str) -> tuple[Argument, ...]:
-    return tuple(_structure(item, where) for item in (node if isinstance(node, list) else [node]))
+    items = node if isinstance(node, list) else [node]
+    return tuple(_structure(item, where) for item in items)

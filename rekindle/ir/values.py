@@ -116,24 +116,24 @@ def bind(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
     problems = [_unknown(name, graph) for name in arguments if name not in graph.inputs.parameters]
     values: dict[str, Any] = {}
     for name, parameter in graph.inputs.parameters.items():
-        value = _without_tuples(arguments.get(name))
+        value = _without_tuples(arguments.get(name))  # JSON has no tuples
         if value is None:
             if parameter.required:
-                what = f"the pipeline needs `{name}` ({_WORDS[parameter.type]})"
-                problems.append(Problem(what, name, "give it a value"))
+                message = f"the pipeline needs `{name}` ({_WORDS[parameter.type]})"
+                problems.append(Problem(message, name, "give it a value"))
             elif parameter.default is not None:
                 values[name] = parameter.default
         elif reason := mismatch(value, parameter.type):
             problems.append(Problem(f"`{name}`: {reason}", name))
         elif parameter.literals and value not in parameter.literals:
-            known = ", ".join(map(repr, parameter.literals))
-            problems.append(Problem(f"`{name}`: {shown(value)} is not one of {known}", name))
+            literals = ", ".join(map(repr, parameter.literals))
+            problems.append(Problem(f"`{name}`: {shown(value)} is not one of {literals}", name))
         else:
             values[name] = from_ir(value, parameter.type)
     for name, artifact in graph.inputs.artifacts.items():
         if not artifact.optional:
-            what = f"the pipeline takes the artifact `{name}` as an argument"
-            problems.append(Problem(what, name, "make it a step's output"))
+            message = f"the pipeline takes the artifact `{name}` as an argument"
+            problems.append(Problem(message, name, "make it a step's output"))
     if problems:
         raise RequestError(problems)
     return values
@@ -149,8 +149,8 @@ def _without_tuples(value: Any) -> Any:
 
 
 def _unknown(name: str, graph: Graph) -> Problem:
-    known = list(graph.inputs.parameters)
-    fix = did_you_mean(name, known) or f"it takes {', '.join(known) or 'none'}"
+    names = list(graph.inputs.parameters)
+    fix = did_you_mean(name, names) or f"it takes {', '.join(names) or 'none'}"
     return Problem(f"the pipeline has no parameter `{name}`", name, fix)
 
 

@@ -37,16 +37,21 @@ def rewritten(
 def _leave_out_what_nothing_refers_to(spec: dict[str, Any]) -> None:
     """Reading follows references from the root: what it did not see may not be valid, which the
     platform would not take."""
-    components, reached, waiting = _at(spec, "components"), dict[str, Any](), [spec["root"]]
+    components = _at(spec, "components")
+    reached = set[str]()
+    waiting = [spec["root"]]
     while waiting:
         for task in _at(_at(waiting.pop(), "dag"), "tasks").values():
-            if (name := task["componentRef"]["name"]) not in reached:
-                reached[name] = components[name]
+            name = task["componentRef"]["name"]
+            if name not in reached:
+                reached.add(name)
                 waiting.append(components[name])
-    labels = {component.get("executorLabel") for component in reached.values()}
-    for group, known in ((components, reached), (executors_of(spec), labels)):
-        for name in [name for name in group if name not in known]:
-            del group[name]
+    for name in components.keys() - reached:
+        del components[name]
+    labels = {component.get("executorLabel") for component in components.values()}
+    by_label = executors_of(spec)
+    for label in by_label.keys() - labels:
+        del by_label[label]
 
 
 def executors_of(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -59,12 +64,12 @@ def _at(data: Mapping[str, Any], key: str) -> dict[str, Any]:
     return data.get(key) or {}
 
 
-def _made(data: dict[str, Any], key: str) -> dict[str, Any]:
+def _ensured(data: dict[str, Any], key: str) -> dict[str, Any]:
     """The same, to be written into."""
     if data.get(key) is None:
         data[key] = {}
-    found: dict[str, Any] = data[key]
-    return found
+    mapping: dict[str, Any] = data[key]
+    return mapping
 
 
 def with_launchers(
@@ -73,16 +78,16 @@ def with_launchers(
     """The pipeline, and the documents behind it, with a launcher in place of each step that has a
     distribution. `lowered` gives its container, once for each executor. Results of its tasks are
     never taken from the cache, and nothing is left of what `distribute()` wrote."""
-    made = copy.deepcopy(dict(spec))
-    steps = distributed(made, graph)
+    pipeline = copy.deepcopy(dict(spec))
+    steps = distributed(pipeline, graph)
     for label, step in steps.items():
-        made["deploymentSpec"]["executors"][label]["container"] = lowered(step)
-    for task in tasks_of(made, steps):
+        pipeline["deploymentSpec"]["executors"][label]["container"] = lowered(step)
+    for task in tasks_of(pipeline, steps):
         _at(task, "cachingOptions").pop("enableCache", None)
     documents = [copy.deepcopy(dict(document)) for document in settings]
     for document in documents:
         _at(document, "platforms").pop(PLATFORM, None)
-    return made, [document for document in documents if document.get("platforms")]
+    return pipeline, [document for document in documents if document.get("platforms")]
 
 
 def distributed(spec: Mapping[str, Any], graph: Graph) -> dict[str, Step]:
@@ -109,12 +114,13 @@ def tasks_of(spec: Mapping[str, Any], labels: Container[str]) -> Iterator[dict[s
 
 def with_output(spec: Mapping[str, Any], labels: Container[str], name: str) -> dict[str, Any]:
     """The pipeline with one more output artifact for the executors in `labels`."""
-    made = copy.deepcopy(dict(spec))
-    kind = {"artifactType": {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"}}
-    for component in made["components"].values():
+    pipeline = copy.deepcopy(dict(spec))
+    artifact = {"artifactType": {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"}}
+    for component in pipeline["components"].values():
         if component.get("executorLabel") in labels:
-            component.setdefault("outputDefinitions", {}).setdefault("artifacts", {})[name] = kind
-    return made
+            outputs = component.setdefault("outputDefinitions", {})
+            outputs.setdefault("artifacts", {})[name] = artifact
+    return pipeline
 
 
 def with_retries(
@@ -127,12 +133,12 @@ def with_retries(
     """The pipeline with other retries for the tasks of the executors in `labels`: `count` says how
     many, from how many the author allows; `policy` is for who says nothing of a field, `always` for
     everybody."""
-    made = copy.deepcopy(dict(spec))
-    for task in tasks_of(made, labels):
+    pipeline = copy.deepcopy(dict(spec))
+    for task in tasks_of(pipeline, labels):
         own = _at(task, "retryPolicy")
         retries = count(int(own.get("maxRetryCount", 0)))
         task["retryPolicy"] = {**policy, **own, "maxRetryCount": retries, **always}
-    return made
+    return pipeline
 
 
 def with_secrets(
@@ -145,55 +151,68 @@ def with_secrets(
     step: variable -> name of the secret, key in it. Executors in `kept` lose all settings but those
     that it names."""
     documents = [copy.deepcopy(dict(document)) for document in settings] or [{"platforms": {}}]
-    kubernetes = _made(_made(documents[0], "platforms"), "kubernetes")
-    wishes = _made(_made(kubernetes, "deploymentSpec"), "executors")
+    kubernetes = _ensured(_ensured(documents[0], "platforms"), "kubernetes")
+    settings_of = _ensured(_ensured(kubernetes, "deploymentSpec"), "executors")
     for label, executor in executors_of(spec).items():
         if label in kept:
-            there = {k: v for k, v in wishes.pop(label, {}).items() if k in kept[label]}
-            wishes |= {label: there} if there else {}
+            own = settings_of.pop(label, {})
+            kept_settings = {name: own[name] for name in own if name in kept[label]}
+            if kept_settings:
+                settings_of[label] = kept_settings
         if "container" in executor and secrets:
-            wanted = _made(wishes, label).setdefault("secretAsEnv", [])
-            for env, (name, key) in sorted(secrets.items()):  # as kfp-kubernetes writes them
-                parameter = {"runtimeValue": {"constant": name}}
-                named = {"secretName": name, "secretNameParameter": parameter}
-                keys = [{"envVar": env, "secretKey": key}]
-                wanted.append({"keyToEnv": keys, "optional": False, **named})
-    if not wishes:
+            variables = _ensured(settings_of, label).setdefault("secretAsEnv", [])
+            variables += [_secret_as_env(env, *secrets[env]) for env in sorted(secrets)]
+    if not settings_of:
         del kubernetes["deploymentSpec"]
     if not kubernetes:
         del documents[0]["platforms"]["kubernetes"]
     return [document for document in documents if document["platforms"]]
 
 
+def _secret_as_env(env: str, name: str, key: str) -> dict[str, Any]:
+    """A secret in a variable, as kfp-kubernetes writes it: with its name in both fields."""
+    return {
+        "keyToEnv": [{"envVar": env, "secretKey": key}],
+        "optional": False,
+        "secretName": name,
+        "secretNameParameter": {"runtimeValue": {"constant": name}},
+    }
+
+
 def prefixed(spec: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """The pipeline with `words` in front of the commands of executors, by their labels."""
-    made = copy.deepcopy(dict(spec))
-    for label, executor in executors_of(made).items():
+    pipeline = copy.deepcopy(dict(spec))
+    for label, executor in executors_of(pipeline).items():
         container = _at(executor, "container")
         if label in words and container.get("command"):
             container["command"] = [*words[label], *container["command"]]
-    return made
+    return pipeline
 
 
 def executors(spec: Raw, around: Raw | None = None, path: str = "") -> Iterator[tuple[str, Raw]]:
     """Path and container of every step in the pipeline, or in the component `around` at `path`,
     those of nested pipelines too; a step comes after what it waits for. Importers have none."""
-    known = spec["deploymentSpec"].get("executors", {})
+    by_label = spec["deploymentSpec"].get("executors", {})
     tasks = (around or spec["root"])["dag"]["tasks"]
     waits = {name: tasks[name].get("dependentTasks", ()) for name in sorted(tasks)}
     for name in graphlib.TopologicalSorter(waits).static_order():
-        inner = spec["components"][tasks[name]["componentRef"]["name"]]
-        at = f"{path}/{name}" if path else name
-        if "dag" in inner:
-            yield from executors(spec, inner, at)
-        elif container := known.get(inner["executorLabel"], {}).get("container"):
-            yield at, container
+        component = spec["components"][tasks[name]["componentRef"]["name"]]
+        step_path = f"{path}/{name}" if path else name
+        if "dag" in component:
+            yield from executors(spec, component, step_path)
+            continue
+        container = by_label.get(component["executorLabel"], {}).get("container")
+        if container:
+            yield step_path, container
 
 
 def launched(spec: Mapping[str, Any], command: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What each launcher, a container with this `command`, is told, by the step it stands for."""
-    found = ((path, one) for path, one in executors(spec) if one.get("command") == [*command])
-    return {path: json.loads(one["args"][0]) for path, one in found}
+    arguments = {}
+    for path, container in executors(spec):
+        if container.get("command") == [*command]:
+            arguments[path] = json.loads(container["args"][0])
+    return arguments
 
 
 def asked_of(container: Mapping[str, Any]) -> str:
@@ -203,10 +222,14 @@ def asked_of(container: Mapping[str, Any]) -> str:
     count = accelerator.get("resourceCount", accelerator.get("count"))  # the latter of older KFP
     kind = accelerator.get("resourceType", accelerator.get("type"))
     cpus = resources.get("resourceCpuLimit") or f"{resources.get('cpuLimit', 0):g}"
-    memory = f"{resources['memoryLimit']:g}G" if resources.get("memoryLimit") else ""
-    asked = [
-        f"{count} x {kind}" if kind else "",
-        f"{cpus} CPUs" if cpus != "0" else "",
-        resources.get("resourceMemoryLimit", memory),
-    ]
-    return ", ".join(filter(None, asked))
+    words = []
+    if kind:
+        words.append(f"{count} x {kind}")
+    if cpus != "0":
+        words.append(f"{cpus} CPUs")
+    memory = resources.get("resourceMemoryLimit")
+    if memory is None and resources.get("memoryLimit"):
+        memory = f"{resources['memoryLimit']:g}G"
+    if memory:
+        words.append(memory)
+    return ", ".join(words)

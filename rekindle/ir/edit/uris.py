@@ -41,11 +41,11 @@ def read_place(text: str) -> tuple[str, dict[str, Any]]:
     """URI and metadata of an artifact from its place: a URI, or JSON that its producer wrote."""
     if not text.startswith("{"):
         return text, {}
-    said = json.loads(text)
-    several = said.get("told", {}).get("artifacts", {}).get(said.get("name"), {})
-    actual = (several.get("artifacts") or [{}])[0]
-    metadata = {**said.get("metadata", {}), **(actual.get("metadata") or {})}
-    return str(actual.get("uri") or said["uri"]), metadata
+    place = json.loads(text)
+    reported = place.get("told", {}).get("artifacts", {}).get(place.get("name"), {})
+    artifact = (reported.get("artifacts") or [{}])[0]
+    metadata = {**place.get("metadata", {}), **(artifact.get("metadata") or {})}
+    return str(artifact.get("uri") or place["uri"]), metadata
 
 
 def as_place(uri: str, metadata: Mapping[str, Any]) -> str:
@@ -91,9 +91,10 @@ class _Routes:
         definitions = self.components[component]["inputDefinitions"]
         parameters = definitions.setdefault("parameters", {})
         if PREFIX + artifact not in parameters:
-            optional = definitions["artifacts"][artifact].get("isOptional")
-            more = {"isOptional": True} if optional else {}
-            parameters[PREFIX + artifact] = {"parameterType": "STRING", **more}
+            parameter: dict[str, Any] = {"parameterType": "STRING"}
+            if definitions["artifacts"][artifact].get("isOptional"):
+                parameter["isOptional"] = True
+            parameters[PREFIX + artifact] = parameter
             for dag, name, task in self.callers(component):
                 self.bind(dag, name, task, artifact)
         return {"componentInputParameter": PREFIX + artifact}
@@ -101,12 +102,15 @@ class _Routes:
     def bind(self, dag: str, name: str, task: Task, artifact: str) -> None:
         around = f"components.{dag}" if dag else "root"
         where = f"{around}.dag.tasks.{name}.inputs.artifacts.{artifact}"
-        if (source := task.get("inputs", {}).get("artifacts", {}).get(artifact)) is None:
+        source = task.get("inputs", {}).get("artifacts", {}).get(artifact)
+        if source is None:
             return
         if task.get("artifactIterator", {}).get("items", {}).get("inputArtifact") == artifact:
             _refuse("a step on several nodes reads one artifact of a list", where)
-        if made := source.get("taskOutputArtifact"):
-            binding = self.output_of(dag, made["producerTask"], made["outputArtifactKey"], where)
+        output = source.get("taskOutputArtifact")
+        if output:
+            producer = output["producerTask"]
+            binding = self.output_of(dag, producer, output["outputArtifactKey"], where)
         elif dag:
             binding = self.input_of(dag, source["componentInputArtifact"])
         else:
@@ -135,36 +139,43 @@ class _Routes:
         selectors = dag["outputs"]["artifacts"][artifact]["artifactSelectors"]
         if len(selectors) != 1:
             _refuse("a step on several nodes reads one of several artifacts (OneOf)", where)
-        one = selectors[0]
-        inner = self.output_of(component, one["producerSubtask"], one["outputArtifactKey"], where)
+        producer = selectors[0]["producerSubtask"]
+        inner = self.output_of(component, producer, selectors[0]["outputArtifactKey"], where)
         if "componentInputParameter" in inner:
             return self.from_outside(component, task, inner["componentInputParameter"])
         if "runtimeValue" in inner:
             return inner
         source = inner["taskOutputParameter"]
         self.define_output(component, artifact)
-        place = {"producerSubtask": source["producerTask"]}
-        place["outputParameterKey"] = source["outputParameterKey"]
         parameters = dag["outputs"].setdefault("parameters", {})
-        parameters[PREFIX + artifact] = {"valueFromParameter": place}
+        parameters[PREFIX + artifact] = {
+            "valueFromParameter": {
+                "producerSubtask": source["producerTask"],
+                "outputParameterKey": source["outputParameterKey"],
+            }
+        }
         return None
 
     def from_outside(self, component: str, task: Task, parameter: str) -> Binding:
         """What a parameter of a component is bound to by a task, or its default."""
-        if (bound := task.get("inputs", {}).get("parameters", {}).get(parameter)) is not None:
-            return copy.deepcopy(dict(bound))
+        binding = task.get("inputs", {}).get("parameters", {}).get(parameter)
+        if binding is not None:
+            return copy.deepcopy(dict(binding))
         definition = self.components[component]["inputDefinitions"]["parameters"][parameter]
         return {"runtimeValue": {"constant": definition.get("defaultValue", "")}}
 
     def imported(
         self, importer: Mapping[str, Any], component: str, task: Task, where: str
     ) -> Binding:
-        uri, metadata = importer["artifactUri"], importer.get("metadata", {})
+        uri = importer["artifactUri"]
+        metadata = importer.get("metadata", {})
         if "runtimeParameter" in uri:
             if metadata:
                 _refuse("an importer has metadata, and a parameter for its URI", where)
             return self.from_outside(component, task, uri["runtimeParameter"])
-        text = as_place(uri["constant"], metadata) if metadata else uri["constant"]
+        text = uri["constant"]
+        if metadata:
+            text = as_place(text, metadata)
         if "{{$" in text:
             _refuse("an importer has placeholders in what it imports", where)
         if text.startswith("oci://"):  # KFP mounts it in pods of its own only

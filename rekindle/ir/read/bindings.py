@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 
 from rekindle.errors import RequestError
 from rekindle.ir import graph as ir
@@ -17,17 +18,20 @@ _Artifacts = dict[str, ir.FromInput | ir.FromTask]
 
 
 def read_bindings(fields: Fields, inputs: ir.Ports) -> tuple[dict[str, ir.Binding], _Artifacts]:
+    """What a node's parameters and artifacts are bound to; a parameter of which nothing is said is
+    left out."""
     parameters: dict[str, ir.Binding] = {}
     for name, source in fields.each("parameters"):
-        if (binding := read_parameter(source, inputs.parameters.get(name))) is not None:
+        binding = read_parameter(source, inputs.parameters.get(name))
+        if binding is not None:
             parameters[name] = binding
     artifacts: _Artifacts = {}
     for name, source in fields.each("artifacts"):
         if source.has("componentInputArtifact"):
             artifacts[name] = ir.FromInput(source.take("componentInputArtifact", str, ""))
         else:
-            made = source.fields("taskOutputArtifact")
-            artifacts[name] = _from_task(made, "producerTask", "Artifact")
+            producer = source.fields("taskOutputArtifact")
+            artifacts[name] = _from_task(producer, "producerTask", "Artifact")
     return parameters, artifacts
 
 
@@ -48,18 +52,24 @@ def read_parameter(source: Fields, parameter: ir.Parameter | None) -> ir.Binding
 def _keys(source: Fields) -> tuple[str, ...]:
     """The keys that lead from a struct to the element that is meant."""
     text = source.take("parameterExpressionSelector", str, "")
+    if not text:
+        return ()
     match = _SELECTOR.fullmatch(text)
-    if text and match is None:
-        where, fix = source.at("parameterExpressionSelector"), "take the element in a component"
+    if match is None:
+        where = source.at("parameterExpressionSelector")
+        fix = "take the element in a component"
         source.refusals.add(f"the selector `{text}` is none that KFP writes", where, fix)
-    return tuple(json.loads(key) for key in _KEY.findall(match[1])) if match else ()
+        return ()
+    return tuple(json.loads(key) for key in _KEY.findall(match[1]))
 
 
 def _constant(fields: Fields, parameter: ir.Parameter | None) -> ir.Constant | ir.Formatted:
-    raw, where = fields.any("constant"), fields.at("constant")
+    raw = fields.any("constant")
+    where = fields.at("constant")
     fields.refuse("constantValue", "constants of schema 2.0", "compile it with kfp 2.x")
     fields.refuse("runtimeParameter", "parameters of schema 2.0", "compile it with kfp 2.x")
-    if has_templates(value := parse_value(raw, where)):
+    value = parse_value(raw, where)
+    if has_templates(value):
         return ir.Formatted(value)
     try:
         return ir.Constant(from_ir(raw, parameter.type) if parameter else raw)
@@ -68,7 +78,8 @@ def _constant(fields: Fields, parameter: ir.Parameter | None) -> ir.Constant | i
 
 
 def _from_task(fields: Fields, task: str, kind: str, keys: tuple[str, ...] = ()) -> ir.FromTask:
-    name, output = fields.take(task, str, ""), fields.take(f"output{kind}Key", str, "")
+    name = fields.take(task, str, "")
+    output = fields.take(f"output{kind}Key", str, "")
     return ir.FromTask(name, output, keys)
 
 
@@ -79,13 +90,15 @@ def read_results(outputs: Fields) -> tuple[_Results, _Results]:
         selectors = list(fields.fields("valueFromOneof").list_of("parameterSelectors"))
         if fields.has("valueFromParameter"):
             selectors.append(fields.fields("valueFromParameter"))
-        made = (_from_task(selector, "producerSubtask", "Parameter") for selector in selectors)
-        parameters[name] = tuple(made)
+        parameters[name] = _producers(selectors, "Parameter")
     artifacts: _Results = {}
     for name, fields in outputs.each("artifacts"):
-        found = fields.list_of("artifactSelectors")
-        artifacts[name] = tuple(_from_task(one, "producerSubtask", "Artifact") for one in found)
+        artifacts[name] = _producers(fields.list_of("artifactSelectors"), "Artifact")
     return parameters, artifacts
+
+
+def _producers(selectors: Iterable[Fields], kind: str) -> tuple[ir.FromTask, ...]:
+    return tuple(_from_task(selector, "producerSubtask", kind) for selector in selectors)
 
 
 def check_dag(dag: ir.Dag, where: str, inputs: ir.Ports, outputs: ir.Ports) -> None:
@@ -95,7 +108,8 @@ def check_dag(dag: ir.Dag, where: str, inputs: ir.Ports, outputs: ir.Ports) -> N
     for kind in ("parameters", "artifacts"):
         for name in getattr(outputs, kind):
             place = f"{where}.outputs.{kind}.{name}"
-            if not (sources := getattr(dag, kind).get(name)):
+            sources = getattr(dag, kind).get(name)
+            if not sources:
                 raise malformed(None, "the output of a step", place)
             for source in sources:
                 _check_source(dag, source, kind, place)
@@ -147,6 +161,7 @@ def check_references(step: ir.Step | ir.Importer, where: str, refusals: Refusals
     names["inputs", "any"] = names["inputs", "parameters"] | names["inputs", "artifacts"]
     for argument in arguments:
         for path in references(argument):
+            # shorter paths are facts of the run
             if len(path) >= 3 and path[2] not in names[path[0], path[1]]:
-                what = f"a placeholder names `{path[2]}`, which the step does not have"
-                refusals.add(what, where)
+                message = f"a placeholder names `{path[2]}`, which the step does not have"
+                refusals.add(message, where)

@@ -7,6 +7,7 @@ executor on it (kfp/dsl/component_factory.py). Then they need no shell: the requ
 checked before anything runs, and the executor gets our signals itself. Scripts that differ are left
 alone, to be run as they are."""
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -52,21 +53,21 @@ _RUNTIME = re.compile(r"kfp==2[.\d]*")
 
 def read_executor(executor: Fields) -> Container | dict[str, Any] | None:
     """The executor's container, or fields of an `Importer`; None, with a refusal, for others."""
-    other = [kind for kind in _OTHER_KINDS if executor.has(kind)]
-    for kind in other:
+    other_kinds = [kind for kind in _OTHER_KINDS if executor.has(kind)]
+    for kind in other_kinds:
         executor.any(kind)  # also where it says nothing more
         executor.refusals.add(f"`{kind}` is not supported: {_OTHER_KINDS[kind]}", executor.at(kind))
-    if other:
+    if other_kinds:
         return None
-    found: Container | dict[str, Any]
+    content: Container | dict[str, Any]
     if executor.has("importer"):
-        found = _import(executor.fields("importer"))
+        content = _import(executor.fields("importer"))
     elif executor.has("container"):
-        found = _container(executor.fields("container"))
+        content = _container(executor.fields("container"))
     else:
         raise malformed(None, "a container or an importer", executor.where)
     executor.close()
-    return found
+    return content
 
 
 def _import(fields: Fields) -> dict[str, Any]:
@@ -91,7 +92,8 @@ def _container(fields: Fields) -> Container:
     args = [str(word) for word in fields.take("args", list, [])]
     env: dict[str, Argument] = {}
     for variable in fields.list_of("env"):
-        name, value = variable.take("name", str, ""), variable.take("value", str, "")
+        name = variable.take("name", str, "")
+        value = variable.take("value", str, "")
         env[name] = placeholders.parse(value, variable.at("value"))
     fields.any("lifecycle")  # a setting of the step
     return Container(
@@ -109,29 +111,34 @@ def _arguments(words: list[str], where: str) -> tuple[Argument, ...]:
 
 
 def _resources(fields: Fields) -> Resources:
-    found = {}
-    for name, quantity, legacy in _RESOURCES:
-        number = fields.take(legacy, float, 0.0)
-        unit = "G" if "memory" in name else ""
-        found[name] = fields.take(quantity, str, f"{number:g}{unit}" if number else "")
+    quantities = {}
+    for name, key, legacy_key in _RESOURCES:
+        legacy_number = fields.take(legacy_key, float, 0.0)
+        legacy_text = ""
+        if legacy_number:
+            unit = "G" if "memory" in name else ""
+            legacy_text = f"{legacy_number:g}{unit}"
+        quantities[name] = fields.take(key, str, legacy_text)
     accelerator = fields.fields("accelerator")
-    kind, count = accelerator.any("type"), accelerator.any("count")
-    found["accelerator_type"] = str(accelerator.any("resourceType") or kind or "")
-    found["accelerator_count"] = str(accelerator.any("resourceCount") or count or "")
-    return Resources(**found)
+    legacy_kind = accelerator.any("type")
+    legacy_count = accelerator.any("count")
+    quantities["accelerator_type"] = str(accelerator.any("resourceType") or legacy_kind or "")
+    quantities["accelerator_count"] = str(accelerator.any("resourceCount") or legacy_count or "")
+    return Resources(**quantities)
 
 
 def recognised(command: list[str], where: str) -> dict[str, Any]:
     """`command` as fields of a Container: what it installs with pip, and the component's source."""
-    rest, found = command, {}
+    installed = {}
     if len(command) >= 4 and command[:2] == ["sh", "-c"]:
         match = _INSTALL.fullmatch(command[2])
-        found = _installs(match["pip"]) if match else {}
-        rest = command[3:] if found else command
-    executes = len(rest) == 4 and rest[:2] == ["sh", "-ec"] and _EXECUTE.fullmatch(rest[2])
-    if executes and "{{$" not in rest[3]:  # KFP would fill in placeholders even inside the source
-        return {**found, "source": rest[3]}
-    return {**found, "command": _arguments(rest, where)}
+        if match:
+            installed = _installs(match["pip"])
+    words = command[3:] if installed else command
+    executes = len(words) == 4 and words[:2] == ["sh", "-ec"] and _EXECUTE.fullmatch(words[2])
+    if executes and "{{$" not in words[3]:  # KFP would fill in placeholders even inside the source
+        return {**installed, "source": words[3]}
+    return {**installed, "command": _arguments(words, where)}
 
 
 def _installs(script: str) -> dict[str, tuple[str, ...]]:
@@ -140,18 +147,23 @@ def _installs(script: str) -> dict[str, tuple[str, ...]]:
     runtime: list[str] = []
     options: dict[tuple[str, ...], None] = {}
     for install in re.split(r"&&|\n", _VENV.sub("\n", script)):
-        if not (words := shlex.split(install)):
+        words = shlex.split(install)
+        if not words:
             continue
         if words[:4] != ["python3", "-m", "pip", "install"]:
             return {}
-        named, asked = _pip_words(words[4:])
-        own = "--no-deps" in words or (len(named) == 1 and _RUNTIME.fullmatch(named[0]))
-        (runtime if own else requirements).extend(named)
-        options |= dict.fromkeys(asked)
+        packages, pip_options = _pip_words(words[4:])
+        # the SDK installs itself so
+        is_kfp = len(packages) == 1 and _RUNTIME.fullmatch(packages[0])
+        if is_kfp or "--no-deps" in words:
+            runtime += packages
+        else:
+            requirements += packages
+        options |= dict.fromkeys(pip_options)
     return {
         "requirements": tuple(requirements),
         "runtime_requirements": tuple(runtime),
-        "pip_options": tuple(word for option in options for word in option),
+        "pip_options": tuple(itertools.chain.from_iterable(options)),
     }
 
 
@@ -159,12 +171,13 @@ def _pip_words(words: list[str]) -> tuple[list[str], list[tuple[str, ...]]]:
     """Requirements and options of a `pip install`; users may write any option among packages."""
     requirements: list[str] = []
     options: list[tuple[str, ...]] = []
-    rest = iter(words)
-    for word in rest:
+    remaining_words = iter(words)
+    for word in remaining_words:
         if word in _PIP["requirements"]:
-            requirements.append(f"{_PIP['requirements'][word]}={next(rest, '')}")
+            value = next(remaining_words, "")
+            requirements.append(f"{_PIP['requirements'][word]}={value}")
         elif word in _PIP["valued"]:
-            options.append((_PIP["valued"][word], next(rest, "")))
+            options.append((_PIP["valued"][word], next(remaining_words, "")))
         elif not word.startswith("-"):
             requirements.append(word)
         elif word not in _PIP["left out"]:

@@ -34,12 +34,13 @@ def read(text: str) -> ir.Graph:
     """The pipeline in `text`, YAML or JSON, with its document of platform settings if it has one.
     UnsupportedError lists all refusals by IR path; RequestError if this is not a KFP pipeline."""
     try:
-        found = documents(text)
+        in_text = documents(text)
     except yaml.YAMLError as error:
         raise RequestError(f"this is neither YAML nor JSON: {error}") from error
-    if not 1 <= len(found) <= 2:
-        raise RequestError(f"a compiled pipeline has one document or two; here are {len(found)}")
-    spec, platform = (*found, {})[:2]
+    if not 1 <= len(in_text) <= 2:
+        raise RequestError(f"a compiled pipeline has one document or two; here are {len(in_text)}")
+    spec = in_text[0]
+    platform = in_text[1] if len(in_text) == 2 else {}
     refusals = Refusals()
     try:
         wishes, settings = read_platforms(platform, refusals)
@@ -55,7 +56,8 @@ class _Reader:
 
     def __init__(self, spec: Any, wishes: Mapping[str, Wishes], refusals: Refusals) -> None:
         self.top = Fields(spec, "", refusals)
-        self.refusals, self.wishes = refusals, wishes
+        self.refusals = refusals
+        self.wishes = wishes
         self.components = dict(self.top.each("components"))
         deployment = self.top.fields("deploymentSpec")
         self.executors = dict(deployment.each("executors"))
@@ -70,17 +72,20 @@ class _Reader:
             raise malformed(version, "schema version 2.x", "schemaVersion")
         self.top.take("sdkVersion", str, "")
         info = self.top.fields("pipelineInfo")
-        # files and folders are called so, too: a plain name
-        name, shown = info.take("name", str, ""), info.take("displayName", str, "")
+        name = info.take("name", str, "")
+        display_name = info.take("displayName", str, "")
         info.take("description", str, "")
         if not self.top.has("root"):
             raise malformed(None, "a mapping", "root")
         root = self.top.fields("root")
         inputs, outputs = self.ports(root, at_root=True)
+        # files and folders are called so, too
         if name and not NAME.fullmatch(name):
             raise malformed(name, "a plain name", info.at("name"))
+        if not name:
+            name = re.sub(r"[^\w.()-]+", "-", display_name).strip("-.") or "pipeline"
         graph = ir.Graph(
-            name=name or re.sub(r"[^\w.()-]+", "-", shown).strip("-.") or "pipeline",
+            name=name,
             inputs=inputs,
             outputs=outputs,
             dag=self.dag(root.fields("dag"), "", inputs, outputs, cache=True),
@@ -96,8 +101,11 @@ class _Reader:
         ports = []
         for side in ("inputDefinitions", "outputDefinitions"):
             definitions = component.fields(side)
-            read = [_parameter(n, f, at_root) for n, f in definitions.each("parameters")]
-            parameters = {parameter.name: parameter for parameter in read if parameter}
+            parameters = {}
+            for name, fields in definitions.each("parameters"):
+                parameter = _parameter(name, fields, at_root)
+                if parameter is not None:
+                    parameters[name] = parameter
             artifacts = {n: _artifact(n, f) for n, f in definitions.each("artifacts")}
             ports.append(ir.Ports(parameters, artifacts))
         component.any("taskConfigPassthroughs")  # a setting of the step
@@ -107,9 +115,12 @@ class _Reader:
     def dag(
         self, fields: Fields, path: str, inputs: ir.Ports, outputs: ir.Ports, cache: bool
     ) -> ir.Dag:
+        """The Dag at `path`; `cache` says whether all that is around it allows caching."""
         nodes: dict[str, ir.AnyNode] = {}
         for name, task in fields.each("tasks"):
-            if node := self.node(name, task, f"{path}/{name}" if path else name, cache):
+            node_path = f"{path}/{name}" if path else name
+            node = self.node(name, task, node_path, cache)
+            if node is not None:
                 nodes[name] = node
         dag = ir.Dag(nodes, *read_results(fields.fields("outputs")))
         fields.close()
@@ -121,8 +132,8 @@ class _Reader:
         """One task; None if it is refused as a whole."""
         self.tasks += 1
         if self.tasks > _MAX_TASKS:
-            what = f"the pipelines inside of this one make more than {_MAX_TASKS:,} tasks"
-            raise RequestError(what, where=path, fix="use loops, or several pipelines")
+            message = f"the pipelines inside of this one make more than {_MAX_TASKS:,} tasks"
+            raise RequestError(message, where=path, fix="use loops, or several pipelines")
         task.fields("taskInfo").take("name", str, "")
         reference = task.fields("componentRef")
         component_name = reference.take("name", str, "")
@@ -156,15 +167,17 @@ class _Reader:
     def sub_dag(self, task: Fields, component: Fields, shared: Any, cache: bool) -> ir.SubDag:
         if "cachingOptions" in task.data:  # absent from the Dag of a condition
             cache = _caching(task)[0] and cache
-        path, inputs, outputs = shared["path"], shared["inputs"], shared["outputs"]
-        dag = self.dag(component.fields("dag"), path, inputs, outputs, cache)
-        loop, retry = _loop(task), _retry(task.fields("retryPolicy"))
+        content = component.fields("dag")
+        dag = self.dag(content, shared["path"], shared["inputs"], shared["outputs"], cache)
+        loop = _loop(task)
+        retry = _retry(task.fields("retryPolicy"))
         return ir.SubDag(dag=dag, loop=loop, retry=retry, **shared)
 
     def step(
         self, task: Fields, component: Fields, shared: Any, cache: bool
     ) -> ir.Step | ir.Importer | None:
-        if (label := component.take("executorLabel", str, "")) not in self.executors:
+        label = component.take("executorLabel", str, "")
+        if label not in self.executors:
             raise malformed(label, "the name of an executor", component.at("executorLabel"))
         for key in ("parameterIterator", "artifactIterator", "iteratorPolicy"):
             task.refuse(key, "a loop over a single component, which KFP never writes")
@@ -172,24 +185,33 @@ class _Reader:
         retry = _retry(task.fields("retryPolicy"))
         if label not in self.contents:
             self.contents[label] = read_executor(self.executors[label])
-        content, wishes = self.contents[label], self.wishes.get(label, {})
+        content = self.contents[label]
         if content is None:
             return None
         for name, artifact in shared["outputs"].artifacts.items():
             if artifact.is_list:
-                what = f"a component that writes a list of artifacts (`{name}`)"
+                message = f"a component that writes a list of artifacts (`{name}`)"
+                where = component.at(f"outputDefinitions.artifacts.{name}")
                 fix = "write each in a turn of a loop, and collect them"
-                self.refusals.add(what, component.at(f"outputDefinitions.artifacts.{name}"), fix)
+                self.refusals.add(message, where, fix)
         node: ir.Step | ir.Importer
         if isinstance(content, dict):
             node = ir.Importer(**content, **shared)
         else:
-            within = _setting(self.executors[label].fields("container"), "lifecycle")
-            own = (*_setting(component, "taskConfigPassthroughs"), *within)
-            wished = wishes | {"settings": (*wishes.get("settings", ()), *own)}
-            cached = enabled and cache
+            wishes = dict(self.wishes.get(label, {}))
+            container = self.executors[label].fields("container")
+            wishes["settings"] = (
+                *wishes.get("settings", ()),
+                *_setting(component, "taskConfigPassthroughs"),
+                *_setting(container, "lifecycle"),
+            )
             node = ir.Step(
-                container=content, cache=cached, cache_key=key, retry=retry, **wished, **shared
+                container=content,
+                cache=enabled and cache,
+                cache_key=key,
+                retry=retry,
+                **wishes,
+                **shared,
             )
         check_references(node, self.executors[label].where, self.refusals)
         if isinstance(node, ir.Step) and node.distribution is not None:
@@ -200,12 +222,15 @@ class _Reader:
 
 
 def _setting(fields: Fields, name: str) -> tuple[ir.Setting, ...]:
-    return (ir.Setting(name, fields.any(name), fields.at(name)),) if fields.has(name) else ()
+    if not fields.has(name):
+        return ()
+    return (ir.Setting(name, fields.any(name), fields.at(name)),)
 
 
 def _parameter(name: str, fields: Fields, at_root: bool) -> ir.Parameter | None:
     kind = fields.take("parameterType", str, "")
-    default, literals = fields.any("defaultValue"), fields.take("literals", list, [])
+    raw_default = fields.any("defaultValue")
+    raw_literals = fields.take("literals", list, [])
     optional = fields.take("isOptional", bool, False)
     fields.take("description", str, "")
     fields.refuse("type", "parameters of schema 2.0", "compile it with kfp 2.x")
@@ -214,12 +239,14 @@ def _parameter(name: str, fields: Fields, at_root: bool) -> ir.Parameter | None:
         return None
     type_ = cast("ir.ParameterType", kind)
     try:
-        values = [from_ir(value, type_) for value in (default, *literals)]
+        default = from_ir(raw_default, type_)
+        literals = tuple(from_ir(value, type_) for value in raw_literals)
     except ValueError as error:
-        what = f"the default of `{name}`: {error}"
-        raise RequestError(what, where=fields.at("defaultValue")) from error
-    default = values[0] if at_root else parse_value(values[0], fields.at("defaultValue"))
-    return ir.Parameter(name, type_, optional, default, tuple(values[1:]))
+        message = f"the default of `{name}`: {error}"
+        raise RequestError(message, where=fields.at("defaultValue")) from error
+    if not at_root:
+        default = parse_value(default, fields.at("defaultValue"))
+    return ir.Parameter(name, type_, optional, default, literals)
 
 
 def _artifact(name: str, fields: Fields) -> ir.Artifact:
@@ -238,30 +265,38 @@ def _loop(task: Fields) -> ir.Loop | None:
         if not task.has(key):
             continue
         iterator = task.fields(key)
-        item, items = iterator.take("itemInput", str, ""), iterator.fields("items")
-        name, raw = items.take(input_key, str, ""), items.take("raw", str, "")
-        over: Any = name
-        if not name:
-            with contextlib.suppress(ValueError):
-                over = json.loads(raw)
-            if not isinstance(over, list):
-                raise malformed(raw, "a list in JSON", items.at("raw"))
-            over = tuple(parse_value(carried(value), items.at("raw")) for value in over)
-        return ir.Loop(over, item, key == "artifactIterator", at_once)
+        item_input = iterator.take("itemInput", str, "")
+        source = iterator.fields("items")
+        input_name = source.take(input_key, str, "")
+        written = source.take("raw", str, "")
+        items = input_name or _written_items(written, source.at("raw"))
+        return ir.Loop(items, item_input, key == "artifactIterator", at_once)
     return None
+
+
+def _written_items(text: str, where: str) -> tuple[Any, ...]:
+    """The items of a loop over a list that is written in the pipeline."""
+    values: Any = None
+    with contextlib.suppress(ValueError):
+        values = json.loads(text)
+    if not isinstance(values, list):
+        raise malformed(text, "a list in JSON", where)
+    return tuple(parse_value(carried(value), where) for value in values)
 
 
 def _trigger(task: Fields, inputs: ir.Ports) -> tuple[ir.Condition | None, bool]:
     """The condition, and whether the node runs although something before it failed."""
     policy = task.fields("triggerPolicy")
-    strategy, text = policy.take("strategy", str, ""), policy.take("condition", str, "")
+    strategy = policy.take("strategy", str, "")
+    text = policy.take("condition", str, "")
     where = policy.at("condition")
     if strategy not in ("", _ALWAYS, "ALL_UPSTREAM_TASKS_SUCCEEDED"):
         policy.refusals.add(f"the trigger strategy {strategy}", policy.at("strategy"))
     if not text:
         return None, strategy == _ALWAYS
     expression = conditions.parse(text, where)
-    conditions.check(expression, {n: p.type for n, p in inputs.parameters.items()}, where)
+    types = {name: parameter.type for name, parameter in inputs.parameters.items()}
+    conditions.check(expression, types, where)
     return ir.Condition(text, expression), strategy == _ALWAYS
 
 

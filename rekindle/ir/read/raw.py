@@ -53,7 +53,9 @@ class Fields:
     def __init__(self, data: Any, where: str, refusals: Refusals) -> None:
         if not isinstance(data, Mapping):
             raise malformed(data, "a mapping", where)
-        self.data, self.where, self.refusals = data, where, refusals
+        self.data = data
+        self.where = where
+        self.refusals = refusals
         self.taken: set[str] = set()
         self.inside: dict[str, Fields] = {}
 
@@ -62,7 +64,8 @@ class Fields:
 
     def take(self, key: str, kind: type[T], default: T) -> T:
         """The value of `key`, checked to be of `kind`; `default` where the key is absent."""
-        if (value := self.any(key)) is None:
+        value = self.any(key)
+        if value is None:
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             if abs(value) > sys.float_info.max:
@@ -138,22 +141,22 @@ def documents(text: str) -> list[Any]:
         raise yaml.YAMLError(f"{len(text):,} characters; at most {MAX_BYTES:,} are read")
     if text.lstrip().startswith("{"):
         try:
-            found = [json.loads(text)]
+            in_text = [json.loads(text)]
         except RecursionError:
             raise _too_much() from None
         except ValueError:
             pass  # YAML may begin so, too
         else:
-            _check_values(found)
-            return found
+            _check_values(in_text)
+            return in_text
     _check_events(text)
     try:
-        found = [document for document in yaml.load_all(text, LOADER) if document is not None]
+        in_text = [document for document in yaml.load_all(text, LOADER) if document is not None]
     except (ValueError, LookupError, ArithmeticError, AttributeError, TypeError) as error:
         # a date such as 2024-99-99, or a tag that its text does not fit
         raise yaml.YAMLError(f"a value cannot be read: {error}") from error
-    _check_values(found)
-    return found
+    _check_values(in_text)
+    return in_text
 
 
 def _too_much() -> yaml.YAMLError:
@@ -161,6 +164,7 @@ def _too_much() -> yaml.YAMLError:
 
 
 def _check_values(level: list[Any]) -> None:
+    """Refuse too many values, too deep ones, and what no platform can be sent, level by level."""
     count = 0
     for depth in range(MAX_LEVELS + 2):
         if not level:
@@ -168,17 +172,25 @@ def _check_values(level: list[Any]) -> None:
         count += len(level)
         if count > MAX_VALUES or depth > MAX_LEVELS:
             raise _too_much()
-        for value in level:  # refuse what no platform can be sent
-            for text in value if isinstance(value, dict) else [value]:
-                if isinstance(text, str) and not text.isascii() and _HALF.search(text):
-                    what = "holds half a character (a lone surrogate)"
-                    raise yaml.YAMLError(f"{ascii(text)[:60]} {what}")
-            large = isinstance(value, int) and abs(value) > sys.float_info.max
-            if large or (isinstance(value, float) and not math.isfinite(value)):
-                what = "a number is infinite, not a number at all, or too large for one"
-                raise yaml.YAMLError(what)
-        groups = (group for group in level if isinstance(group, dict | list))
-        level = [e for g in groups for e in (g.values() if isinstance(g, dict) else g)]
+        next_level: list[Any] = []
+        for value in level:
+            _check_value(value)
+            if isinstance(value, dict):
+                for key in value:
+                    if isinstance(key, str):
+                        _check_value(key)
+                next_level += value.values()
+            elif isinstance(value, list):
+                next_level += value
+        level = next_level
+
+
+def _check_value(value: Any) -> None:
+    if isinstance(value, str) and not value.isascii() and _HALF.search(value):
+        raise yaml.YAMLError(f"{ascii(value)[:60]} holds half a character (a lone surrogate)")
+    is_large = isinstance(value, int) and abs(value) > sys.float_info.max
+    if is_large or (isinstance(value, float) and not math.isfinite(value)):
+        raise yaml.YAMLError("a number is infinite, not a number at all, or too large for one")
 
 
 def _check_events(text: str) -> None:
@@ -210,5 +222,5 @@ def _is_number(event: yaml.ScalarEvent) -> bool:
     if not event.implicit[0]:
         return str(event.tag).endswith((":int", ":float"))
     kinds = LOADER.yaml_implicit_resolvers.get(event.value[0], ())
-    numbers = (regex for tag, regex in kinds if tag.endswith((":int", ":float")))
-    return any(regex.match(event.value) for regex in numbers)
+    regexes = [regex for tag, regex in kinds if tag.endswith((":int", ":float"))]
+    return any(regex.match(event.value) for regex in regexes)

@@ -35,7 +35,9 @@ def read_platforms(
                 if seconds is not None and not str(seconds).removesuffix(".0").isdecimal():
                     where = executor.at("activeDeadlineSeconds")
                     raise malformed(seconds, "a number of seconds", where)
-                secrets = [s for one in executor.list_of("secretAsEnv") for s in _secrets(one)]
+                secrets: list[Secret] = []
+                for secret in executor.list_of("secretAsEnv"):
+                    secrets += _secrets(secret)
                 wishes["timeout_seconds"] = float(seconds) if seconds is not None else None
                 wishes["secrets"] = tuple(secrets)
                 wishes["settings"] = tuple(_settings(executor))
@@ -45,15 +47,21 @@ def read_platforms(
 
 
 def _settings(fields: Fields) -> list[Setting]:
-    values = {str(key): fields.any(str(key)) for key in fields.data if key not in fields.taken}
-    return [Setting(n, value, fields.at(n)) for n, value in values.items() if value is not None]
+    settings = []
+    for name in [str(key) for key in fields.data if key not in fields.taken]:
+        value = fields.any(name)
+        if value is not None:
+            settings.append(Setting(name, value, fields.at(name)))
+    return settings
 
 
 def _secrets(fields: Fields) -> list[Secret]:
     plain = fields.take("secretName", str, "")
     named = read_parameter(fields.fields("secretNameParameter"), None) or Constant(plain)
     optional = fields.take("optional", bool, False)
-    return [
-        Secret(p.take("envVar", str, ""), named, p.take("secretKey", str, ""), p.where, optional)
-        for p in fields.list_of("keyToEnv")
-    ]
+    secrets = []
+    for pair in fields.list_of("keyToEnv"):
+        env = pair.take("envVar", str, "")
+        key = pair.take("secretKey", str, "")
+        secrets.append(Secret(env, named, key, pair.where, optional))
+    return secrets
