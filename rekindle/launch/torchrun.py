@@ -29,7 +29,6 @@ from rekindle.launch.process import on_signal
 from rekindle.launch.rendezvous import SECRET, Rendezvous
 from rekindle.launch.worker_group import Halt, Report, Start, WorkerGroup
 from rekindle.spec.model import TrainSpec
-from rekindle.tables import problems_in
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ _NETWORK = ("NCCL_", "FI_", "GLOO_")
 PROFILE = "REKINDLE_NCCL_PROFILE"
 _ITS_OWN = ("NCCL_", "CUDA_", "LD_LIBRARY_PATH")
 _PATIENCE_SECONDS = 60.0
-_problem = problems_in(__file__)
+_RESUMES = "the same command resumes"
 
 
 def torchrun(
@@ -57,43 +56,54 @@ def torchrun(
     the first rank at fault and its cause."""
     place = rendezvous or Rendezvous.current()
     if train.launcher == "mpirun" and shutil.which("mpirun") is None:
-        raise StepError([_problem("no_mpirun")])
+        fix = "install Open MPI (apt-get install openmpi-bin), in the image of the step where it "
+        fix += "has one, or use torchrun"
+        raise StepError("there is no mpirun here", where="train.launcher", fix=fix)
     if place.nodes == 1:
         _check_loopback()
-    told, how = profiled(os.environ) if place.nodes > 1 else ({}, "")
+    variables: dict[str, str] = {}
+    profile = ""
+    if place.nodes > 1:
+        variables, profile = profiled(os.environ)
     if train.deterministic:
         # before CUDA and NCCL start: cuBLAS with workspaces of its own (docs.nvidia.com/cuda/cublas
         # on reproducible results), and sums along rings, because the order in which NCCL's trees
         # add up is not fixed (so does Megatron-LM's `--deterministic-mode`,
         # NVIDIA/Megatron-LM#5718)
-        told |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
-    group = WorkerGroup(script, train, status, place, {**told, **(environment or {})})
-    with on_signal(group.stop), _team(group) as team:
-        restart, starved_at = 0, None
+        variables |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
+    group = WorkerGroup(script, train, status, place, {**variables, **(environment or {})})
+    with on_signal(group.stop), _other_nodes(group) as team:
+        restart = 0
+        starved_at = None  # the step in which the kernel killed a rank for its memory
         while True:
             start = team.meet(restart) if team else Start(restart)
             restart = start.restart
             if team and restart == 0:
-                emit("notice", text=_network({**os.environ, **place.network(), **told}, how))
-            report = group.run(start, lambda: _polled(team, on_poll))
+                in_effect = {**os.environ, **place.network(), **variables}
+                emit("notice", text=_network_line(in_effect, profile))
+            report = group.run(start, lambda: _poll(team, on_poll))
             verdict = team.settle(report) if team else judge({0: report})
             if verdict.ending == "done":
                 return
             cause = verdict.cause or Cause("followed", 0, 0.0, "")
-            what, where, fix = cause.what, cause.where, cause.fix
-            _give_up(verdict, cause, train)
-            before, starved_at = starved_at, cause.starved_at
-            if starved_at is not None and starved_at == before:
-                raise StepError(f"{what}, twice in the same step", where=where, fix=fix)
+            _raise_unless_restartable(verdict, cause, train)
+            if cause.starved_at is not None and cause.starved_at == starved_at:
+                message = f"{cause.what}, twice in the same step"
+                raise StepError(message, where=cause.where, fix=cause.fix)
+            starved_at = cause.starved_at
             if restart >= train.max_restarts:
-                lost = cause.kind != "ended"  # by a script itself
-                more = ". Raise train.max_restarts if machines are this unstable" if lost else ""
-                fix = f"{fix}; the same command resumes from the last checkpoint{more}"
-                raise StepError(f"{what}; after {restart} restarts", where=where, fix=fix)
+                raise _too_many_restarts(cause, restart)
             restart += 1
-            text = f"{what}; restarting all ranks ({restart} of {train.max_restarts})"
-            log.warning("%s\n  where: %s\n  fix: %s", text, where, fix)
+            text = f"{cause.what}; restarting all ranks ({restart} of {train.max_restarts})"
+            log.warning("%s\n  where: %s\n  fix: %s", text, cause.where, cause.fix)
             emit("notice", text=text)
+
+
+def _too_many_restarts(cause: Cause, restarts: int) -> StepError:
+    fix = f"{cause.fix}; the same command resumes from the last checkpoint"
+    if cause.kind != "ended":  # by a script itself, which no machine is to blame for
+        fix += ". Raise train.max_restarts if machines are this unstable"
+    return StepError(f"{cause.what}; after {restarts} restarts", where=cause.where, fix=fix)
 
 
 def _check_loopback() -> None:
@@ -102,7 +112,10 @@ def _check_loopback() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=10).close()
     except OSError as error:
-        raise StepError([_problem("loopback", why=error.strerror or error)]) from error
+        why = error.strerror or error
+        message = f"ranks cannot reach each other over the loopback interface: {why}"
+        fix = "bring it up (ip link set lo up), and allow connections to it"
+        raise StepError(message, where="127.0.0.1", fix=fix) from error
 
 
 def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
@@ -110,39 +123,55 @@ def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
     script, *others = environment.get(PROFILE, "").split(":")
     if not script:
         return {}, ""
-    if missing := [path for path in (script, *others) if not Path(path).exists()]:
+    missing = [path for path in (script, *others) if not Path(path).exists()]
+    if missing:
         return {}, f"no GPUDirect between nodes: {', '.join(missing)} is not in this container"
-    given = {"LD_LIBRARY_PATH": "", **environment}
-    words = ["bash", "-c", 'set -a; . "$0" >&2 && exec env -0', script]
+    before = {"LD_LIBRARY_PATH": "", **environment}  # which the script extends
+    command = ["bash", "-c", 'set -a; . "$0" >&2 && exec env -0', script]
     try:
-        done = subprocess.run(words, env=given, capture_output=True, timeout=_PATIENCE_SECONDS)
+        process = subprocess.run(
+            command, env=before, capture_output=True, timeout=_PATIENCE_SECONDS
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise StepError([_problem("profile", where=script, why=error)]) from error
-    if done.returncode:
-        why = done.stderr.decode(errors="replace").strip()[-500:]
-        raise StepError([_problem("profile", where=script, why=why)])
-    pairs = (line.partition("=") for line in done.stdout.decode(errors="replace").split("\0"))
-    told = {n: value for n, _, value in pairs if n.startswith(_ITS_OWN) and given.get(n) != value}
-    own = {n for n in environment if n != "LD_LIBRARY_PATH"}
-    return {n: v for n, v in told.items() if n not in own}, f"NCCL as {script} says"
+        raise _failed_profile(script, error) from error
+    if process.returncode:
+        raise _failed_profile(script, process.stderr.decode(errors="replace").strip()[-500:])
+    variables = {}
+    for line in process.stdout.decode(errors="replace").split("\0"):
+        name, _, value = line.partition("=")
+        # what the user set stays, but for the path, to which the script adds
+        is_free = name == "LD_LIBRARY_PATH" or name not in environment
+        if name.startswith(_ITS_OWN) and is_free and before.get(name) != value:
+            variables[name] = value
+    return variables, f"NCCL as {script} says"
 
 
-def _network(environment: Mapping[str, str], how: str) -> str:
+def _failed_profile(script: str, why: object) -> StepError:
+    message = f"the script that tells NCCL of this machine's network failed: {why}"
+    fix = f"correct what is mounted there, or set {PROFILE} to nothing in the step's environment"
+    return StepError(message, where=script, fix=fix)
+
+
+def _network_line(environment: Mapping[str, str], profile: str) -> str:
     """What NCCL, libfabric and gloo are told about the network, for the log."""
-    told = [f"{n}={v}" for n, v in sorted(environment.items()) if n.startswith(_NETWORK)]
-    said = f"network: {', '.join(told) or 'nothing set, NCCL chooses'}"
-    return f"{said}; {how}" if how else said
+    variables = [f"{n}={v}" for n, v in sorted(environment.items()) if n.startswith(_NETWORK)]
+    line = f"network: {', '.join(variables) or 'nothing set, NCCL chooses'}"
+    return f"{line}; {profile}" if profile else line
 
 
 @contextlib.contextmanager
-def _team(group: WorkerGroup) -> Iterator[Member | None]:
+def _other_nodes(group: WorkerGroup) -> Iterator[Member | None]:
     """The other nodes; None where there are none."""
     place = group.place
     if place.nodes == 1:
         yield None
         return
     if not place.secret:
-        raise RequestError([_problem("no_secret", where=SECRET, nodes=place.nodes)])
+        message = f"{place.nodes} nodes cannot tell each other from strangers: "
+        message += "they share no secret"
+        fix = "set it to the same text on all nodes, as `openssl rand -hex 32` prints one: in "
+        fix += "platforms.P.secrets, in their environment, or as `secret` in REKINDLE_RENDEZVOUS"
+        raise RequestError(message, where=SECRET, fix=fix)
     with contextlib.ExitStack() as ends:
         coordinator = None
         if place.node_rank == 0:
@@ -153,19 +182,22 @@ def _team(group: WorkerGroup) -> Iterator[Member | None]:
         yield ends.enter_context(contextlib.closing(member))
 
 
-def _polled(team: Member | None, on_poll: Callable[[], None]) -> Halt | None:
+def _poll(team: Member | None, on_poll: Callable[[], None]) -> Halt | None:
     on_poll()
     return team.poll() if team else None
 
 
-def _give_up(verdict: Report, cause: Cause, train: TrainSpec) -> None:
+def _raise_unless_restartable(verdict: Report, cause: Cause, train: TrainSpec) -> None:
     """Raise what the verdict comes to, unless a restart may help."""
     if cause.kind == "raised":  # a restart would end so, too
         raise StepError(cause.what, where=cause.where, fix=cause.fix)
     if verdict.expired:
         saved = "the state was saved" if verdict.ending == "preempted" else "what was saved is kept"
-        raise StepError([_problem("expired", hours=train.max_hours, saved=saved)])
+        message = f"train.max_hours ({train.max_hours:g} h) are over; {saved}"
+        fix = "raise train.max_hours; the same command resumes, and the time starts again at zero"
+        raise StepError(message, where="train.max_hours", fix=fix)
     if verdict.ending == "preempted":
-        raise PreemptedError([_problem("saved")])
+        raise PreemptedError("stopped from outside after a save", fix=_RESUMES)
     if verdict.asked:
-        raise PreemptedError([_problem("stopped")])
+        message = "stopped from outside; what the last checkpoint holds is kept"
+        raise PreemptedError(message, fix=_RESUMES)

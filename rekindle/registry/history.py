@@ -27,27 +27,31 @@ def changes(client: MlflowClient, name: str) -> list[ChampionChange]:
 
 def note(client: MlflowClient, name: str, version: str, how: ChangeKind, reason: str) -> None:
     """Add that the version becomes champion, unless that is the last entry already."""
-    known = changes(client, name)
-    if known and known[-1].version == version:
+    earlier = changes(client, name)
+    if earlier and earlier[-1].version == version:
         return
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     change = ChampionChange(version=version, at=now, how=how, reason=reason[:MOST_LETTERS])
-    client.set_registered_model_tag(name, f"{CHANGE}{len(known) + 1:06}", change.to_json())
+    client.set_registered_model_tag(name, f"{CHANGE}{len(earlier) + 1:06}", change.to_json())
 
 
 def champion_before(client: MlflowClient, where: Registry, now: str) -> str:
     """The champion before `now` that was not rolled back itself; RegistryError without one."""
-    known = changes(client, where.name)
-    if known and known[-1].how == "rollback" and known[-1].version != now:
-        return known[-1].version  # interrupted between this entry and the alias
-    past = [change.version for change in known]
-    while past and past.pop() != now:
-        pass
+    history = changes(client, where.name)
+    if history and history[-1].how == "rollback" and history[-1].version != now:
+        return history[-1].version  # interrupted between this entry and the alias
+    earlier = [change.version for change in history]
+    while earlier and earlier.pop() != now:
+        pass  # until only what came before `now` is left
+    candidates = earlier[::-1]
     beaten = tags_of(client.get_model_version(where.name, now)).get("beaten", "")
-    for version in dict.fromkeys([*past[::-1], *filter(None, [beaten])]):
+    if beaten:
+        candidates.append(beaten)
+    for version in dict.fromkeys(candidates):
         if version != now and existing(client, where, version).get("decision") != "rolled_back":
             return version
-    raise where.error("first_champion", version=now)
+    message = f"version {now} of {where.name} is the first champion, or all before were rolled back"
+    raise where.error(message, "name a version that passed its gate: --to N")
 
 
 def existing(client: MlflowClient, where: Registry, version: str) -> dict[str, str]:
@@ -59,7 +63,9 @@ def existing(client: MlflowClient, where: Registry, version: str) -> dict[str, s
     except MlflowException as error:
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise
-        raise where.error("gone", version=version) from None
+        message = f"version {version} of {where.name} does not exist, or was deleted"
+        fix = "name another version with --to; `rekindle champion` lists those that were champion"
+        raise where.error(message, fix) from None
 
 
 def way_back(where: Registry) -> tuple[str, str]:
@@ -74,23 +80,29 @@ def champion_of(where: Registry) -> ChampionRecord:
     with where.open(f"ask for the champion of {where.name}") as client:
         version = by_alias(client, where, CHAMPION)
         if version is None:
-            raise where.error("no_champion")
+            message = f"{where.name} has no champion"
+            raise where.error(message, "`rekindle run CONFIG` trains a candidate")
         challenger = by_alias(client, where, CHALLENGER)
-        known, tags = changes(client, where.name), tags_of(version)
+        history = changes(client, where.name)
+        tags = tags_of(version)
     now = str(version.version)
-    metrics = {k.removeprefix("metric."): v for k, v in tags.items() if k.startswith("metric.")}
+    own_changes = [change for change in history if change.version == now]
+    metrics = {}
+    for name, value in tags.items():
+        if name.startswith("metric."):
+            metrics[name.removeprefix("metric.")] = float(value)
     return ChampionRecord(
         name=where.name,
         version=now,
         digest=tags.get("model_digest", ""),
-        change=next((change for change in known[::-1] if change.version == now), None),
+        change=own_changes[-1] if own_changes else None,
         beaten=tags.get("beaten", ""),
         reason=tags.get("reason", ""),
-        metrics={name: float(value) for name, value in metrics.items()},
+        metrics=metrics,
         window=tags.get("window", ""),
         run_key=tags.get("run_key", ""),
         challenger=str(challenger.version) if challenger else "",
-        history=tuple(known),
-        unfinished=bool(known) and known[-1].version != now,
+        history=tuple(history),
+        unfinished=bool(history) and history[-1].version != now,
         tracking_uri=where.shown_uri,
     )

@@ -28,7 +28,6 @@ from rekindle.registry.signature import EVIDENCE, log_model
 from rekindle.serve.messages import ServedModel
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import DataSpec, RegisterSpec
-from rekindle.tables import problems_in
 from rekindle.train.modelfolder import ANY_CODE, DESCRIPTION, code_in, digest_of, may_run
 
 if TYPE_CHECKING:
@@ -51,6 +50,9 @@ PACKAGES = (
     "kfp",
     "scikit-learn",
 )
+_MOVE_THE_ALIAS = "move the champion alias to a version that rekindle registered"
+_NO_REGISTRY = "there is no registry"
+_MAKE_REGISTRY = "`rekindle run CONFIG` makes it with the first model; or name another --home"
 _MOST_LINEAGE = 40  # SageMaker keeps 50 properties
 _LINEAGE = (
     "run_key",
@@ -65,7 +67,6 @@ _LINEAGE = (
     "evidence_sha256",
     "reason",
 )
-_problem = problems_in(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +82,13 @@ class Registry:
         """The tracking URI without credentials."""
         return masked(resolve_uri(self.spec.tracking_uri, self.artifact_root))
 
-    def error(self, name: str, **about: Any) -> RegistryError:
-        """What is wrong there, by its name in problems.yaml, to raise."""
-        return RegistryError([_problem(name, where=self.shown_uri, at=self, **about)])
+    def error(self, message: str, fix: str) -> RegistryError:
+        """What is wrong there, to raise."""
+        return RegistryError(message, where=self.shown_uri, fix=fix)
+
+    def missing(self) -> bool:
+        """Whether nothing has been registered in the embedded database yet."""
+        return not self.spec.tracking_uri and not Path(self.artifact_root, DATABASE).is_file()
 
     def code(self, task: str) -> str:
         """What models may bring beside rekindle's own code: see `open_model`."""
@@ -111,12 +116,24 @@ def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | Non
             return None
         tags = tags_of(version)
         if not tags.get("model_digest"):
-            raise where.error("unmarked", version=version.version)
+            message = f"version {version.version} of {where.name} has no tag rekindle.model_digest"
+            raise where.error(message, _MOVE_THE_ALIAS)
         if not may_run(tags.get("task_code", ""), code):
-            raise where.error("foreign_code", version=version.version)
-        names = ("run_key", "work_key", "init_from", "beaten", "beaten_digest", "budget_hours")
-        known = {name: tags.get(name, "") for name in names}
-        return ChampionState(version=str(version.version), digest=tags["model_digest"], **known)
+            message = f"the champion, version {version.version} of {where.name}, brings code that "
+            message += "is not the task of this config"
+            fix = "take the task's file as it was when the champion was trained; or read what the "
+            fix += "champion brings, and if it may run here, set register.trust_code: true"
+            raise where.error(message, fix)
+        return ChampionState(
+            version=str(version.version),
+            digest=tags["model_digest"],
+            run_key=tags.get("run_key", ""),
+            work_key=tags.get("work_key", ""),
+            init_from=tags.get("init_from", ""),
+            beaten=tags.get("beaten", ""),
+            beaten_digest=tags.get("beaten_digest", ""),
+            budget_hours=tags.get("budget_hours", ""),
+        )
 
 
 def fetch_model(where: Registry, version: str, digest: str) -> Path:
@@ -126,12 +143,18 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
         folder = _files_of(where, version, digest, tags.get(KEPT, ""))
     model = _model_in(folder)
     if model is None:
-        raise where.error("no_model_of_ours", version=version)
+        message = f"version {version} of {where.name} holds no model of rekindle"
+        raise where.error(message, _MOVE_THE_ALIAS)
     if digest_of(model) != digest:
         if tags.get("model_digest") == digest:
-            changed = _problem("changed_files", where=str(model), at=where, version=version)
-            raise ChangedModelError([changed])
-        raise where.error("other_model", version=version)
+            message = f"the files of version {version} of {where.name} are not those that were "
+            message += "registered: some are missing, damaged, replaced or new"
+            fix = "restore them from a copy; or delete the champion alias in the registry: the "
+            fix += "next candidate is then promoted if it reaches the floor"
+            raise ChangedModelError(message, where=str(model), fix=fix)
+        message = f"version {version} of {where.name} is another model than when the run began"
+        fix = "run the same config again: it asks the registry for the champion first"
+        raise where.error(message, fix)
     return model
 
 
@@ -149,9 +172,10 @@ def _files_of(where: Registry, version: str, digest: str, evidence_sha256: str) 
     lock = Path(where.artifact_root) / "locks" / f"fetch-{name}"
     waits = f"another process fetches version {version} of {where.name}; waiting for it"
     with owned(lock, lambda: emit("notice", text=waits)):
-        kept, draft = folder / name, folder / f".{name}.starting"
+        kept = folder / name
+        draft = folder / f".{name}.starting"
         if _is_whole(kept, digest, evidence_sha256):
-            os.utime(kept)
+            os.utime(kept)  # `rekindle gc` goes by the last use
             return kept
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
@@ -173,28 +197,34 @@ def _is_whole(folder: Path, digest: str, evidence_sha256: str) -> bool:
 
 
 def _model_in(folder: Path) -> Path | None:
-    found = sorted(folder.rglob(DESCRIPTION)) if folder.is_dir() else []
-    return found[0].parent if found else None
+    descriptions = sorted(folder.rglob(DESCRIPTION)) if folder.is_dir() else []
+    return descriptions[0].parent if descriptions else None
 
 
 def aliased(where: Registry) -> frozenset[str]:
     """The digests of the versions that have an alias. Raises RegistryError where the registry gives
     no answer."""
     with where.open(f"ask for the aliases of {where.name}") as client:
-        versions = set(client.get_registered_model(where.name).aliases.values())
-        found = (client.get_model_version(where.name, str(version)) for version in versions)
-        return frozenset(filter(None, (tags_of(one).get("model_digest", "") for one in found)))
+        digests = set()
+        for version in set(client.get_registered_model(where.name).aliases.values()):
+            tags = tags_of(client.get_model_version(where.name, str(version)))
+            digests.add(tags.get("model_digest", ""))
+        return frozenset(digests - {""})
 
 
 def comparisons(where: Registry, model: Path) -> dict[str, int]:
     """How many versions were compared with a champion before that of the folder `model`, if it has
     one, by how their test split was drawn (`Evidence.epoch`)."""
     with where.open(f"count the comparisons of {where.name}") as client:
-        found = client.search_model_versions(f"name = '{where.name}'")
-    own = json.loads((model / DESCRIPTION).read_text())["run_key"]
-    before = min((int(v.version) for v in found if tags_of(v).get("run_key") == own), default=None)
-    epochs = (tags_of(v).get("epoch") for v in found if before is None or int(v.version) < before)
-    return dict(collections.Counter(filter(None, epochs)))
+        versions = client.search_model_versions(f"name = '{where.name}'")
+    tags_by_number = {int(version.version): tags_of(version) for version in versions}
+    run_key = json.loads((model / DESCRIPTION).read_text())["run_key"]
+    own_numbers = [n for n, tags in tags_by_number.items() if tags.get("run_key") == run_key]
+    earlier = dict(tags_by_number)
+    if own_numbers:
+        earlier = {n: tags for n, tags in tags_by_number.items() if n < min(own_numbers)}
+    epochs = [tags["epoch"] for tags in earlier.values() if tags.get("epoch")]
+    return dict(collections.Counter(epochs))
 
 
 def starting_weights(where: Registry, init_from: str, digest: str) -> str:
@@ -205,8 +235,8 @@ def starting_weights(where: Registry, init_from: str, digest: str) -> str:
     if init_from.isdigit():
         return str(fetch_model(where, init_from, digest))
     if content_behind(init_from) != digest:
-        what = f"the files of {init_from} changed since the run began"
-        raise DataError(what, where="model.init_from", fix="run the same config again")
+        message = f"the files of {init_from} changed since the run began"
+        raise DataError(message, where="model.init_from", fix="run the same config again")
     return init_from
 
 
@@ -221,9 +251,11 @@ def register(
 ) -> Registration:
     """Put the model into the registry as `challenger` with its lineage; finds the version of an
     exact rerun again. Raises RegistryError where the model is not the one that was judged."""
-    evidence, digest = Evidence.read(evidence_file), digest_of(model)
+    evidence = Evidence.read(evidence_file)
+    digest = digest_of(model)
     if digest != evidence.model_digest:
-        raise where.error("not_judged", folder=model)
+        message = f"not registered: the files in {model} are not those that were judged"
+        raise where.error(message, "run the same config again: the model is judged again")
     lineage = _lineage(fingerprint, training, evidence, evidence_file, code_commit)
     tags = {f"{PREFIX}{name}": value for name, value in lineage.items()}
     tags[f"{PREFIX}task_code"] = code_in(model)
@@ -231,24 +263,35 @@ def register(
         _ensure_model(client, where.name)
         version = _same_work(client, where.name, fingerprint.run_key, digest)
         created = version is None
-        before = tags_of(version).get("decision") if version else None
+        earlier_decision = tags_of(version).get("decision") if version else None
         if version is None:
             tags[f"{PREFIX}{KEPT}"] = file_sha256(evidence_file)
             version = _new_version(client, where, model, code, evidence_file, tags)
-        elif before != "rolled_back" and (evidence.promote or before != "promoted"):
-            # else it keeps what it once was promoted, or rolled back, for
+        elif _may_retag(earlier_decision, evidence):
             _retag(client, where.name, version, tags)
         is_champion = has_alias(client, where, CHAMPION, str(version.version))
         if not is_champion:
             client.set_registered_model_alias(where.name, CHALLENGER, version.version)
-        decision: Decision = "approval_needed" if where.spec.approval == "manual" else "pending"
+        decision: Decision
         if is_champion:
             decision = "promoted"
-        elif before == "rolled_back":
+        elif earlier_decision == "rolled_back":
             decision = "rolled_back"
         elif not evidence.promote:
             decision = "refused"
+        elif where.spec.approval == "manual":
+            decision = "approval_needed"
+        else:
+            decision = "pending"
         return registration(client, where, version, created, decision)
+
+
+def _may_retag(earlier_decision: str | None, evidence: Evidence) -> bool:
+    """Whether the tags of a version may follow later evidence: one that was promoted or rolled back
+    keeps what that was decided for."""
+    if earlier_decision == "rolled_back":
+        return False
+    return evidence.promote or earlier_decision != "promoted"
 
 
 def _lineage(
@@ -296,12 +339,13 @@ def _new_version(
 ) -> ModelVersion:
     import mlflow
 
-    run_key, uri = tags[f"{PREFIX}run_key"], where.spec.tracking_uri
-    run = tracking_run(client, uri, where.artifact_root, where.name, run_key)
-    with mlflow.start_run(run_id=run):
+    run_key = tags[f"{PREFIX}run_key"]
+    uri = where.spec.tracking_uri
+    run_id = tracking_run(client, uri, where.artifact_root, where.name, run_key)
+    with mlflow.start_run(run_id=run_id):
         logged = log_model(model, code, evidence_file)
     return client.create_model_version(
-        where.name, logged.model_uri, run_id=run, tags=dict(tags), model_id=logged.model_id
+        where.name, logged.model_uri, run_id=run_id, tags=dict(tags), model_id=logged.model_id
     )
 
 
@@ -314,8 +358,9 @@ def _retag(client: MlflowClient, name: str, version: ModelVersion, tags: Mapping
 
 
 def _same_work(client: MlflowClient, name: str, run_key: str, digest: str) -> ModelVersion | None:
-    found = client.search_model_versions(f"name = '{name}' and tag.`{PREFIX}run_key` = '{run_key}'")
-    same = (version for version in found if tags_of(version).get("model_digest") == digest)
+    question = f"name = '{name}' and tag.`{PREFIX}run_key` = '{run_key}'"
+    of_same_run = client.search_model_versions(question)
+    same = [version for version in of_same_run if tags_of(version).get("model_digest") == digest]
     return min(same, key=lambda version: int(version.version), default=None)
 
 
@@ -346,22 +391,25 @@ def by_alias(client: MlflowClient, where: Registry, alias: str) -> ModelVersion 
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
-        raise where.error("lost_version", alias=alias, version=version) from None
+        message = f"the alias {alias} of {where.name} names version {version}, which does not exist"
+        fix = "give the alias to a version that exists, or delete it: the next candidate that "
+        fix += "reaches the floor is then promoted"
+        raise where.error(message, fix) from None
 
 
 def has_alias(client: MlflowClient, where: Registry, alias: str, version: str) -> bool:
     """Whether the version is the one with this alias. Raises RegistryError as `by_alias`."""
-    found = by_alias(client, where, alias)
-    return found is not None and str(found.version) == version
+    holder = by_alias(client, where, alias)
+    return holder is not None and str(holder.version) == version
 
 
 def aliases(where: Registry) -> dict[str, str]:
     """Versions by alias. Raises RegistryError where the model or the registry is not there."""
-    if not where.spec.tracking_uri and not Path(where.artifact_root, DATABASE).is_file():
-        raise where.error("no_registry")
+    if where.missing():
+        raise where.error(_NO_REGISTRY, _MAKE_REGISTRY)
     with where.open(f"ask for the aliases of {where.name}") as client:
-        known = client.get_registered_model(where.name).aliases
-        return {alias: str(version) for alias, version in known.items()}
+        by_name = client.get_registered_model(where.name).aliases
+        return {alias: str(version) for alias, version in by_name.items()}
 
 
 def registration(
@@ -387,24 +435,30 @@ def served_model(
     where its files are not those that were registered."""
     if data is None:
         raise RequestError(f"the config of {where.name} names no data, and so no input columns")
-    if not where.spec.tracking_uri and not Path(where.artifact_root, DATABASE).is_file():
-        raise RequestError([_problem("no_registry", where=where.shown_uri)])
+    if where.missing():
+        raise RequestError(_NO_REGISTRY, where=where.shown_uri, fix=_MAKE_REGISTRY)
     with where.open(f"ask for the champion of {where.name}") as client:
-        asked = client.get_model_version(where.name, version) if version else None
-        found = asked or by_alias(client, where, CHAMPION)
-    tags = tags_of(found) if found else {}
-    if found is None or not tags.get("model_digest"):
-        raise RequestError([_problem("none_of_ours", where=where.shown_uri, at=where)])
+        model_version: ModelVersion | None
+        if version:
+            model_version = client.get_model_version(where.name, version)
+        else:
+            model_version = by_alias(client, where, CHAMPION)
+    tags = tags_of(model_version) if model_version else {}
+    if model_version is None or not tags.get("model_digest"):
+        message = f"{where.name} has no champion that rekindle registered"
+        fix = "`rekindle run CONFIG` trains one; `rekindle runs` shows what the gate decided"
+        raise RequestError(message, where=where.shown_uri, fix=fix)
     try:
-        folder = fetch_model(where, str(found.version), tags["model_digest"])
+        folder = fetch_model(where, str(model_version.version), tags["model_digest"])
         evidence = folder.parent / EVIDENCE
         if KEPT in tags and not (evidence.is_file() and file_sha256(evidence) == tags[KEPT]):
-            raise ChangedModelError([_problem("changed_evidence", where=str(evidence))])
+            message = "the evidence beside the model is not what was registered"
+            raise ChangedModelError(message, where=str(evidence), fix="restore it")
     except ChangedModelError as error:
         raise RequestError(error.problems) from error
     return ServedModel(
         name=where.name,
-        version=str(found.version),
+        version=str(model_version.version),
         digest=tags["model_digest"],
         path=str(folder),
         evidence=str(evidence) if KEPT in tags else "",
@@ -418,8 +472,9 @@ def lineage_of(where: Registry, version: str) -> dict[str, str]:
     """Where a version is registered, and what it was made of, for other registries."""
     with where.open(f"ask for version {version} of {where.name}") as client:
         tags = tags_of(client.get_model_version(where.name, version))
-    known = {k: v for k, v in tags.items() if k in _LINEAGE or k.startswith("metric.")}
-    lineage = {"registry": where.shown_uri, "version": version, **known}
+    names = [name for name in tags if name in _LINEAGE or name.startswith("metric.")]
+    lineage = {"registry": where.shown_uri, "version": version}
+    lineage |= {name: tags[name] for name in names}
     return dict(list(lineage.items())[:_MOST_LINEAGE])
 
 

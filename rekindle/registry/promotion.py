@@ -46,9 +46,13 @@ UNSURE = "no answer to "
 LEASE = 120.0
 """Seconds for which others respect a claim that does not change."""
 _CHANCE = random.SystemRandom()
-IN_TIME, ANSWER, STEP_BACK = 60.0, 20.0, 5.0
-"""Seconds from a claim to the last request at most, for the answer to that, and for others who see
-the claim to take back theirs."""
+IN_TIME = 60.0
+"""Seconds from a claim to the last request at most."""
+ANSWER = 20.0
+"""Seconds for the answer to that request."""
+STEP_BACK = 5.0
+"""Seconds for others who see a claim to take back theirs."""
+_AGAIN = "run the same command again"
 
 
 def promote(
@@ -57,14 +61,16 @@ def promote(
     """Make the registered version the champion if the evidence, the version's tags and files, and
     the registry of this moment all agree. With a person's `reason` also a version that was compared
     with another champion, or could not be compared with it, or was rolled back."""
-    version, evidence = registered.version, Evidence.read(evidence_file)
+    version = registered.version
+    evidence = Evidence.read(evidence_file)
     how: ChangeKind = "reason" if reason else "gate"
     with where.alone(), where.open(f"promote version {version} of {where.name}") as client:
         if not _is_promoted(client, where, version, evidence):
             models.fetch_model(where, version, evidence.model_digest)
             with _claimed(client, where, version) as claim:
-                ask = (client, where, version, evidence, evidence_file, reason)
-                may = functools.partial(_may_replace, *ask)
+                may = functools.partial(
+                    _may_replace, client, where, version, evidence, evidence_file, reason
+                )
                 if may():
                     note(client, where.name, version, how, reason or evidence.reason)
                     claim.replace_champion(may)
@@ -72,10 +78,10 @@ def promote(
             note(client, where.name, version, how, reason)
         if has_alias(client, where, CHALLENGER, version):
             client.delete_registered_model_alias(where.name, CHALLENGER)
-        found = client.get_model_version(where.name, version)
-        if tags_of(found).get("decision") != "promoted":
+        model_version = client.get_model_version(where.name, version)
+        if tags_of(model_version).get("decision") != "promoted":
             client.set_model_version_tag(where.name, version, f"{PREFIX}decision", "promoted")
-        return models.registration(client, where, found, registered.created, "promoted")
+        return models.registration(client, where, model_version, registered.created, "promoted")
 
 
 def roll_back(
@@ -88,14 +94,17 @@ def roll_back(
     with where.alone(), where.open(f"roll back {where.name}") as client:
         champion = by_alias(client, where, CHAMPION)
         if champion is None:
-            raise where.error("nothing_to_roll_back")
+            message = f"{where.name} has no champion to roll back"
+            raise where.error(message, "`rekindle run` trains one")
         now = str(champion.version)
         to = to or champion_before(client, where, now)
         if to == now:
             return now, now
         tags = existing(client, where, to)
         if tags.get("decision") != "promoted":
-            raise where.error("never_champion", version=to)
+            message = f"version {to} of {where.name} was never champion, or was rolled back"
+            fix = "`rekindle promote RUN --reason WHY` promotes one that passed its gate"
+            raise where.error(message, fix)
         models.fetch_model(where, to, tags.get("model_digest", ""))
         with _claimed(client, where, to) as claim:
             may = functools.partial(_is_still_champion, client, where, now)
@@ -113,7 +122,8 @@ def roll_back(
 
 def _is_still_champion(client: MlflowClient, where: Registry, version: str) -> bool:
     if not has_alias(client, where, CHAMPION, version):
-        raise where.error("replaced", version=version)
+        message = f"version {version} of {where.name} is no longer the champion"
+        raise where.error(message, "`rekindle champion` shows which is; then run the command again")
     return True
 
 
@@ -140,26 +150,41 @@ def _may_replace(
         return False
     digest = tags_of(champion).get("model_digest", "") if champion is not None else ""
     tags = tags_of(client.get_model_version(where.name, version))
-    other_files = evidence.model_digest != tags.get("model_digest")
-    changed = file_sha256(evidence_file) != tags.get("evidence_sha256")
-    same_version, replaced = now == evidence.champion_version, digest != evidence.champion_digest
-    rolled_back = tags.get("decision") == "rolled_back"
+    doubts = []
+    is_refused = not evidence.promote or not all(check.passed for check in evidence.checks)
     # without a comparison a person decides
-    refused = not evidence.promote or not all(check.passed for check in evidence.checks)
-    doubts = {
-        "the gate refused it": refused and not (reason and evidence.is_for_a_person),
-        "the evidence belongs to another model": evidence.run_key != tags.get("run_key"),
-        "the evidence belongs to other files than were registered": other_files,
-        "the evidence was changed after it was registered": changed,
-        f"the champion is now version {now or 'none'}, and the candidate was compared with version "
-        f"{evidence.champion_version or 'none'}": not reason and not same_version,
-        f"the champion, version {now}, is another model now than the one that the candidate was "
-        "compared with": not reason and same_version and replaced,
-        f"it was rolled back: {tags.get('rolled_back_for', '')}": not reason and rolled_back,
-    }
-    if found := [doubt for doubt, true in doubts.items() if true]:
-        raise where.error("doubts", doubts="; ".join(found))
+    if is_refused and not (reason and evidence.is_for_a_person):
+        doubts.append("the gate refused it")
+    if evidence.run_key != tags.get("run_key"):
+        doubts.append("the evidence belongs to another model")
+    if evidence.model_digest != tags.get("model_digest"):
+        doubts.append("the evidence belongs to other files than were registered")
+    if file_sha256(evidence_file) != tags.get("evidence_sha256"):
+        doubts.append("the evidence was changed after it was registered")
+    if not reason:
+        doubts += _doubts_about_champion(now, digest, evidence)
+        if tags.get("decision") == "rolled_back":
+            doubts.append(f"it was rolled back: {tags.get('rolled_back_for', '')}")
+    if doubts:
+        fix = "run the same config again: it is judged against the champion of that moment; or "
+        fix += "promote what passed its gate in spite of that: `rekindle promote RUN --reason WHY`"
+        raise where.error(f"not promoted: {'; '.join(doubts)}", fix)
     return True
+
+
+def _doubts_about_champion(version: str, digest: str, evidence: Evidence) -> list[str]:
+    """Why the champion of now, "" for none, is not the one that the candidate was compared with."""
+    if version != evidence.champion_version:
+        return [
+            f"the champion is now version {version or 'none'}, and the candidate was compared "
+            f"with version {evidence.champion_version or 'none'}"
+        ]
+    if digest != evidence.champion_digest:
+        return [
+            f"the champion, version {version}, is another model now than the one that the "
+            "candidate was compared with"
+        ]
+    return []
 
 
 @dataclasses.dataclass
@@ -178,18 +203,29 @@ class Claim:
 
     def others(self) -> dict[str, str]:
         """Claim, under a new key (others time each), and see who else does."""
-        name, self.made = self.where.name, _clock()
+        self.made = _clock()
         self.key = f"{CLAIM}{uuid.uuid4().hex[:12]}"
-        self.client.set_registered_model_tag(name, self.key, self.who)
-        return {k: said for k, said in claims(self.client, name).items() if k != self.key}
+        self.client.set_registered_model_tag(self.where.name, self.key, self.who)
+        others = claims(self.client, self.where.name)
+        others.pop(self.key, None)
+        return others
 
-    def outlive(self, key: str, said: str) -> None:
+    def outlive(self, key: str, who: str) -> None:
         """Take away another's claim after `LEASE`; RegistryError while it may take effect."""
         champion = by_alias(self.client, self.where, CHAMPION)
-        done = champion is not None and said.startswith(f"{UNSURE}version {champion.version},")
-        if said.startswith(UNSURE) and not done:
-            raise self.where.error("unanswered_before", said=said.removeprefix(UNSURE), key=key)
+        is_done = champion is not None and who.startswith(f"{UNSURE}version {champion.version},")
+        if who.startswith(UNSURE) and not is_done:
+            message = "an earlier promotion had no answer from the registry, which may still carry "
+            message += f"it out: {who.removeprefix(UNSURE)}"
+            raise self.where.error(message, self._look_first(key))
         self.client.delete_registered_model_tag(self.where.name, key)
+
+    def _look_first(self, key: str) -> str:
+        """What a person does about a claim whose promotion has no answer."""
+        return (
+            f"look which version of {self.where.name} is the champion, then delete the tag {key} "
+            "of this registered model and run the same command again"
+        )
 
     def replace_champion(self, may: Callable[[], bool]) -> None:
         """Set the alias `champion`, if that `may` still be done; RegistryError where others may
@@ -206,7 +242,10 @@ class Claim:
         if not may():  # others may have gone on, and a machine that slept need not know how long
             return
         if _clock() - self.made > IN_TIME:
-            raise self.where.error("slow", seconds=IN_TIME)
+            message = (
+                f"not promoted: the registry took more than {IN_TIME:.0f} s for a few questions"
+            )
+            raise self.where.error(message, _AGAIN)
         self.unsure = True
         try:
             with _one_answer():
@@ -216,16 +255,19 @@ class Claim:
                 self.unsure = False  # it was refused
                 raise
             if not self._done_late():
-                about = {"version": self.version, "key": self.key, "error": error}
-                raise self.where.error("unanswered", **about) from error
+                message = f"the registry gave no answer to promoting version {self.version}, and "
+                message += "may still do it; no other version is promoted until that is known: "
+                message += str(error)
+                raise self.where.error(message, self._look_first(self.key)) from error
         self.unsure = False
 
     def _hold_alone(self) -> None:
         """Wait until others have stepped back; RegistryError unless this claim is left."""
         give_up = time.monotonic() + STEP_BACK
-        while (there := list(claims(self.client, self.where.name))) != [self.key]:
-            if self.key not in there or time.monotonic() > give_up:
-                raise self.where.error("overtaken")
+        while (keys := list(claims(self.client, self.where.name))) != [self.key]:
+            if self.key not in keys or time.monotonic() > give_up:
+                message = "not promoted: another promotion began while this one was held up"
+                raise self.where.error(message, _AGAIN)
             time.sleep(0.2)
 
     def _done_late(self) -> bool:
@@ -242,7 +284,7 @@ class Claim:
 def claims(client: MlflowClient, name: str) -> dict[str, str]:
     """The claims of all attempts: key, and who made it."""
     tags = dict(client.get_registered_model(name).tags)
-    return {key: str(said) for key, said in tags.items() if key.startswith(CLAIM)}
+    return {key: str(who) for key, who in tags.items() if key.startswith(CLAIM)}
 
 
 def _clock() -> float:
@@ -255,22 +297,22 @@ def _claimed(client: MlflowClient, where: Registry, version: str) -> Iterator[Cl
     who = f"version {version}, {socket.gethostname()}, process {os.getpid()}"
     if not where.spec.tracking_uri:
         who = f"{EMBEDDED}{who}"
-        for key, said in claims(client, where.name).items():
-            if said.startswith(EMBEDDED):  # of a process that held the lock before
+        for key, claimant in claims(client, where.name).items():
+            if claimant.startswith(EMBEDDED):  # of a process that held the lock before
                 client.delete_registered_model_tag(where.name, key)
     claim = Claim(client, where, version, who)
-    seen: dict[str, float] = {}  # others' claims, and when each was seen first
+    first_seen: dict[str, float] = {}  # by the key of another's claim
     try:
         while others := claim.others():
             client.delete_registered_model_tag(where.name, claim.key)
-            if not seen:
-                said = next(iter(others.values()))
-                emit("notice", text=f"another run promotes ({said}); waiting for it")
+            if not first_seen:
+                claimant = next(iter(others.values()))
+                emit("notice", text=f"another run promotes ({claimant}); waiting for it")
             now = time.monotonic()
-            seen = {other: seen.get(other, now) for other in others}
-            for other, since in seen.items():
+            first_seen = {key: first_seen.get(key, now) for key in others}
+            for key, since in first_seen.items():
                 if now - since > LEASE:
-                    claim.outlive(other, others[other])
+                    claim.outlive(key, others[key])
             time.sleep(_CHANCE.uniform(0.1, 1.5))  # so that two do not meet again
         yield claim
     finally:
@@ -282,13 +324,15 @@ def _claimed(client: MlflowClient, where: Registry, version: str) -> Iterator[Cl
 @contextlib.contextmanager
 def _one_answer() -> Iterator[None]:
     """A request is sent once: of two, the second might be carried out long after the first."""
-    wanted = {"MLFLOW_HTTP_REQUEST_TIMEOUT": f"{ANSWER:.0f}"}
-    wanted["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-    before = {name: os.environ[name] for name in wanted if name in os.environ}
-    os.environ.update(wanted)
+    settings = {
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": f"{ANSWER:.0f}",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    }
+    before = {name: os.environ[name] for name in settings if name in os.environ}
+    os.environ.update(settings)
     try:
         yield
     finally:
-        for name in wanted:
+        for name in settings:
             os.environ.pop(name, None)
         os.environ.update(before)
