@@ -41,10 +41,11 @@ def cron_problem(text: str) -> tuple[str, str] | None:
     `cron_problem("61 * * * *")` is ``("minute: 61 is not in 0-59", ...)``."""
     fields = text.lower().split()
     if len(fields) != len(_FIELDS):
-        what = f"`{text}` has {len(fields)} field{'s' * (len(fields) != 1)}, not five"
+        noun = "field" if len(fields) == 1 else "fields"
+        message = f"`{text}` has {len(fields)} {noun}, not five"
         if len(fields) in (6, 7):
-            return what, "leave seconds and the year out, such as `0 3 * * 1`: Mondays at three"
-        return what, _EXAMPLE
+            return message, "leave seconds and the year out, such as `0 3 * * 1`: Mondays at three"
+        return message, _EXAMPLE
     for field, (name, low, high, names) in zip(fields, _FIELDS, strict=True):
         for item in field.split(","):
             try:
@@ -61,22 +62,34 @@ def five_fields(text: str) -> str:
 
 def values(cron: str) -> Fields:
     """The numbers that each of the five fields names, in order; None for `*`."""
-    found = list[tuple[int, ...] | None]()
+    fields: list[tuple[int, ...] | None] = []
     for field, (_, low, high, names) in zip(cron.lower().split(), _FIELDS, strict=True):
-        numbers = {n for item in field.split(",") for n in _span(item, low, high, names)}
-        found.append(None if field == "*" else tuple(sorted(numbers)))
-    return tuple(found)
+        if field == "*":
+            fields.append(None)
+            continue
+        numbers = set[int]()
+        for item in field.split(","):
+            numbers.update(_span(item, low, high, names))
+        fields.append(tuple(sorted(numbers)))
+    return tuple(fields)
 
 
 def listed(numbers: tuple[int, ...] | None) -> str:
     """A field in numbers, ranges and lists. `(1, 2, 3, 7)` is ``1-3,7``, None ``*``."""
     if numbers is None:
         return "*"
-    # numbers that follow each other are as far from their places
-    groups = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    runs = ([number for _, number in group] for _, group in groups)
-    spans = ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run) for run in runs)
-    return ",".join(itertools.chain.from_iterable(spans))
+    parts: list[str] = []
+    run: list[int] = []
+    for number, following in itertools.zip_longest(numbers, numbers[1:]):
+        run.append(number)
+        if following == number + 1:
+            continue
+        if len(run) > 2:
+            parts.append(f"{run[0]}-{run[-1]}")
+        else:
+            parts += map(str, run)
+        run = []
+    return ",".join(parts)
 
 
 def written(cron: str) -> str:
@@ -89,21 +102,26 @@ def next_times(
 ) -> list[datetime.datetime]:
     """The next `count` starts after `after`, in the zone: a time that a change of clocks skips is
     left out, one that it repeats counts once, the first time. Fewer within nine years, if so."""
-    minutes, hours, *_ = fields = values(cron)
-    zone, found = zoneinfo.ZoneInfo(timezone), list[datetime.datetime]()
+    fields = values(cron)
+    zone = zoneinfo.ZoneInfo(timezone)
+    moments: list[datetime.datetime] = []
     day = after.astimezone(zone).date() - datetime.timedelta(days=1)
     for _ in range(9 * 366):  # between two days of 29 February lie eight years at most
         if day_fits(fields, day):
-            found += sorted(
-                moment
-                for hour in (range(24) if hours is None else hours)
-                for minute in (range(60) if minutes is None else minutes)
-                if (moment := _moment(day, hour, minute, zone)) is not None and moment > after
-            )
-        if len(found) >= count:
+            times = [_moment(day, hour, minute, zone) for hour, minute in _times(fields)]
+            moments += sorted(moment for moment in times if moment is not None and moment > after)
+        if len(moments) >= count:
             break
         day += datetime.timedelta(days=1)
-    return found[:count]
+    return moments[:count]
+
+
+def _times(fields: Fields) -> Iterator[tuple[int, int]]:
+    """Hours and minutes of a day on which the line starts."""
+    minutes, hours, *_ = fields
+    yield from itertools.product(
+        range(24) if hours is None else hours, range(60) if minutes is None else minutes
+    )
 
 
 def starts(cron: str, timezone: str, after: datetime.datetime, count: int) -> Iterator[str]:
@@ -115,23 +133,34 @@ def starts(cron: str, timezone: str, after: datetime.datetime, count: int) -> It
 
 def unsteady(cron: str, timezone: str, after: datetime.datetime) -> Iterator[str]:
     """The first times within a year after `after` that a change of clocks skips, and repeats."""
-    minutes, hours, *_ = fields = values(cron)
-    zone, said = zoneinfo.ZoneInfo(timezone), set[str]()
-    for n in range(366):
-        day = after.astimezone(zone).date() + datetime.timedelta(days=n)
-        around = (day + datetime.timedelta(days=d) for d in (-1, 1))
-        noons = [datetime.datetime.combine(d, datetime.time(12), zone) for d in around]
-        if noons[0].utcoffset() == noons[1].utcoffset() or not day_fits(fields, day):
+    fields = values(cron)
+    zone = zoneinfo.ZoneInfo(timezone)
+    first_day = after.astimezone(zone).date()
+    reported = set[str]()
+    for number in range(366):
+        day = first_day + datetime.timedelta(days=number)
+        if not day_fits(fields, day) or not _clocks_change(day, zone):
             continue
-        for hour in range(24) if hours is None else hours:
-            for minute in range(60) if minutes is None else minutes:
-                local = datetime.datetime.combine(day, datetime.time(hour, minute), zone)
-                how = "is skipped" if _moment(day, hour, minute, zone) is None else ""
-                if not how and local.utcoffset() != local.replace(fold=1).utcoffset():
-                    how = "comes twice"
-                if how and how not in said:
-                    said.add(how)
-                    yield f"{local:%Y-%m-%d %H:%M} {how}"
+        for hour, minute in _times(fields):
+            local = datetime.datetime.combine(day, datetime.time(hour, minute), zone)
+            if _moment(day, hour, minute, zone) is None:
+                event = "is skipped"
+            elif local.utcoffset() != local.replace(fold=1).utcoffset():
+                event = "comes twice"
+            else:
+                continue
+            if event not in reported:
+                reported.add(event)
+                yield f"{local:%Y-%m-%d %H:%M} {event}"
+
+
+def _clocks_change(day: datetime.date, zone: zoneinfo.ZoneInfo) -> bool:
+    """Whether clocks show another distance from UTC after this day than before it."""
+    one_day = datetime.timedelta(days=1)
+    noon = datetime.time(12)
+    before = datetime.datetime.combine(day - one_day, noon, zone)
+    after = datetime.datetime.combine(day + one_day, noon, zone)
+    return before.utcoffset() != after.utcoffset()
 
 
 def day_fits(fields: Fields, day: datetime.date) -> bool:
@@ -147,9 +176,13 @@ def day_fits(fields: Fields, day: datetime.date) -> bool:
 def _moment(
     day: datetime.date, hour: int, minute: int, zone: zoneinfo.ZoneInfo
 ) -> datetime.datetime | None:
+    """The moment of a local time, the first of two; None where clocks skip it."""
     local = datetime.datetime.combine(day, datetime.time(hour, minute), zone)
-    there = local.astimezone(datetime.UTC).astimezone(zone)
-    return local if there.replace(tzinfo=None) == local.replace(tzinfo=None) else None
+    # what does not exist comes back from UTC as another time
+    there_and_back = local.astimezone(datetime.UTC).astimezone(zone)
+    if there_and_back.replace(tzinfo=None) != local.replace(tzinfo=None):
+        return None
+    return local
 
 
 def _span(item: str, low: int, high: int, names: tuple[str, ...]) -> range:
@@ -158,19 +191,28 @@ def _span(item: str, low: int, high: int, names: tuple[str, ...]) -> range:
     if match is None:
         raise ValueError(f"`{item}` is neither `*` nor a number, a range or a step")
     first, last, step = match.groups()
-    ends = []
-    for word in filter(None, (first, last)):
-        number = int(word) if word.isdigit() else names.index(word) + low if word in names else -1
-        if not low <= number <= high:
-            raise ValueError(f"{word} is not in {low}-{high}")
-        ends.append(number)
-    if len(ends) == 2 and ends[0] > ends[1]:
+    begin = low
+    end = high
+    if first is not None:
+        begin = _number(first, low, high, names)
+        if last is not None:
+            end = _number(last, low, high, names)
+        elif step is None:  # as in crontab, `5/20` goes on to the end
+            end = begin
+    if begin > end:
         raise ValueError(f"`{item}` ends before it begins")
     if step is not None and not 1 <= int(step) <= high:
         raise ValueError(f"`{item}` has a step that leads nowhere")
-    # as in crontab, `5/20` goes on to the end
-    end = ends[-1] if last or (first and not step) else high
-    return range(ends[0] if ends else low, end + 1, int(step or 1))
+    return range(begin, end + 1, int(step or 1))
+
+
+def _number(word: str, low: int, high: int, names: tuple[str, ...]) -> int:
+    """The number that a word stands for, by digits or by a name."""
+    if word in names:
+        return names.index(word) + low
+    if not word.isdigit() or not low <= int(word) <= high:
+        raise ValueError(f"{word} is not in {low}-{high}")
+    return int(word)
 
 
 def _way_out(item: str, field: str) -> str:
@@ -189,8 +231,8 @@ def _days_problem(fields: list[str]) -> tuple[str, str] | None:
     """What is wrong with the days, each field being right."""
     day, month, weekday = fields[2:]
     if "*" not in (day, weekday) and "*" in f"{day}{weekday}":
-        what = f"`{day}` and `{weekday}`: some crons want both to fit, some either"
-        return what, "write the days out, such as `1,15`, or `*` for one of them"
+        message = f"`{day}` and `{weekday}`: some crons want both to fit, some either"
+        return message, "write the days out, such as `1,15`, or `*` for one of them"
     _, _, days, months, weekdays = values(" ".join(fields))
     if days is not None and weekdays is None:
         longest = max(_LONGEST_MONTHS[number - 1] for number in months or range(1, 13))

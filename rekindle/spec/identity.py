@@ -27,21 +27,22 @@ def digest(value: Any) -> str:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex, read in pieces, with a heartbeat for each."""
-    running, buffer = hashlib.sha256(), bytearray(_PIECE_BYTES)
+    sha256 = hashlib.sha256()
+    buffer = bytearray(_PIECE_BYTES)
     view = memoryview(buffer)
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
-            running.update(view[:size])
+            sha256.update(view[:size])
             beat()
-    return running.hexdigest()
+    return sha256.hexdigest()
 
 
 def large_file_sha256(path: Path) -> str:
     """The same, read once a process while a file's size, times and inode stay as they are."""
-    found = path.stat()
-    if found.st_size < _LARGE_BYTES:
+    state = path.stat()
+    if state.st_size < _LARGE_BYTES:
         return file_sha256(path)
-    return _remembered(path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+    return _remembered(path, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -54,7 +55,9 @@ def source_hash(parts: Iterable[str] = DATA_PLANE) -> str:
     """Hash of rekindle's own sources under `parts`: changed code must not get an old result."""
     package = Path(__file__).resolve().parent.parent
     files: list[Path] = []
-    for path in (package / part for part in parts):
-        inside = (file for file in path.rglob("*") if file.suffix in (".py", ".yaml"))
-        files += [path] if path.suffix == ".py" else sorted(inside)
+    for path in [package / part for part in parts]:
+        if path.suffix == ".py":
+            files.append(path)
+        else:
+            files += sorted(file for file in path.rglob("*") if file.suffix in (".py", ".yaml"))
     return digest([[file.relative_to(package).as_posix(), file_sha256(file)] for file in files])

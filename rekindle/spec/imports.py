@@ -55,30 +55,36 @@ def closure(
     """The `files` and all modules that they and the `sources` (code by what it is called) import,
     with the folder each is imported from: the first of several, or `everywhere` each, since a
     process's own path decides. RequestError for what is not Python."""
-    found = {file.absolute(): file.absolute().parent for file in files}
-    waiting = list[tuple[Path | None, ast.AST]]()
-    waiting += [(file, _read(file)) for file in found if file.suffix == ".py"]
+    folder_of = {file.absolute(): file.absolute().parent for file in files}
+    waiting: list[tuple[Path | None, ast.AST]] = []
+    waiting += [(file, _read(file)) for file in folder_of if file.suffix == ".py"]
     waiting += [(None, _parsed(text, name)) for name, text in sources.items()]
     while waiting:
         file, tree = waiting.pop()
-        for module, folder in _modules(tree, file, found, folders, everywhere):
-            if module not in found:
-                found[module] = folder
-                with contextlib.suppress(RequestError) if everywhere else contextlib.nullcontext():
-                    waiting.append((module, _read(module)))
-    return found
+        for module, folder in _modules(tree, file, folder_of, folders, everywhere):
+            if module in folder_of:
+                continue
+            folder_of[module] = folder
+            # of several of one name, one that is never imported may not be Python of this version
+            may_fail = contextlib.suppress(RequestError) if everywhere else contextlib.nullcontext()
+            with may_fail:
+                waiting.append((module, _read(module)))
+    return folder_of
 
 
 def contents(files: Mapping[Path, Path]) -> list[list[str]]:
     """What stands for the files that `closure` found: their names when imported, and hashes."""
-    named = {file: file.relative_to(top).as_posix() for file, top in files.items()}
-    return sorted([name, large_file_sha256(file)] for file, name in named.items())
+    rows = []
+    for file, folder in files.items():
+        name = file.relative_to(folder).as_posix()
+        rows.append([name, large_file_sha256(file)])
+    return sorted(rows)
 
 
 def _modules(
     tree: ast.AST,
     file: Path | None,
-    found: Mapping[Path, Path],
+    folder_of: Mapping[Path, Path],
     folders: Sequence[Path],
     everywhere: bool,
 ) -> Iterator[tuple[Path, Path]]:
@@ -95,7 +101,8 @@ def _modules(
                     yield from _under(folders, name, everywhere)
                 elif file is not None:
                     package = file.parents[node.level - 1]
-                    yield from ((module, found[file]) for module in _files(package, name))
+                    for module in _files(package, name):
+                        yield module, folder_of[file]
 
 
 def _under(
@@ -105,10 +112,11 @@ def _under(
     if parts[0] in (_OURS if everywhere else _INSTALLED):
         return
     for folder in folders:
-        if files := list(_files(folder, parts)):
-            yield from ((file, folder) for file in files)
-            if not everywhere:
-                return
+        files = list(_files(folder, parts))
+        for file in files:
+            yield file, folder
+        if files and not everywhere:
+            return
 
 
 def _files(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
@@ -116,7 +124,8 @@ def _files(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
     place = folder
     for part in parts:
         place = place / part
-        module, package = place.with_name(f"{part}.py"), place / "__init__.py"
+        module = place.with_name(f"{part}.py")
+        package = place / "__init__.py"
         if package.is_file():
             yield package
         elif module.is_file():
@@ -138,5 +147,5 @@ def _parsed(text: str, name: str) -> ast.AST:
         return ast.parse(text)
     except SyntaxError as error:
         where = f"{name}:{error.lineno}"
-        what = f"this is not valid Python: {error.msg}"
-        raise RequestError(what, where=where, fix="correct the syntax") from None
+        message = f"this is not valid Python: {error.msg}"
+        raise RequestError(message, where=where, fix="correct the syntax") from None

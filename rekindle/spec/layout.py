@@ -54,7 +54,9 @@ class Layout:
     @property
     def stages(self) -> int:
         """Pieces the blocks are cut into; two a rank for the interleaved schedules."""
-        return self.pp * (1 if self.schedule == "1f1b" else 2) if self.pp > 1 else 1
+        if self.pp == 1:
+            return 1
+        return self.pp if self.schedule == "1f1b" else 2 * self.pp
 
     @property
     def only_replicates(self) -> bool:
@@ -62,9 +64,9 @@ class Layout:
         return self.dp == self.world
 
     def __str__(self) -> str:
-        degrees = {axis: getattr(self, axis) for axis in AXES if getattr(self, axis) > 1}
-        named = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
-        return (named or "one rank") + (f", {self.schedule}" if self.pp > 1 else "")
+        degrees = [f"{axis} {getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
+        text = " x ".join(degrees) or "one rank"
+        return f"{text}, {self.schedule}" if self.pp > 1 else text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +81,14 @@ class Shape:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
         """From a Hugging Face config; `{"model_type": "gpt2"}` has 12 layers and 12 heads."""
-        known = config_of(config)
-        heads = int(known.get("num_attention_heads", 0))
-        kind, layers = config.get("model_type", ""), known.get("num_hidden_layers", 0)
-        return cls(str(kind), int(layers), heads, int(known.get("num_key_value_heads", heads)))
+        numbers = config_of(config)
+        heads = int(numbers.get("num_attention_heads", 0))
+        return cls(
+            model_type=str(config.get("model_type", "")),
+            layers=int(numbers.get("num_hidden_layers", 0)),
+            heads=heads,
+            kv_heads=int(numbers.get("num_key_value_heads", heads)),
+        )
 
 
 def resolve(train: TrainSpec, world: int, shape: Shape | None = None) -> Layout:
@@ -91,17 +97,21 @@ def resolve(train: TrainSpec, world: int, shape: Shape | None = None) -> Layout:
     spec = LayoutSpec() if train.layout == "auto" else train.layout
     others = spec.shard * spec.tp * spec.pp * spec.cp
     dp = spec.dp or max(1, world // others)
-    wanted = Layout(dp, spec.shard, spec.tp, spec.pp, spec.cp, spec.schedule)
-    problem = next(problems_of(wanted, world, shape, train), None)
+    layout = Layout(dp, spec.shard, spec.tp, spec.pp, spec.cp, spec.schedule)
+    problem = next(problems_of(layout, world, shape, train), None)
     if problem is not None:
-        texts = []
-        for layout in _nearest(wanted, world, shape, train):
-            named = [f"{a}: {getattr(layout, a)}" for a in AXES if getattr(layout, a) > 1]
-            texts.append(f"{{{', '.join(named)}}}" if named else "auto")
-        near = f"on {world} ranks, use {' or '.join(texts)}" if texts else ""
-        fix = "; ".join(filter(None, (problem.fix, near)))
-        raise RequestError([dataclasses.replace(problem, fix=fix)])
-    return dataclasses.replace(wanted, micro_batch_size=_micro_batch(train, wanted))
+        nearest = [_as_yaml(near) for near in _nearest(layout, world, shape, train)]
+        fixes = [problem.fix] if problem.fix else []
+        if nearest:
+            fixes.append(f"on {world} ranks, use {' or '.join(nearest)}")
+        raise RequestError([dataclasses.replace(problem, fix="; ".join(fixes))])
+    return dataclasses.replace(layout, micro_batch_size=_micro_batch(train, layout))
+
+
+def _as_yaml(layout: Layout) -> str:
+    """The layout as a config has it."""
+    degrees = [f"{axis}: {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
+    return f"{{{', '.join(degrees)}}}" if degrees else "auto"
 
 
 def problems_of(
@@ -109,32 +119,40 @@ def problems_of(
 ) -> Iterator[Problem]:
     """Why `world` ranks cannot train in that layout."""
     if layout.world != world:
-        what = f"the layout {layout} needs {layout.world} ranks and there are {world}"
-        yield Problem(what, "train.layout")
+        message = f"the layout {layout} needs {layout.world} ranks and there are {world}"
+        yield Problem(message, "train.layout")
     yield from whole(layout, train.optimizer)
-    tp, kv_heads = layout.tp, shape.kv_heads if shape else 0
-    if shape and tp > 1 and shape.heads and (shape.heads % tp or kv_heads % tp):
-        also = "" if kv_heads == shape.heads else f" and {kv_heads} key-value heads"
-        what = f"tp {tp} does not divide {shape.heads} heads{also}"
-        yield Problem(what, "train.layout.tp")
-    if shape and tp * layout.pp > 1 and shape.model_type not in DIVISIBLE:
-        what = f"{shape.model_type} cannot be divided, as {', '.join(DIVISIBLE)} can"
-        yield Problem(what, "train.layout")
-    if shape and layout.pp > 1 and shape.layers and shape.layers < layout.stages:
-        stages = f"{layout.stages} stages ({layout.schedule})"
-        yield Problem(f"{shape.layers} blocks cannot fill {stages}", "train.layout.pp")
+    if shape is not None:
+        yield from _indivisible(layout, shape)
     if layout.pp > 1:
-        yield from _pipeline(layout, train)
+        yield from _starved_pipeline(layout, train)
+
+
+def _indivisible(layout: Layout, shape: Shape) -> Iterator[Problem]:
+    """What of the model the layout does not divide."""
+    tp = layout.tp
+    if tp > 1 and shape.heads and (shape.heads % tp or shape.kv_heads % tp):
+        message = f"tp {tp} does not divide {shape.heads} heads"
+        if shape.kv_heads != shape.heads:
+            message += f" and {shape.kv_heads} key-value heads"
+        yield Problem(message, "train.layout.tp")
+    if tp * layout.pp > 1 and shape.model_type not in DIVISIBLE:
+        message = f"{shape.model_type} cannot be divided, as {', '.join(DIVISIBLE)} can"
+        yield Problem(message, "train.layout")
+    if layout.pp > 1 and shape.layers and shape.layers < layout.stages:
+        message = f"{shape.layers} blocks cannot fill {layout.stages} stages ({layout.schedule})"
+        yield Problem(message, "train.layout.pp")
 
 
 def whole(layout: Layout | LayoutSpec, optimizer: str) -> Iterator[Problem]:
     """Axes that divide what the optimizer needs in one piece."""
     axes = DIVIDED[optimizer]
     for axis in axes:
-        if (degree := getattr(layout, axis)) > 1:
+        degree = getattr(layout, axis)
+        if degree > 1:
             what = f"{optimizer} needs {_NEEDS[optimizer]}, and {axis} {degree} divides them"
-            kept = " and ".join(a for a in AXES if a not in axes)
-            fix = f"use {kept} only, or train.optimizer: adamw"
+            other_axes = " and ".join(other for other in AXES if other not in axes)
+            fix = f"use {other_axes} only, or train.optimizer: adamw"
             yield Problem(what, f"train.layout.{axis}", fix)
 
 
@@ -146,16 +164,22 @@ def undivided(layout: Layout | LayoutSpec, lora: LoraSpec | None) -> Iterator[Pr
             yield Problem(what, f"train.layout.{axis}", "use dp only, or model.lora.base: full")
 
 
-def _pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:
-    """A data rank's micro-batches fill the ranks of its pipeline, for some in full rounds."""
-    size, unit = _micro_batch(train, layout), layout.pp
-    each = -(-(train.global_batch_size // size) // layout.data)
-    if each < unit or (layout.schedule != "1f1b" and each % unit):
-        count = f"{each} micro-batches of {size} a data rank"
-        need = f"at least {unit}" if layout.schedule == "1f1b" else f"a multiple of {unit}"
-        what = f"{count} cannot feed {layout.pp} stages ({layout.schedule} needs {need})"
-        fix = f"set train.global_batch_size to a multiple of {unit * layout.data}"
-        yield Problem(what, "train.micro_batch_size", f"{fix}, or a smaller micro_batch_size")
+def _starved_pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:
+    """Micro-batches of a data rank that do not fill the ranks of its pipeline: interleaved
+    schedules go round by round."""
+    size = _micro_batch(train, layout)
+    count = -(-(train.global_batch_size // size) // layout.data)
+    if layout.schedule == "1f1b":
+        is_enough = count >= layout.pp
+        need = f"at least {layout.pp}"
+    else:
+        is_enough = count >= layout.pp and count % layout.pp == 0
+        need = f"a multiple of {layout.pp}"
+    if not is_enough:
+        message = f"{count} micro-batches of {size} a data rank cannot feed {layout.pp} stages "
+        message += f"({layout.schedule} needs {need})"
+        fix = f"set train.global_batch_size to a multiple of {layout.pp * layout.data}"
+        yield Problem(message, "train.micro_batch_size", f"{fix}, or a smaller micro_batch_size")
 
 
 def _micro_batch(train: TrainSpec, layout: Layout) -> int:
@@ -165,8 +189,9 @@ def _micro_batch(train: TrainSpec, layout: Layout) -> int:
     size = train.global_batch_size
     parts = layout.pp * layout.data if layout.pp > 1 else 1
     largest = min(max(1, size // parts), LARGEST_AUTO_MICRO_BATCH)
-    fitting = [d for d in range(largest, 0, -1) if size % d == 0]
-    return next((d for d in fitting if (size // d) % parts == 0), fitting[0])
+    divisors = [divisor for divisor in range(largest, 0, -1) if size % divisor == 0]
+    even = [divisor for divisor in divisors if (size // divisor) % parts == 0]
+    return even[0] if even else divisors[0]
 
 
 def uneven(train: TrainSpec, layout: Layout) -> str:
@@ -174,7 +199,7 @@ def uneven(train: TrainSpec, layout: Layout) -> str:
     61 examples on one rank are 61 micro-batches; or ""."""
     total = train.global_batch_size
     fitting = min(LARGEST_AUTO_MICRO_BATCH, -(-total // (layout.data * layout.pp)))
-    largest = max(d for d in range(1, fitting + 1) if total % d == 0)
+    largest = max(size for size in range(1, fitting + 1) if total % size == 0)
     if 4 * largest > fitting:
         return ""
     better = 1 << (fitting.bit_length() - 1)
@@ -188,17 +213,20 @@ def _nearest(wanted: Layout, world: int, shape: Shape | None, train: TrainSpec) 
     """Up to three legal layouts of `world` ranks, those that change the least first."""
 
     def distance(layout: Layout) -> tuple[int, float, tuple[int, ...]]:
-        pairs = [(getattr(layout, a), getattr(wanted, a)) for a in AXES]
-        moved = sum(new != old for new, old in pairs[1:])
-        factor = sum(max(new / old, old / new) for new, old in pairs)
-        return moved, factor, tuple(-getattr(layout, a) for a in AXES)
+        changes = [(getattr(layout, axis), getattr(wanted, axis)) for axis in AXES]
+        moved = [new for new, old in changes[1:] if new != old]  # dp takes what is left over
+        factor = sum(max(new / old, old / new) for new, old in changes)
+        return len(moved), factor, tuple(-new for new, _ in changes)
 
-    divisors = [d for d in range(1, world + 1) if world % d == 0]
-    used = [a for a in AXES[1:] if getattr(wanted, a) > 1]
-    found = []
-    for degrees in itertools.product(*(divisors for _ in used)):
-        rest, odd = divmod(world, math.prod(degrees))
-        layout = Layout(dp=rest, schedule=wanted.schedule, **dict(zip(used, degrees, strict=True)))
-        if not odd and next(problems_of(layout, world, shape, train), None) is None:
-            found.append(layout)
-    return sorted(found, key=distance)[:3]
+    divisors = [divisor for divisor in range(1, world + 1) if world % divisor == 0]
+    used_axes = [axis for axis in AXES[1:] if getattr(wanted, axis) > 1]
+    legal = []
+    for degrees in itertools.product(divisors, repeat=len(used_axes)):
+        dp, remainder = divmod(world, math.prod(degrees))
+        if remainder:
+            continue
+        by_axis = dict(zip(used_axes, degrees, strict=True))
+        layout = Layout(dp=dp, schedule=wanted.schedule, **by_axis)
+        if next(problems_of(layout, world, shape, train), None) is None:
+            legal.append(layout)
+    return sorted(legal, key=distance)[:3]

@@ -51,7 +51,10 @@ class Cell:
         parts = [" x ".join(self.axes) or "one rank", self.schedule, self.precision]
         if self.checkpointing != "none":
             parts.append(f"{self.checkpointing} recomputation")
-        parts += ["compiled"] * self.compile + ["LoRA"] * self.lora
+        if self.compile:
+            parts.append("compiled")
+        if self.lora:
+            parts.append("LoRA")
         return f"{self.kind}: " + ", ".join(part for part in parts if part)
 
 
@@ -63,16 +66,19 @@ _USUAL |= {"kind": KINDS, "schedule": ("1f1b",)}
 def tested() -> Mapping[Cell, None]:
     """All cells, each once, simple ones first."""
     groups = rows(Path(__file__).with_suffix(".yaml"))
-    return dict.fromkeys(cell for row in groups for cell in _cells(row))
+    return dict.fromkeys(itertools.chain.from_iterable(map(_cells, groups)))
 
 
 def _cells(row: Mapping[str, Any]) -> Iterator[Cell]:
     """Those of the product that mean something; some come twice."""
-    named = row["axes"]
-    axes = [tuple(names.split()) for names in named]
-    if isinstance(named, str):
-        counts = range(int(named.removeprefix("up to ")) + 1)
-        axes = [names for count in counts for names in itertools.combinations(AXES, count)]
+    written = row["axes"]
+    axes: list[Axes] = []
+    if isinstance(written, str):
+        most = int(written.removeprefix("up to "))
+        for count in range(most + 1):
+            axes += itertools.combinations(AXES, count)
+    else:
+        axes += [tuple(names.split()) for names in written]
     for values in itertools.product(*{**_USUAL, **row, "axes": axes}.values()):
         cell = Cell(*values)
         if "pp" not in cell.axes:
@@ -122,27 +128,28 @@ def level(cell: Cell) -> Level:
 def require(cell: Cell, untested: Untested = "check") -> Level:
     """The level of a cell that trains; raises UnsupportedError, with the nearest proven ones, for a
     refused one, and for a composed one where `train.untested` says so."""
-    found, why = level(cell), refusal(cell, untested)
-    if not why:
-        return found
-    more = "" if found == "refused" else "; or train.untested: check"
+    reason = refusal(cell, untested)
+    if not reason:
+        return level(cell)
 
     def distance(other: Cell) -> int:
-        mine, its = dataclasses.astuple(cell)[2:], dataclasses.astuple(other)[2:]
-        differing = sum(a != b for a, b in zip(mine, its, strict=True))
-        return int(differing) + len(set(cell.axes) ^ set(other.axes))
+        fields = ("schedule", "checkpointing", "compile", "precision", "lora")
+        differing = [name for name in fields if getattr(cell, name) != getattr(other, name)]
+        return len(differing) + len(set(cell.axes) ^ set(other.axes))
 
-    near = sorted((c for c in tested() if c.kind == cell.kind), key=distance)[:3]
-    fix = "use " + "; or ".join(str(c).partition(": ")[2] for c in near) + more
-    raise UnsupportedError(f"{cell} is refused: {why}", where="train", fix=fix)
+    of_kind = [other for other in tested() if other.kind == cell.kind]
+    nearest = [str(other).partition(": ")[2] for other in sorted(of_kind, key=distance)[:3]]
+    fix = f"use {'; or '.join(nearest)}"
+    if level(cell) != "refused":
+        fix += "; or train.untested: check"
+    raise UnsupportedError(f"{cell} is refused: {reason}", where="train", fix=fix)
 
 
 def refusal(cell: Cell, untested: Untested = "check") -> str:
     """Why a cell does not train, or ""."""
-    found = level(cell)
-    if found == "composed" and untested == "refuse":
+    if level(cell) == "composed" and untested == "refuse":
         return "no test has trained all of it, and train.untested is `refuse`"
-    if found != "refused":
+    if level(cell) != "refused":
         return ""
     if reason := impossible(cell):
         return reason
@@ -155,9 +162,14 @@ def refusal(cell: Cell, untested: Untested = "check") -> str:
 def _features(cell: Cell) -> tuple[str, ...]:
     """What may get in each other's way; the schedule is the pipeline's."""
     axes = [f"pp ({cell.schedule})" if axis == "pp" else axis for axis in cell.axes]
-    again = [] if cell.checkpointing == "none" else [f"{cell.checkpointing} recomputation"]
-    rest = ["compiled blocks"] * cell.compile + ["LoRA"] * cell.lora
-    return (*axes, cell.precision, *again, *rest)
+    features = [*axes, cell.precision]
+    if cell.checkpointing != "none":
+        features.append(f"{cell.checkpointing} recomputation")
+    if cell.compile:
+        features.append("compiled blocks")
+    if cell.lora:
+        features.append("LoRA")
+    return tuple(features)
 
 
 def _missing(cell: Cell) -> list[tuple[str, str]]:
@@ -169,5 +181,9 @@ def _missing(cell: Cell) -> list[tuple[str, str]]:
 
 @functools.cache
 def _pairs(kind: Kind) -> frozenset[tuple[str, str]]:
-    features = [_features(cell) for cell in tested() if cell.kind == kind]
-    return frozenset((one, other) for each in features for one in each for other in each)
+    pairs = set[tuple[str, str]]()
+    for cell in tested():
+        if cell.kind == kind:
+            features = _features(cell)
+            pairs.update(itertools.product(features, features))
+    return frozenset(pairs)

@@ -6,7 +6,6 @@ last. Relative paths in `data.source`, `model.source`, `model.tokenizer`, `model
 `image.include` start at the folder of the file that names them. Images that `rekindle.lock` beside
 the config knows are named by digest."""
 
-import contextlib
 import json
 import re
 import shlex
@@ -19,9 +18,9 @@ from pydantic import ValidationError
 from rekindle.engines.base import at
 from rekindle.errors import SpecError
 from rekindle.spec import lock
-from rekindle.spec.checks import check
+from rekindle.spec.checks import Finding, check
 from rekindle.spec.model import BUILTIN_TASKS, Spec
-from rekindle.spec.section_errors import Told, key_path, strict
+from rekindle.spec.section_errors import SectionErrors, key_path, strict
 from rekindle.spec.yaml_document import Document, KeyPath, parse_value, read_document
 
 MAX_EXTENDS = 10
@@ -57,17 +56,20 @@ def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bo
         raise TypeError(f"a config is named by its path, not by a {type(target).__name__}")
     if isinstance(overrides, str | Mapping):
         raise TypeError(f"overrides are a list such as ['train.lr=1e-4'], not {overrides!r}")
-    text, path = str(target), Path(target)
+    text = str(target)
+    path = Path(target)
     if text.endswith(".py"):
-        what, fix = f"{text} is a module, not a config", f"name its pipeline: {text}:FUNCTION"
-        raise SpecError(what, fix=fix)
+        fix = f"name its pipeline: {text}:FUNCTION"
+        raise SpecError(f"{text} is a module, not a config", fix=fix)
     if _is_pipeline(text):
-        name = re.sub(r"[^a-z0-9_.-]+", "-", Path(text.partition(".py:")[0]).stem.lower())
+        stem = Path(text.partition(".py:")[0]).stem.lower()
+        name = re.sub(r"[^a-z0-9_.-]+", "-", stem).strip("-._")
         pipeline = _anchored("pipeline", text, Path.cwd())
-        document = Document({"name": name.strip("-._") or "pipeline", "pipeline": pipeline}, {})
+        document = Document({"name": name or "pipeline", "pipeline": pipeline}, {})
     else:
         document = _with_extends(path, ())
-    values, lines = document.values, dict(document.lines)
+    values = document.values
+    lines = dict(document.lines)
     for override in overrides:
         _apply_override(values, lines, override)
     _read_files(values, lines)
@@ -89,36 +91,48 @@ def _is_pipeline(target: str) -> bool:
 
 def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str) -> Spec:
     """`Spec` from plain values; `lines` says where each key stands."""
-    told = Told(Spec, lines, origin)
+    errors = SectionErrors(Spec, lines, origin)
     try:
         spec = strict(Spec, values)
     except ValidationError as error:
-        # and contradictions among the fields that are fine, so that one reading shows everything
-        bad, rest = {key_path(item["loc"]) for item in error.errors(include_url=False)}, []
-        task = {"task": BUILTIN_TASKS[0]} if ("task",) in bad else {}
-        touched = {path[:2] for path in bad}
-        with contextlib.suppress(ValidationError):
-            fine = strict(Spec, {"name": "x", **task, **_without(values, bad, ())})
-            rest = [told.problem(*f) for f in check(fine) if f[0][:2] not in touched]
-        raise SpecError([*told.problems(error), *rest]) from None
-    if found := [told.problem(*finding) for finding in check(spec)]:
-        raise SpecError(found)
+        problems = errors.problems(error)
+        # so that one reading shows everything
+        for finding in _contradictions_of_others(values, error):
+            problems.append(errors.problem(*finding))
+        raise SpecError(problems) from None
+    if problems := [errors.problem(*finding) for finding in check(spec)]:
+        raise SpecError(problems)
     return spec
+
+
+def _contradictions_of_others(values: Mapping[str, Any], error: ValidationError) -> list[Finding]:
+    """What is wrong among the fields that pydantic takes, as if those that it refuses were absent;
+    without what may follow from their absence."""
+    refused = {key_path(item["loc"]) for item in error.errors(include_url=False)}
+    fine = {"name": "x", **_without(values, refused, ())}
+    if ("task",) in refused:
+        fine["task"] = BUILTIN_TASKS[0]
+    try:
+        findings = check(strict(Spec, fine))
+    except ValidationError:
+        return []
+    touched = {path[:2] for path in refused}
+    return [finding for finding in findings if finding[0][:2] not in touched]
 
 
 def _with_extends(path: Path, seen: tuple[Path, ...]) -> Document:
     if path.resolve() in seen or len(seen) >= MAX_EXTENDS:
         chain = " -> ".join(str(p) for p in (*seen, path))
-        what = f"`extends` goes in a circle: {chain}"
-        raise SpecError(what, where=str(path), fix="remove one of them")
+        message = f"`extends` goes in a circle: {chain}"
+        raise SpecError(message, where=str(path), fix="remove one of them")
     document = read_document(path)
     base_name = document.values.pop("extends", None)
     _anchor_paths(document.values, path.parent)
     if base_name is None:
         return document
     if not isinstance(base_name, str):
-        what = "`extends` is the path of one YAML file"
-        raise SpecError(what, where=document.lines[("extends",)], fix="extends: base.yaml")
+        message = "`extends` is the path of one YAML file"
+        raise SpecError(message, where=document.lines[("extends",)], fix="extends: base.yaml")
     base = _with_extends(path.parent / base_name, (*seen, path.resolve()))
     return Document(_merge(base.values, document.values), {**base.lines, **document.lines})
 
@@ -126,9 +140,11 @@ def _with_extends(path: Path, seen: tuple[Path, ...]) -> Document:
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
-        if isinstance(old := merged.get(key), dict) and isinstance(value, dict):
-            value = _merge(old, value)
-        merged[key] = value
+        inherited = merged.get(key)
+        if isinstance(inherited, dict) and isinstance(value, dict):
+            merged[key] = _merge(inherited, value)
+        else:
+            merged[key] = value
     return merged
 
 
@@ -138,13 +154,15 @@ def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
         if isinstance(section, dict) and isinstance(section.get(name), str) and section[name]:
             section[name] = _anchored(name, section[name], folder)
     parts = at(values, "data", "sources")
-    for part in parts if isinstance(parts, list) else ():
-        if isinstance(part, dict) and isinstance(part.get("source"), str):
-            part["source"] = _anchored("source", part["source"], folder)
+    if isinstance(parts, list):
+        for part in parts:
+            if isinstance(part, dict) and isinstance(part.get("source"), str):
+                part["source"] = _anchored("source", part["source"], folder)
     included = at(values, "image", "include")
-    for i, item in enumerate(included if isinstance(included, list) else ()):
-        if isinstance(item, str):
-            included[i] = str((folder / Path(item).expanduser()).absolute())
+    if isinstance(included, list):
+        for number, item in enumerate(included):
+            if isinstance(item, str):
+                included[number] = str((folder / Path(item).expanduser()).absolute())
 
 
 def _read_files(values: Mapping[str, Any], lines: Mapping[KeyPath, str]) -> None:
@@ -153,7 +171,8 @@ def _read_files(values: Mapping[str, Any], lines: Mapping[KeyPath, str]) -> None
         section = values.get(name)
         if not isinstance(section, dict) or not isinstance(section.get(field), str):
             continue
-        path, where = Path(section[field]), lines.get((name, field), "--set")
+        path = Path(section[field])
+        where = lines.get((name, field), "--set")
         try:
             raw = path.read_bytes()
             if field == "engine_config":
@@ -171,10 +190,10 @@ def _read_files(values: Mapping[str, Any], lines: Mapping[KeyPath, str]) -> None
 def _anchored(field: str, value: str, folder: Path) -> str:
     """An absolute path where `value` means a local file; names and URIs stay as they are."""
     if field == "entrypoint":  # the words of a command: a script first, or `-m`, a module
-        script, space, rest = value.strip().partition(" ")
+        script, space, arguments = value.strip().partition(" ")
         if script == "-m" or Path(script).is_absolute() or script[:1] in {"'", '"', ""}:
             return value
-        return shlex.quote(str(Path(f"{folder}/{script}").absolute())) + space + rest
+        return shlex.quote(str(Path(f"{folder}/{script}").absolute())) + space + arguments
     if "://" in value or value.startswith(("sklearn:", "hub:", "run:")):
         return value
     is_path = {
@@ -183,7 +202,9 @@ def _anchored(field: str, value: str, folder: Path) -> str:
         "source": not _is_hub_name(value, folder),
         "tokenizer": not _is_hub_name(value, folder),
     }.get(field, True)
-    return value if not is_path else str((folder / Path(value).expanduser()).absolute())
+    if not is_path:
+        return value
+    return str((folder / Path(value).expanduser()).absolute())
 
 
 def _is_hub_name(value: str, folder: Path) -> bool:
@@ -198,8 +219,8 @@ def _apply_override(values: dict[str, Any], lines: dict[KeyPath, str], override:
     key, equals, text = override.partition("=")
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
-        what = f"`--set {override[:20]}` is not of the form a.b=c"
-        raise SpecError(what, where="--set", fix="--set train.lr=1e-4")
+        message = f"`--set {override[:20]}` is not of the form a.b=c"
+        raise SpecError(message, where="--set", fix="--set train.lr=1e-4")
     section: dict[str, Any] = values
     for part in path[:-1]:
         child = section.get(part)
@@ -207,18 +228,19 @@ def _apply_override(values: dict[str, Any], lines: dict[KeyPath, str], override:
             child = section[part] = {}
         section = child
     section[path[-1]] = parse_value(text)
-    for known in [known for known in lines if known[: len(path)] == path]:
-        del lines[known]
+    for replaced in [other for other in lines if other[: len(path)] == path]:
+        del lines[replaced]
     lines[path] = f"--set {key}"  # the value may be a secret
     _anchor_paths(values, Path.cwd())
 
 
 def _without(values: Mapping[str, Any], bad: set[KeyPath], path: KeyPath) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
+    """The values without those at the `bad` paths."""
+    fine: dict[str, Any] = {}
     for key, value in values.items():
-        here = (*path, key)
-        if isinstance(value, dict) and here not in bad:
-            kept[key] = _without(value, bad, here)
-        elif not any(wrong[: len(here)] == here for wrong in bad):
-            kept[key] = value
-    return kept
+        key_path_here = (*path, key)
+        if isinstance(value, dict) and key_path_here not in bad:
+            fine[key] = _without(value, bad, key_path_here)
+        elif not any(wrong[: len(key_path_here)] == key_path_here for wrong in bad):
+            fine[key] = value
+    return fine

@@ -25,24 +25,34 @@ def findings(task: str, model: ModelSpec, train: TrainSpec) -> Iterator[Finding]
     """What is wrong with `train.lr`: (field of `train`, what, fix). Not for scripts."""
     if train.entrypoint:
         return
-    lora, start = model.lora is not None, _pretrained(task, model)
+    has_adapters = model.lora is not None
+    start = _pretrained(task, model)
     if train.lr is None and start:
-        table = rows(Path(__file__).with_suffix(".yaml"))
-        known = table.get(task, table["own"]) if isinstance(model.source, str) else table["own"]
-        rate, usual = known["lora" if lora else "all"]
-        what = f"is missing, and {start}: the default of 1e-3 is for weights from scratch"
-        yield "lr", what, f"set `lr: {rate}` ({usual})"
-    elif train.weights == "bf16" and not lora and train.lr and train.lr < LEAST_LR_OF_BF16:
-        what = f"bf16 cannot hold most updates of `lr: {train.lr:g}`"
+        rate, usual = _usual_rate(task, model)
+        message = f"is missing, and {start}: the default of 1e-3 is for weights from scratch"
+        yield "lr", message, f"set `lr: {rate}` ({usual})"
+    elif train.weights == "bf16" and not has_adapters and train.lr and train.lr < LEAST_LR_OF_BF16:
+        message = f"bf16 cannot hold most updates of `lr: {train.lr:g}`: they are below 2^-8 of a "
+        message += "weight"
         fix = "set `weights: fp32` (`layout: {shard: N}` divides them), or train `model.lora`"
         fix += f", or take an `lr` of at least {LEAST_LR_OF_BF16:.1e}"
-        yield "weights", f"{what}: they are below 2^-8 of a weight", fix
+        yield "weights", message, fix
+
+
+def _usual_rate(task: str, model: ModelSpec) -> tuple[str, str]:
+    """The rate to propose, and how it is usual; a config of one's own says nothing of its kind."""
+    table = rows(Path(__file__).with_suffix(".yaml"))
+    kind = task if isinstance(model.source, str) and task in table else "own"
+    rate, usual = table[kind]["lora" if model.lora is not None else "all"]
+    return rate, usual
 
 
 def require(task: str, model: ModelSpec, train: TrainSpec) -> None:
     """Raise RequestError with all findings: for trainings that no config was checked for."""
-    found = findings(task, model, train)
-    if problems := [Problem(what, f"train.{field}", fix) for field, what, fix in found]:
+    problems = []
+    for field, message, fix in findings(task, model, train):
+        problems.append(Problem(message, f"train.{field}", fix))
+    if problems:
         raise RequestError(problems)
 
 

@@ -74,12 +74,12 @@ def findings(schedule: ScheduleSpec) -> Iterator[tuple[str, str, str]]:
     """What is wrong with it: field, what, fix."""
     if problem := cron_problem(schedule.cron):
         yield "cron", *problem
-    known = {"UTC", *zoneinfo.available_timezones()} - _NO_ZONES
+    zones = {"UTC", *zoneinfo.available_timezones()} - _NO_ZONES
     zone = schedule.timezone
     if zone in _FIXED:
         fix = f"name {_FIXED[zone]}, or UTC"
         yield "timezone", f"`{zone}` is a fixed-offset zone without daylight saving time", fix
-    elif zone not in known:
-        fix = did_you_mean(zone, sorted(known - _FIXED.keys()), cutoff=0.75)
+    elif zone not in zones:
+        fix = did_you_mean(zone, sorted(zones - _FIXED.keys()), cutoff=0.75)
         fix = fix or "name one of IANA's, such as Europe/Berlin"
         yield "timezone", f"there is no time zone `{zone}`", fix

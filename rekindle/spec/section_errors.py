@@ -2,31 +2,88 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from rekindle.errors import Problem, SpecError, did_you_mean
 from rekindle.spec.model import Delimiter, Name, PartialDate
 from rekindle.spec.schedule import Duration
 from rekindle.spec.yaml_document import KeyPath
-from rekindle.tables import rows
 
 Error = Mapping[str, Any]
 S = TypeVar("S", bound=BaseModel)
 
-_SAYS = rows(Path(__file__).with_suffix(".yaml"))
+# what to write, by the beginning of pydantic's name of the error
+_WRITE = {
+    "int": "write a whole number",
+    "float": "write a number",
+    "bool": "write true or false",
+    "string": "write text",
+    "dict": "write a mapping, {a: b}",
+    "list": "write a list, [a, b]",
+    "tuple": "write a list, [a, b]",
+    "model": "write a section, {field: value}",
+    "date": "write a date, such as 2026-11-23",
+    "finite": "write a number",
+}
+# by the whole name: a word, and what pydantic calls the bound of the field
+_BOUNDS = {
+    "greater_than": ("above", "gt"),
+    "greater_than_equal": ("of at least", "ge"),
+    "less_than": ("below", "lt"),
+    "less_than_equal": ("of at most", "le"),
+}
+
+
+def _pattern_of(annotated: Any) -> str:
+    pattern: str = get_args(annotated)[1].pattern
+    return pattern
+
+
 # what a pattern asks for
-_FORMS: Mapping[str, str] = {
-    get_args(form)[1].pattern: _SAYS["forms"][name]
-    for name, form in {
-        "Name": Name,
-        "Duration": Duration,
-        "Delimiter": Delimiter,
-        "PartialDate": PartialDate,
-    }.items()
+_FORMS = {
+    _pattern_of(Name): "use lower-case letters, digits, `.`, `_`, `-`, at most 63; begin and end "
+    "with a letter or digit",
+    _pattern_of(Duration): "use a number and a unit, such as `6 months`",
+    _pattern_of(Delimiter): "use one character that is no letter, digit or quote, such as `;`, or "
+    "auto",
+    _pattern_of(PartialDate): "use `latest`, or a date such as 2026-06 or 2026-06-30",
+}
+_SMDDP = (
+    "its last release (2.5, October 2024) is for torch 2.4, which rekindle does not run on: use "
+    "rekindle's own engine, whose NCCL uses EFA; an image that has it can start it from a script "
+    "(train.entrypoint)"
+)
+_SCRIPT = "start it from a script of yours: train.entrypoint"
+# engines that people ask for by name, and what to use in their place
+_ENGINES = {
+    "ddp": "leave it out: rekindle's own engine replicates the model (train.layout: {dp: N})",
+    "fsdp": "leave it out: rekindle's own engine shards with FSDP2 (train.layout: {shard: N})",
+    "smdistributed": _SMDDP,
+    "smddp": _SMDDP,
+    "smdataparallel": _SMDDP,
+    "accelerate": _SCRIPT,
+    "horovod": _SCRIPT,
+    "keras": _SCRIPT,
+    "lightning": _SCRIPT,
+    "megatron": _SCRIPT,
+    "ray": _SCRIPT,
+    "tensorflow": _SCRIPT,
+}
+# what other trainers call a field
+_ELSEWHERE = {
+    "learning_rate": "lr",
+    "batch_size": "global_batch_size",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "max_steps": "steps",
+    "patience": "early_stopping_patience",
+    "max_seq_length": "max_length",
+    "warmup_ratio": "warmup",
+    "bf16": "precision",
 }
 
 
@@ -40,39 +97,51 @@ def checked(section: type[S], values: Any, lines: Mapping[KeyPath, str], origin:
     try:
         return strict(section, values)
     except ValidationError as error:
-        raise SpecError(Told(section, lines, origin).problems(error)) from None
+        raise SpecError(SectionErrors(section, lines, origin).problems(error)) from None
 
 
 def key_path(location: tuple[str | int, ...]) -> KeyPath:
     """Pydantic's location without the names it adds for the members of a union."""
     prefixes = ("literal[", "dict[", "constrained-")
     noise = {"str", "int", "float", "LayoutSpec", "TokenizerSpec", "[key]"}
-    return tuple(
-        part
-        for part in location
-        if not (isinstance(part, str) and (part in noise or part.startswith(prefixes)))
-    )
+
+    def is_noise(part: str | int) -> bool:
+        return isinstance(part, str) and (part in noise or part.startswith(prefixes))
+
+    return tuple(part for part in location if not is_noise(part))
 
 
-class Told:
+class SectionErrors:
     """Problems of a document: the section at its root, where its keys stand, and its name."""
 
     def __init__(self, root: type[BaseModel], lines: Mapping[KeyPath, str], origin: str) -> None:
-        self.root, self.lines, self.origin = root, lines, origin
+        self.root = root
+        self.lines = lines
+        self.origin = origin
 
     def problem(self, path: KeyPath, what: str, fix: str) -> Problem:
         """What is wrong with the value at a path, with its line or that of what holds it."""
-        ends = (path[:end] for end in range(len(path), 0, -1))
-        where = next((self.lines[end] for end in ends if end in self.lines), self.origin)
-        return Problem(f"{'.'.join(map(str, path))}: {what}" if path else what, where, fix)
+        message = f"{'.'.join(map(str, path))}: {what}" if path else what
+        return Problem(message, self._where(path), fix)
+
+    def _where(self, path: KeyPath) -> str:
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.lines:
+                return self.lines[path[:end]]
+        return self.origin
 
     def problems(self, error: ValidationError) -> list[Problem]:
         """One a place: of the members of a union, those that a section's own errors leave."""
-        places: dict[KeyPath, list[Error]] = {}
-        for each in error.errors(include_url=False):
-            places.setdefault(key_path(each["loc"]), []).append(each)
-        outer = [p for p in places if not any(p != o and p == o[: len(p)] for o in places)]
-        return [self._problem(path, places[path]) for path in outer]
+        errors_at: dict[KeyPath, list[Error]] = {}
+        for entry in error.errors(include_url=False):
+            errors_at.setdefault(key_path(entry["loc"]), []).append(entry)
+
+        def holds_another(path: KeyPath) -> bool:
+            return any(path != other and path == other[: len(path)] for other in errors_at)
+
+        return [
+            self._problem(path, errors_at[path]) for path in errors_at if not holds_another(path)
+        ]
 
     def _problem(self, path: KeyPath, members: list[Error]) -> Problem:
         error = members[0]
@@ -85,36 +154,35 @@ class Told:
         if "secrets" in path or path[-1:] == ("token",):  # it may be one, and errors end up in logs
             fix = f"{self._hint(path[:-1]).rstrip(':')}; keep the value out of the config"
             return self.problem(path, "is not a secret reference", fix)
-        shown = repr(error.get("input"))
-        said = [str(e["msg"]).removeprefix("Input ").removeprefix("String ") for e in members]
-        message = " or ".join([said[0], *(text.removeprefix("should be ") for text in said[1:])])
-        what = f"{message}, not {shown[:80]}"
+        shown = repr(error.get("input"))[:80]
         if error["type"] == "string_pattern_mismatch":
-            what = f"{shown[:80]} has the wrong form"
-        return self.problem(path, what, self._fix(members, path))
+            message = f"{shown} has the wrong form"
+        else:
+            message = f"{_joined_messages(members)}, not {shown}"
+        return self.problem(path, message, self._fix(members, path))
 
     def _fix(self, errors: list[Error], path: KeyPath) -> str:
         """The word that was meant, or what to write, and what the field is."""
         writes = []
         for error in errors:
             if error["type"] in ("literal_error", "enum"):
-                given = str(error.get("input")).lower()
-                if path[-1:] == ("engine",) and given in _SAYS["engines"]:
-                    return str(_SAYS["engines"][given])
+                value = str(error.get("input"))
+                if path[-1:] == ("engine",) and value.lower() in _ENGINES:
+                    return _ENGINES[value.lower()]
                 words = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
-                if meant := did_you_mean(str(error.get("input")), words, cutoff=0.5):
+                if meant := did_you_mean(value, words, cutoff=0.5):
                     return meant
-                among = f"one of {', '.join(words)}" if words[1:] else words[0]
-                writes.append(f"write {among}")
+                choices = f"one of {', '.join(words)}" if len(words) > 1 else words[0]
+                writes.append(f"write {choices}")
             elif error["type"] == "string_pattern_mismatch":
                 return _FORMS.get(error["ctx"]["pattern"]) or self._hint(path)
-            elif error["type"] in _SAYS["within"]:
-                word, name = _SAYS["within"][error["type"]]
+            elif error["type"] in _BOUNDS:
+                word, name = _BOUNDS[error["type"]]
                 bound = error["ctx"][name]
                 number = int(bound) if bound == int(bound) else bound
                 writes.append(f"write a number {word} {number:,}")
             else:
-                writes.append(_SAYS["write"].get(error["type"].partition("_")[0], ""))
+                writes.append(_WRITE.get(error["type"].partition("_")[0], ""))
         write = ", or ".join(filter(None, writes)).replace(", or write ", ", or ")
         return ": ".join(filter(None, (write, self._hint(path))))
 
@@ -124,18 +192,28 @@ class Told:
         while path and field is None:
             field = _fields(self._section_at(path[:-1])).get(str(path[-1]))
             path = path[:-1]
-        text = " ".join((field.description or "").split()) if field else ""
+        if field is None or not field.description:
+            return "see configs/README.md"
+        text = " ".join(field.description.split())
         first = re.split(r"(?<=[.;]) (?![^(]*\))", text)[0]  # not inside parentheses
-        return first.rstrip(".;") if text else "see configs/README.md"
+        return first.rstrip(".;")
 
     def _unknown_key(self, path: KeyPath) -> Problem:
-        name, known = str(path[-1]), list(_fields(self._section_at(path[:-1])))
-        meant = _SAYS["elsewhere"].get(name, "")
-        fix = f"did you mean `{meant}`?" if meant in known else did_you_mean(name, known)
+        name = str(path[-1])
+        names = list(_fields(self._section_at(path[:-1])))
+        return self.problem(path, "unknown key", self._meant(name, names))
+
+    def _meant(self, name: str, names: Sequence[str]) -> str:
+        """The question after the key that was meant, here or in another section."""
+        ours = _ELSEWHERE.get(name, "")
+        if ours in names:
+            return f"did you mean `{ours}`?"
+        if near := did_you_mean(name, names):
+            return near
         for section, field in _fields(self.root).items():
-            if not fix and name in _fields(_model_of(field.annotation)):
-                fix = f"did you mean `{section}.{name}`?"
-        return self.problem(path, "unknown key", fix or f"known here: {', '.join(known)}")
+            if name in _fields(_model_of(field.annotation)):
+                return f"did you mean `{section}.{name}`?"
+        return f"known here: {', '.join(names)}"
 
     def _section_at(self, path: KeyPath) -> type[BaseModel] | None:
         model: type[BaseModel] | None = self.root
@@ -146,12 +224,25 @@ class Told:
         return model
 
 
-def _fields(section: type[BaseModel] | None) -> dict[str, Any]:
+def _joined_messages(errors: Sequence[Error]) -> str:
+    """What pydantic says of each member of a union, as one sentence."""
+    messages: list[str] = []
+    for error in errors:
+        message = str(error["msg"]).removeprefix("Input ").removeprefix("String ")
+        messages.append(message.removeprefix("should be ") if messages else message)
+    return " or ".join(messages)
+
+
+def _fields(section: type[BaseModel] | None) -> dict[str, FieldInfo]:
     """By the names that a config has for them."""
-    fields = section.model_fields.items() if section else ()
-    return {field.alias or name: field for name, field in fields}
+    if section is None:
+        return {}
+    return {field.alias or name: field for name, field in section.model_fields.items()}
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    candidates: Iterable[Any] = [annotation, *getattr(annotation, "__args__", ())]
-    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    """The section that a field holds, if it is one, or may be one."""
+    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None

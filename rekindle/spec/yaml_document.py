@@ -59,15 +59,15 @@ def read_document(path: Path) -> Document:
         fix = "check the path; `rekindle init` writes example configs"
         raise SpecError(f"file not found: {path}", fix=fix) from None
     except OSError as error:
-        what = f"cannot read {path}: {error.strerror}"
-        raise SpecError(what, fix="name a readable YAML file") from error
+        message = f"cannot read {path}: {error.strerror}"
+        raise SpecError(message, fix="name a readable YAML file") from error
     if len(raw) > MAX_BYTES:
         raise SpecError(f"{path} is too large for a config, which has at most {MAX_BYTES:,} bytes")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        what = f"{path} is not UTF-8 text: {error.reason} at byte {error.start}"
-        raise SpecError(what, fix="save it as UTF-8") from error
+        message = f"{path} is not UTF-8 text: {error.reason} at byte {error.start}"
+        raise SpecError(message, fix="save it as UTF-8") from error
     return parse_document(text, str(path))
 
 
@@ -79,8 +79,8 @@ def parse_document(text: str, origin: str) -> Document:
     if not isinstance(values, dict):
         kinds = {list: "list", str: "text", type(None): "null", bool: "boolean"}
         kind = kinds.get(type(values), "number")
-        what = f"a config is a mapping of sections, not a {kind}"
-        raise SpecError(what, where=f"{origin}:1", fix="start with `name:` and `task:`")
+        message = f"a config is a mapping of sections, not a {kind}"
+        raise SpecError(message, where=f"{origin}:1", fix="start with `name:` and `task:`")
     if reader.problems:
         raise SpecError(reader.problems)
     return Document(values, reader.lines)
@@ -90,20 +90,28 @@ def parse_value(text: str) -> Any:
     """The value of a `--set` override: a YAML scalar, `[a, b]` or `{a: b}`."""
     if text.strip()[:1] in ("@", "`", "%"):  # reserved in YAML, so that no value begins so
         return text.strip()
-    node, reader = _compose(text, "--set", _QUOTE), _Reader("--set")
+    node = _compose(text, "--set", _QUOTE)
+    reader = _Reader("--set")
     value = reader.value(node, (), 0) if node is not None else None
     if reader.problems:
         raise SpecError(reader.problems)
-    last: Any = node
-    while isinstance(last, yaml.CollectionNode) and last.value:
-        last = last.value[-1]
-        last = last[1] if isinstance(last, tuple) else last
-    comment = text[last.end_mark.index if last is not None else 0 :].strip("]}, \n")
-    if comment and (node is None or (isinstance(node, yaml.ScalarNode) and node.style is None)):
-        return text.strip()  # no comment on a command line, but a text such as `Ticket #`
+    comment = text[_end_of_last_value(node) :].strip("]}, \n")
     if comment:
+        is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
+        if node is None or is_plain:
+            return text.strip()  # no comment on a command line, but a text such as `Ticket #`
         raise SpecError("what follows `#` would be a comment", where="--set", fix=_QUOTE)
     return value
+
+
+def _end_of_last_value(node: yaml.Node | None) -> int:
+    """Where the last scalar of a text ends: behind it are brackets, or a comment."""
+    last = node
+    while isinstance(last, yaml.CollectionNode) and last.value:
+        last = last.value[-1]
+        if isinstance(last, tuple):  # of a mapping: key and value
+            last = last[1]
+    return int(last.end_mark.index) if last is not None else 0
 
 
 def _compose(text: str, origin: str, fix: str = "") -> yaml.Node | None:
@@ -112,13 +120,20 @@ def _compose(text: str, origin: str, fix: str = "") -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{origin}:{mark.line + 1}:{mark.column + 1}" if mark else origin
-        what = f"not valid YAML: {error.problem}"
-        bare = "put the value in quotes" if "cannot start any" in what else "correct the syntax"
-        bare = "indent with spaces, not tabs" if r"'\t'" in what else bare
-        raise SpecError(what, where=where, fix=fix or bare) from None
+        message = f"not valid YAML: {error.problem}"
+        raise SpecError(message, where=where, fix=fix or _syntax_fix(message)) from None
     except (yaml.YAMLError, RecursionError) as error:
-        what = f"not valid YAML: {str(error) or 'nested too deeply'}"
-        raise SpecError(what, where=origin) from None
+        message = f"not valid YAML: {str(error) or 'nested too deeply'}"
+        raise SpecError(message, where=origin) from None
+
+
+def _syntax_fix(message: str) -> str:
+    """What to do about an error of PyYAML's scanner or parser."""
+    if r"'\t'" in message:
+        return "indent with spaces, not tabs"
+    if "cannot start any" in message:
+        return "put the value in quotes"
+    return "correct the syntax"
 
 
 class _Reader:
@@ -137,8 +152,10 @@ class _Reader:
     def value(self, node: yaml.Node, path: KeyPath, depth: int) -> Any:
         self.nodes += 1
         if self.nodes > MAX_NODES or depth > MAX_DEPTH:
-            what = f"aliases or nesting make more than {MAX_NODES:,} values or {MAX_DEPTH} levels"
-            raise SpecError(what, where=self.where(node), fix="write the values out")
+            message = (
+                f"aliases or nesting make more than {MAX_NODES:,} values or {MAX_DEPTH} levels"
+            )
+            raise SpecError(message, where=self.where(node), fix="write the values out")
         self.lines.setdefault(path, self.where(node))
         if node.tag not in _CORE_TAGS and node.tag != "!":
             self.refuse(node, f"the tag {node.tag} is not allowed", "write a plain value")
@@ -153,9 +170,9 @@ class _Reader:
         for key_node, value_node in node.value:
             is_text = isinstance(key_node, yaml.ScalarNode)
             if not is_text or key_node.value == "<<":
-                what = "merge keys (<<)" if is_text else "keys other than text"
+                kind = "merge keys (<<)" if is_text else "keys other than text"
                 fix = "write the keys out, or use `extends`"
-                self.refuse(key_node, f"{what} are not allowed", fix)
+                self.refuse(key_node, f"{kind} are not allowed", fix)
                 continue
             key = str(key_node.value)
             if key in result:
@@ -173,7 +190,7 @@ class _Reader:
         if _BOOL.match(text):
             return text.lower() == "true"
         if _INT.match(text):
-            return int(text) if len(text) <= 40 else text
+            return int(text) if len(text) <= 40 else text  # int() of many digits takes long
         if _SPECIAL_FLOAT.match(text):
             return float(text.replace(".", ""))
         return float(text) if _FLOAT.match(text) else text
