@@ -12,7 +12,7 @@ from typing import Any
 
 from rekindle import formats
 from rekindle.app.forecast import Forecast
-from rekindle.app.runs import all_runs, found_records, home_of, read_run, wanted
+from rekindle.app.runs import all_runs, home_of, load_target_spec, read_run, records_to_compare
 from rekindle.errors import RequestError
 from rekindle.outputs import Compared
 from rekindle.platforms.platform import PLATFORMS
@@ -54,27 +54,27 @@ class Run:
 
     def refreshed(self) -> "Run":
         """The run as it is now: of one on a platform, what that says of it."""
-        from rekindle.app.follow import asked
+        from rekindle.app.follow import refresh_from_platform
 
-        return Run(asked(read_run(self.home, self.id), self.home), self.home)
+        return Run(refresh_from_platform(read_run(self.home, self.id), self.home), self.home)
 
     def wait(self) -> "Run":
         """The run when it is over, however it ended; says what changes meanwhile."""
-        from rekindle.app.follow import waited_for
+        from rekindle.app.follow import wait_until_ended
         from rekindle.app.progress import Progress
 
         if self.record.platform == "local":
             return self.refreshed()
         with Progress() as progress:
-            return Run(waited_for(self.record, self.home, progress.changed), self.home)
+            return Run(wait_until_ended(self.record, self.home, progress.changed), self.home)
 
     def logs(self, step: str | None = None, *, raw: bool = False) -> str:
         """What a step printed, by default the first that failed or the last that began; `raw`: with
         all that launchers print. RequestError where there is no such step, or no log."""
-        from rekindle.app.follow import chosen, log_of
+        from rekindle.app.follow import log_of, step_with_log
 
         now = self.refreshed().record
-        found = chosen(now, step)
+        found = step_with_log(now, step)
         log = Path(found.failed_log or found.log)
         if log.is_file():
             text = log.read_text(encoding="utf-8", errors="replace")
@@ -84,9 +84,9 @@ class Run:
 
     def cancel(self) -> None:
         """Have it stop."""
-        from rekindle.app.follow import cancelled
+        from rekindle.app.follow import request_cancel
 
-        cancelled(self.record, self.home)
+        request_cancel(self.record, self.home)
 
     def __repr__(self) -> str:
         return f"Run({self.id!r}, {self.status}, {formats.duration(self.seconds)})"
@@ -226,10 +226,10 @@ def submit(
     """Have a platform run the spec's pipeline, once for a `token`; `run.wait()`, `run.refreshed()`,
     `run.logs(STEP)` and `run.cancel()` follow it. Raises RekindleError; the same call goes on with
     what was cut off. Nothing is asked: call `rekindle submit` for that."""
-    from rekindle.app.submit import submitted
+    from rekindle.app.submit import submit_spec
 
     resolved, root = spec if isinstance(spec, Spec) else load_target(spec, overrides), home_of(home)
-    record, _, _ = submitted(resolved, platform, root, token, lambda outline, plan: None)
+    record, _, _ = submit_spec(resolved, platform, root, token, lambda outline, plan: None)
     return Run(record, root.resolve())
 
 
@@ -257,7 +257,7 @@ def champion(target: Spec | str | None = None, home: str | Path | None = None) -
     latest run), with its history and where it answers here."""
     from rekindle.app.deploy import champion_here
 
-    spec = target if isinstance(target, Spec) else wanted(target, home_of(home))[0]
+    spec = target if isinstance(target, Spec) else load_target_spec(target, home_of(home))[0]
     return champion_here(spec, home_of(home))
 
 
@@ -267,7 +267,7 @@ def rollback(
     """Make the champion before, or `to`, the champion again; deployments of this home follow."""
     from rekindle.app.deploy import champion_here, roll_back
 
-    spec = target if isinstance(target, Spec) else wanted(target, home_of(home))[0]
+    spec = target if isinstance(target, Spec) else load_target_spec(target, home_of(home))[0]
     roll_back(spec, home_of(home), reason, to)
     return champion_here(spec, home_of(home))
 
@@ -303,6 +303,8 @@ def compare(*wanted: Run | str, home: str | Path | None = None) -> Comparison:
     RekindleError for an id that is not there, fewer than two runs or more than twenty."""
     root = home_of(home).resolve()
     given = {one.id: one for one in wanted if isinstance(one, Run)}
-    records = found_records(root, [one.record if isinstance(one, Run) else one for one in wanted])
+    records = records_to_compare(
+        root, [one.record if isinstance(one, Run) else one for one in wanted]
+    )
     runs = tuple(given.get(record.run_id, Run(record, root)) for record in records)
     return Comparison(runs, compared([(run.record, run.findings) for run in runs]))

@@ -4,7 +4,7 @@ cards and lists of the runs that it concerns."""
 from collections.abc import Collection
 from pathlib import Path
 
-from rekindle.app.runs import read_run, shown_anew
+from rekindle.app.runs import read_run, rewrite_record
 from rekindle.errors import RequestError
 from rekindle.launch.events import emit
 from rekindle.platforms.platform import Platform
@@ -40,7 +40,7 @@ def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registratio
     done = found.registration.decision == "promoted" and before == version
     registered = promotion.promote(where, found.registration, found.files["evidence"], reason)
     registered.write(found.files["registration"])
-    shown_anew(record, home)
+    rewrite_record(record, home)
     _show(home, where, {before, version})
     publish(Spec.model_validate(record.spec), home)
     return registered, done
@@ -86,4 +86,4 @@ def _show(home: Path, where: Registry, versions: Collection[str]) -> None:
             now = models.registration(client, where, version, known.created, decision)
         if now != known:
             now.write(found.files["registration"])
-            shown_anew(record, home)
+            rewrite_record(record, home)

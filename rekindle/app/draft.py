@@ -37,7 +37,7 @@ Column = list[Any]
 _problem = problems_in(__file__)
 
 
-def drafted(path: Path, named: str) -> tuple[str, str]:
+def draft_config(path: Path, named: str) -> tuple[str, str]:
     """The text of a config for a file, or a folder of images by class, that it calls `named`, and
     its task; raises RequestError where no column can be what a task reads."""
     if path.is_dir():

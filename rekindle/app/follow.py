@@ -44,7 +44,7 @@ def place_of(record: RunRecord) -> tuple[Platform, Submission]:
     return Platform.of(record.platform, sections), sent
 
 
-def asked(record: RunRecord, home: Path) -> RunRecord:
+def refresh_from_platform(record: RunRecord, home: Path) -> RunRecord:
     """The record as its platform, if any, knows the run now, kept under `home` if it changed."""
     if record.submission is None or not record.submission.id or record.submission.settled:
         return record
@@ -67,12 +67,14 @@ def asked(record: RunRecord, home: Path) -> RunRecord:
     return now
 
 
-def waited_for(record: RunRecord, home: Path, on_change: Callable[[RunRecord], None]) -> RunRecord:
+def wait_until_ended(
+    record: RunRecord, home: Path, on_change: Callable[[RunRecord], None]
+) -> RunRecord:
     """The record of the run when it is over; UnreachableError after hours without an answer."""
     pause, silent_since = PAUSE_SECONDS, None
     while record.status not in ENDED_RUN:
         try:
-            record = asked(record, home)
+            record = refresh_from_platform(record, home)
         except UnreachableError as error:
             silent_since = silent_since or time.monotonic()
             if time.monotonic() - silent_since > PATIENCE_SECONDS:
@@ -99,14 +101,14 @@ def log_of(record: RunRecord, step: StepRecord, home: Path, follow: bool = False
         if over:
             yield shown.rest().decode()
             return
-        record = asked(record, home)
+        record = refresh_from_platform(record, home)
         step = record.step(step.name)
         over = step.status not in ("pending", "running")
         if not over:
             time.sleep(PAUSE_SECONDS)
 
 
-def chosen(record: RunRecord, wanted: str | None) -> StepRecord:
+def step_with_log(record: RunRecord, wanted: str | None) -> StepRecord:
     """The step called `wanted`, or the one to look at; RequestError where that printed nothing."""
     ran = [one for one in record.steps if one.log]
 
@@ -132,14 +134,14 @@ def steps_with_a_log(record: RunRecord, wanted: StepRecord | None) -> str:
     return f"steps with a log: {names}" if names else "no step has begun yet; rekindle status"
 
 
-def cancelled(record: RunRecord, home: Path) -> RunRecord:
+def request_cancel(record: RunRecord, home: Path) -> RunRecord:
     """The record of a run that was told to stop."""
     if record.status in ENDED_RUN:
         return record
     if record.platform != "local":
         there, sent = place_of(record)
         there.cancel(sent.id)
-        return asked(record, home)
+        return refresh_from_platform(record, home)
     pid = owner(home, record.run_id)
     if pid is None:
         what = f"no process works on {record.run_id}: it was killed"
@@ -148,7 +150,7 @@ def cancelled(record: RunRecord, home: Path) -> RunRecord:
     return record
 
 
-def resumed(record: RunRecord, home: Path) -> tuple[RunRecord, SubmittedRun]:
+def resume_on_platform(record: RunRecord, home: Path) -> tuple[RunRecord, SubmittedRun]:
     """The record of a run that its platform goes on with, and where that is."""
     there, sent = place_of(record)
     mark = RunTag(record.run_id, sent.definition, f"{sent.token}-{sent.resumed + 1}")

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 SPEEDS = "speeds"  # folder of a home
 
 
-def known(home: Path, name: str) -> Known:
+def past_measurements(home: Path, name: str) -> Known:
     """What `rekindle plan --calibrate` measured, and the examples of an epoch of `name`."""
     for run in newest_first(home, name):
         training = collect(run, history=False).training

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from rekindle.app.history import known, rest_of
+from rekindle.app.history import past_measurements, rest_of
 from rekindle.catalog.prices import PriceBook, book
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Planned
@@ -43,7 +43,9 @@ def figures(
     there = region or _region(spec, named)
     today = datetime.datetime.now(datetime.UTC).date()
     prices = book(home, own)
-    found = make(spec, prices, named, there, examples, today=today, known=known(home, spec.name))
+    found = make(
+        spec, prices, named, there, examples, today=today, known=past_measurements(home, spec.name)
+    )
     return told(found, refusals(found, spec), rest_of(found, spec, named, home, prices))
 
 
@@ -82,7 +84,7 @@ def _on_chosen(spec: Spec, platform: str, home: Path) -> Spec:
         return spec
     if platform not in CLOUDS:
         raise RequestError([_problem("machines", platform=platform)])
-    before, limits = known(home, spec.name), (asked.deadline_hours, asked.budget_usd)
+    before, limits = past_measurements(home, spec.name), (asked.deadline_hours, asked.budget_usd)
     if limits != (None, None) and spec.train.steps is None and before.examples is None:
         raise RequestError([_problem("uncounted")])
     plan = make(spec, book(home), platform, _region(spec, platform), known=before)
@@ -124,7 +126,7 @@ def settled(spec: Spec, platform: str) -> Spec:
 def planned(spec: Spec, platform: str, home: Path) -> Planned | None:
     """The plan's figures, or None; RequestError beyond the limits of time and money."""
     prices = book(home)
-    plan = _plan(spec, platform, prices, known(home, spec.name))
+    plan = _plan(spec, platform, prices, past_measurements(home, spec.name))
     if plan is None:
         return None
     if problems := list(refusals(plan, spec)):
@@ -136,7 +138,7 @@ def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:
     """`spec` as this machine runs it, and its figures; what seems not to fit is tried."""
     try:
         spec = settled(spec, "local")
-        plan = _plan(spec, "local", PriceBook(()), known(home, spec.name))
+        plan = _plan(spec, "local", PriceBook(()), past_measurements(home, spec.name))
     except RequestError as error:
         log.warning("%s", error)
         return spec, None

@@ -58,11 +58,13 @@ _problem = problems_in(__file__)
 
 def preflight(spec: Spec, home: Path) -> None:
     """Raise RequestError with everything that would make a local run of `spec` fail at once."""
-    if problems := [problem for found in looks(spec, home).values() for problem in found]:
+    if problems := [
+        problem for found in problems_by_check(spec, home).values() for problem in found
+    ]:
         raise RequestError(problems)
 
 
-def looks(spec: Spec, home: Path, *, whole: bool = False) -> dict[str, list[Problem]]:
+def problems_by_check(spec: Spec, home: Path, *, whole: bool = False) -> dict[str, list[Problem]]:
     """What was looked at, and what is wrong with it; writes nothing. `whole`: the network of an
     inline config is built, too, without values, which takes seconds."""
     found = {
@@ -83,9 +85,9 @@ def looks(spec: Spec, home: Path, *, whole: bool = False) -> dict[str, list[Prob
     return {name: list(problems) for name, problems in found.items()}
 
 
-def ready(platform: str, spec: Spec, *, whole: bool = True) -> Definition:
+def compile_for(platform: str, spec: Spec, *, whole: bool = True) -> Definition:
     """The definition; RequestError with everything that is wrong with it or not said. `whole` as in
-    `looks`: nothing is trained yet where it is False."""
+    `problems_by_check`: nothing is trained yet where it is False."""
     problems: list[Problem] = list(Platform.of(platform, spec.platforms).settings.missing())
     problems += wrong_anywhere(spec, whole=whole)
     with collected(problems):
@@ -96,7 +98,7 @@ def ready(platform: str, spec: Spec, *, whole: bool = True) -> Definition:
 
 
 def wrong_anywhere(spec: Spec, *, whole: bool = True) -> list[Problem]:
-    """What is wrong with the config wherever it runs; `whole` as in `looks`."""
+    """What is wrong with the config wherever it runs; `whole` as in `problems_by_check`."""
     checks = [_task(spec), _architecture(spec), _adapters(spec)]
     problems = [problem for check in checks for problem in check]
     if not problems and whole:
@@ -120,9 +122,9 @@ def needs_of(spec: Spec, platform: str) -> Needs:
     )
 
 
-def ready_here(spec: Spec, home: Path) -> Readiness:
+def readiness_here(spec: Spec, home: Path) -> Readiness:
     """What this machine and the config lack for a run here."""
-    found = looks(spec, home, whole=True)
+    found = problems_by_check(spec, home, whole=True)
     problems = list(itertools.chain.from_iterable(found.values()))
     ok = functools.partial(ReadinessCheck, where="", state="ok", said="no problem found")
     wrong = functools.partial(ReadinessCheck, where="", state="problem", said="")
@@ -131,13 +133,13 @@ def ready_here(spec: Spec, home: Path) -> Readiness:
     return Readiness(platform="local", checks=checks, errors=errors)
 
 
-def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
+def readiness_on(spec: Spec | None, platform: str, home: Path) -> Readiness:
     """What a platform and the config lack for each other; the permissions that steps need."""
     there = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
     definition, lacks = None, list[Problem]()
     spec = on_any_machine(spec, platform, home, lacks) if spec else None
     with collected(lacks):
-        definition = ready(platform, spec) if spec else None
+        definition = compile_for(platform, spec) if spec else None
     needs = needs_of(spec, platform) if spec else Needs()
     found = run_checks(there.checks(definition, needs))
     errors = dict.fromkeys((*lacks, *wrong_ones(found)))

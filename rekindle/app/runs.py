@@ -83,7 +83,7 @@ def find_run(home: Path, wanted: str) -> RunRecord:
     raise RequestError([_problem("unknown", wanted=wanted, home=home, latest=ids[-1])])
 
 
-def found_records(home: Path, wanted: Sequence[RunRecord | str]) -> list[RunRecord]:
+def records_to_compare(home: Path, wanted: Sequence[RunRecord | str]) -> list[RunRecord]:
     """The records of runs, by name (see `find_run`) or as they are; RequestError for fewer than
     two, more than `MOST_COMPARED`, or the same one twice."""
     if not 2 <= len(wanted) <= MOST_COMPARED:
@@ -96,7 +96,7 @@ def found_records(home: Path, wanted: Sequence[RunRecord | str]) -> list[RunReco
     return records
 
 
-def wanted(target: str | None, home: Path) -> tuple[Spec, str]:
+def load_target_spec(target: str | None, home: Path) -> tuple[Spec, str]:
     """The config behind a MODEL, RUN or CONFIG (None: the latest run), and the version that a RUN
     registered; "" stands for the champion. Raises RequestError."""
     if target is not None and (Path(target).is_file() or target.endswith((".yaml", ".yml"))):
@@ -148,7 +148,7 @@ def write_card(home: Path, run_id: str) -> None:
         render_index(home)
 
 
-def shown_anew(record: RunRecord, home: Path) -> None:
+def rewrite_record(record: RunRecord, home: Path) -> None:
     """What a run of before came to has changed: lists, its card and the index show it."""
     try:
         # lists know what they have read by the record's time and inode (report/ledger.py)

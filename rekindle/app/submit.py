@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rekindle.app.plan import on_machines, planned
-from rekindle.app.preflight import ready, refuse_early
+from rekindle.app.preflight import compile_for, refuse_early
 from rekindle.app.runs import DEFINITION, new_record, newest_first, numbered
 from rekindle.errors import PlatformError, RequestError
 from rekindle.outputs import Planned
@@ -23,7 +23,7 @@ from rekindle.spec.model import Spec
 Consent = Callable[[SubmissionPreview, Planned | None], None]
 
 
-def submitted(
+def submit_spec(
     spec: Spec, platform: str, home: Path, token: str | None, consent: Consent, because: str = ""
 ) -> tuple[RunRecord, SubmittedRun, SubmissionPreview]:
     """The record of the run, which is on the platform now, where it is, and what was made.
@@ -33,7 +33,7 @@ def submitted(
         fix = "up to 63 of a-z, 0-9, - and _"
         raise RequestError(f"`{token}` is not a token", where="--token", fix=fix)
     there, spec = Platform.of(platform, spec.platforms), on_machines(spec, platform, home)
-    definition = ready(platform, spec)
+    definition = compile_for(platform, spec)
     figures, digest = planned(spec, platform, home), naming.digest_of(definition.files)
     record = begun(home, platform, digest, token)
     if record is None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rekindle import errors, formats
-from rekindle.app.follow import asked
+from rekindle.app.follow import refresh_from_platform
 from rekindle.app.monitor import check
 from rekindle.app.notify import tell
 from rekindle.app.runs import read_run
@@ -211,7 +211,9 @@ def _going_on(known: list[Entry], home: Path) -> str:
         if entry.platform == "local":
             goes_on = is_alive(home, entry.run_id)
         else:
-            goes_on = asked(read_run(home, entry.run_id), home).status not in ENDED_RUN
+            goes_on = (
+                refresh_from_platform(read_run(home, entry.run_id), home).status not in ENDED_RUN
+            )
         if goes_on:
             return entry.run_id
     return ""

@@ -6,7 +6,7 @@ import click
 
 from rekindle.app.alarms import compared, monitoring, write
 from rekindle.app.plan import on_machines
-from rekindle.app.preflight import ready
+from rekindle.app.preflight import compile_for
 from rekindle.cli.options import Decorated, Overrides, agree, of_config, platform, shared, tell, yes
 from rekindle.outputs import Alarm, Alarms
 from rekindle.platforms.alarms import Monitoring
@@ -92,7 +92,7 @@ def _service(
 ) -> tuple[Monitoring, Spec]:
     spec = on_machines(load_target(config, overrides), platform, home)
     there = Platform.of(platform, spec.platforms)
-    definition = ready(platform, spec, whole=False)
+    definition = compile_for(platform, spec, whole=False)
     return monitoring(there, spec, definition, home), spec
 
 

@@ -9,7 +9,7 @@ import click
 
 from rekindle import formats
 from rekindle.app import deploy
-from rekindle.app.runs import wanted
+from rekindle.app.runs import load_target_spec
 from rekindle.cli.options import Overrides, agree, of_config, shared, tell, yes
 from rekindle.cli.serving import SERVING, require
 from rekindle.platforms.platform import ENDPOINTS
@@ -98,8 +98,8 @@ def start(
             agree(yes, f"Deploy {plan}?")
         return not dry_run
 
-    seen = watching(spec.deploy.min_requests)
-    options = deploy.Options(platform, host, port, wait, may, say, seen)
+    seen = traffic_printer(spec.deploy.min_requests)
+    options = deploy.Options(platform, host, port, wait, may, print_event, seen)
     if done := deploy.deploy(spec, home, options):
         tell(done, "\n".join(_lines(done)), as_json)
 
@@ -110,7 +110,7 @@ def start(
 @shared
 def status(target: str | None, platform: str, home: Path, as_json: bool) -> None:
     """Versions that run, their shares, requests, errors and latencies, and what happened."""
-    found = deploy.shown(wanted(target, home)[0], home, platform)
+    found = deploy.shown(load_target_spec(target, home)[0], home, platform)
     tell(found, "\n".join([*_lines(found), *map(_line, found.events)]), as_json)
 
 
@@ -122,9 +122,11 @@ def status(target: str | None, platform: str, home: Path, as_json: bool) -> None
 def rollback(target: str | None, platform: str, reason: str, home: Path, as_json: bool) -> None:
     """Give all requests to the version before, and make it the champion again. `rekindle rollback`
     does the same, and goes further back with --to."""
-    spec = wanted(target, home)[0]
+    spec = load_target_spec(target, home)[0]
     last = deploy.shown(spec, home, platform).events[-1]
-    deploy.roll_back(spec, home, reason, last.previous, deploy.Options(platform, on_event=say))
+    deploy.roll_back(
+        spec, home, reason, last.previous, deploy.Options(platform, on_event=print_event)
+    )
     done = deploy.shown(spec, home, platform)
     tell(done, "\n".join(_lines(done)), as_json)
 
@@ -136,13 +138,13 @@ def rollback(target: str | None, platform: str, reason: str, home: Path, as_json
 @shared
 def delete(target: str | None, platform: str, yes: bool, home: Path, as_json: bool) -> None:
     """End the deployment: what was accepted is answered, then no version answers any more."""
-    spec = wanted(target, home)[0]
+    spec = load_target_spec(target, home)[0]
     agree(yes, f"End the deployment of {spec.model_name}?")
-    done = deploy.delete(spec, home, deploy.Options(platform, on_event=say))
+    done = deploy.delete(spec, home, deploy.Options(platform, on_event=print_event))
     tell(done, f"{done.name} is not deployed any more", as_json)
 
 
-def say(event: RolloutEvent) -> None:
+def print_event(event: RolloutEvent) -> None:
     """Print an event of a roll-out."""
     click.echo(_line(event), err=True)
 
@@ -158,7 +160,7 @@ def _line(event: RolloutEvent) -> str:
     return f"{formats.instant(event.at):%Y-%m-%d %H:%M:%S}  {words}"
 
 
-def watching(needed: int) -> Callable[[RolloutEvent, Traffic], None]:
+def traffic_printer(needed: int) -> Callable[[RolloutEvent, Traffic], None]:
     """Prints how many requests a version that is watched has had; a verdict takes `needed`."""
     seen = dict[int, tuple[int, float]]()  # requests by event when they were printed last
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.preflight import ready_here, ready_there
+from rekindle.app.preflight import readiness_here, readiness_on
 from rekindle.cli.options import Overrides, answer, maybe_config, overrides, platform, shared
 from rekindle.errors import PlatformError, Problem, RequestError
 from rekindle.masking import plain
@@ -30,9 +30,9 @@ def command(
         raise RequestError("there is no config to look at", fix="rekindle doctor CONFIG")
     spec = load_target(config, overrides) if config else None
     if spec and platform == "local":
-        found = ready_here(spec, home)
+        found = readiness_here(spec, home)
     else:
-        found = ready_there(spec, platform, home)
+        found = readiness_on(spec, platform, home)
     silent = bool(found.checks) and all(check.state == "not asked" for check in found.checks)
     if silent:
         first = found.checks[0]  # nothing at all could be asked: the platform is not ready then

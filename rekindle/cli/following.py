@@ -10,7 +10,13 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.follow import asked, cancelled, chosen, log_of, steps_with_a_log
+from rekindle.app.follow import (
+    log_of,
+    refresh_from_platform,
+    request_cancel,
+    step_with_log,
+    steps_with_a_log,
+)
 from rekindle.app.runs import find_run, read_run
 from rekindle.cli.options import answer, shared, tell
 from rekindle.errors import RequestError
@@ -35,7 +41,7 @@ def status(run: str, home: Path, as_json: bool) -> None:
     first step that failed follows; a run that was killed is shown as such."""
     record = find_run(home, run)
     if record.platform != "local":
-        record = asked(record, home)
+        record = refresh_from_platform(record, home)
     elif record.status == "running" and not is_alive(home, record.run_id):
         update = {"status": "cancelled", "error": "killed; the same command resumes"}
         record = record.model_copy(update=update)
@@ -76,7 +82,7 @@ def cancel(run: str, home: Path, as_json: bool) -> None:
     """Stop RUN (default: the latest): its steps save what they can and end. A finished run is not
     changed. `rekindle resume` continues a stopped run."""
     before = find_run(home, run)
-    record = cancelled(before, home)
+    record = request_cancel(before, home)
     done = "" if record.status in ENDED_RUN else ", asked to stop"
     done = ": already over, nothing changed" if before.status in ENDED_RUN else done
     tell(record, f"{record.run_id}  {record.status}{done}", as_json)
@@ -126,8 +132,8 @@ def logs(
     as_json: bool,
 ) -> None:
     """Print the log of one step of RUN (default: the latest)."""
-    record = asked(find_run(home, run), home)
-    found = chosen(record, step)
+    record = refresh_from_platform(find_run(home, run), home)
+    found = step_with_log(record, step)
     if since is not None and (raw or as_json):
         raise RequestError(
             "only lines of the readable log have times",

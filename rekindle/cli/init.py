@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.draft import drafted
+from rekindle.app.draft import draft_config
 from rekindle.app.pipeline import PIPELINE, shipped
 from rekindle.cli.options import answer, shared
 from rekindle.errors import RequestError
@@ -71,7 +71,7 @@ def _draft(folder: Path, data: Path, full: bool, as_json: bool) -> None:
         raise RequestError(what, fix="leave one of them out")
     data = data.absolute()
     inside = data.is_relative_to(folder.absolute())
-    text, task = drafted(data, str(data.relative_to(folder.absolute()) if inside else data))
+    text, task = draft_config(data, str(data.relative_to(folder.absolute()) if inside else data))
     target = folder / f"{data.stem}.yaml"
     if target.exists():
         raise RequestError(f"already here: {target}", fix="rename it, or choose another folder")

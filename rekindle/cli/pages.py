@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.runs import find_run, found_records
+from rekindle.app.runs import find_run, records_to_compare
 from rekindle.cli.options import shared, tell
 from rekindle.outputs import Card
 from rekindle.report.card import render_card
@@ -40,7 +40,7 @@ def compare(runs: tuple[str, ...], html: Path | None, home: Path, as_json: bool)
     are compared with; an interval says whether a model is better than the first beyond chance.
 
     RUN is a run id, a unique prefix of one, `latest`, or MODEL@VERSION: the run that made it."""
-    pairs = [(record, collect(record)) for record in found_records(home, runs)]
+    pairs = [(record, collect(record)) for record in records_to_compare(home, runs)]
     found = compared(pairs)
     if html is not None:
         render_comparison(html, pairs, found)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.follow import asked, place_of, resumed
+from rekindle.app.follow import place_of, refresh_from_platform, resume_on_platform
 from rekindle.app.run import Options
 from rekindle.app.runs import find_run
 from rekindle.cli.options import answer, shared, wait
@@ -48,11 +48,11 @@ def _here(record: RunRecord, home: Path, as_json: bool) -> int:
 
 def _there(record: RunRecord, home: Path, wait: bool, as_json: bool) -> int:
     place_of(record)  # which says so if it may not be there
-    record = asked(record, home)
+    record = refresh_from_platform(record, home)
     if record.status not in ENDED_RUN:
         raise RequestError(f"{record.run_id} runs", fix=f"rekindle logs -f {record.run_id}")
     if record.status == "succeeded":
         what = f"{record.run_id} succeeded: nothing is left to do"
         raise RequestError(what, fix=f"submit it again: {record.command}")
-    record, placed = resumed(record, home)
+    record, placed = resume_on_platform(record, home)
     return told(record, placed, home, wait, as_json)

@@ -107,10 +107,12 @@ def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
         conclude(record, result)
     if spec.deploy.after_promotion and result.gate and result.gate.promoted:
         from rekindle.app import deploy
-        from rekindle.cli.deploy import say, watching
+        from rekindle.cli.deploy import print_event, traffic_printer
 
-        seen = watching(spec.deploy.min_requests)
-        deploy.deploy(spec, options.home, deploy.Options(wait=True, on_event=say, on_traffic=seen))
+        seen = traffic_printer(spec.deploy.min_requests)
+        deploy.deploy(
+            spec, options.home, deploy.Options(wait=True, on_event=print_event, on_traffic=seen)
+        )
     return result
 
 

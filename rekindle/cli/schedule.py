@@ -10,7 +10,7 @@ import click
 
 from rekindle.app.forecast import outlook
 from rekindle.app.plan import on_machines, planned
-from rekindle.app.preflight import preflight, ready, refuse_early
+from rekindle.app.preflight import compile_for, preflight, refuse_early
 from rekindle.app.run import windows
 from rekindle.cli.options import Decorated, Overrides, agree, of_config, platform, shared, tell, yes
 from rekindle.cli.submit import show
@@ -147,7 +147,7 @@ def _ready(there: Platform, spec: Spec, schedule: ScheduleSpec) -> tuple[Definit
     with collected(problems):
         lowered = there.lowered(schedule)
     with collected(problems):
-        definition = ready(there.name, spec)
+        definition = compile_for(there.name, spec)
     if problems:
         raise RequestError(problems)
     assert lowered is not None

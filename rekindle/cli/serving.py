@@ -11,7 +11,7 @@ import click
 from pydantic import TypeAdapter
 
 from rekindle import formats
-from rekindle.app.runs import wanted
+from rekindle.app.runs import load_target_spec
 from rekindle.cli.options import Overrides, at_home, config, moment, of_config, shared, tell
 from rekindle.errors import RequestError
 from rekindle.launch.process import compute_threads
@@ -69,7 +69,7 @@ def serve(
     require(*_PACKAGES)
     from rekindle.app.deploy import served
 
-    spec, version = wanted(target, home)
+    spec, version = load_target_spec(target, home)
     if precision:
         changed = {"deploy": spec.deploy.model_copy(update={"precision": precision})}
         spec = spec.model_copy(update=changed)

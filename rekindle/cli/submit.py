@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.follow import waited_for
+from rekindle.app.follow import wait_until_ended
 from rekindle.app.forecast import outlook
 from rekindle.app.progress import Progress
 from rekindle.app.runs import summary
-from rekindle.app.submit import submitted
+from rekindle.app.submit import submit_spec
 from rekindle.cli.options import Overrides, agree, answer, of_config, platform, shared, wait, yes
 from rekindle.cli.run import conclude
 from rekindle.outputs import Planned, Submitted
@@ -45,7 +45,9 @@ def command(
 ) -> int:
     """Compile CONFIG, show the steps and their machines, ask, and submit it to the platform."""
     spec = load_target(config, overrides)
-    record, placed, outline = submitted(spec, platform, home, token, functools.partial(agreed, yes))
+    record, placed, outline = submit_spec(
+        spec, platform, home, token, functools.partial(agreed, yes)
+    )
     return told(record, placed, home, wait, as_json, outline)
 
 
@@ -92,7 +94,7 @@ def told(
 def _waited(record: RunRecord, home: Path, as_json: bool) -> int:
     with Progress() as progress:
         progress.changed(record)
-        record = waited_for(record, home, progress.changed)
+        record = wait_until_ended(record, home, progress.changed)
     result = summary(record, home)
     if as_json:
         answer(result)

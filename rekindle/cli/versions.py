@@ -7,7 +7,7 @@ import click
 from rekindle import formats
 from rekindle.app.champion import promote_run, registry_of
 from rekindle.app.deploy import champion_here, roll_back
-from rekindle.app.runs import find_run, wanted
+from rekindle.app.runs import find_run, load_target_spec
 from rekindle.cli.options import agree, shared, tell, yes
 from rekindle.records import ChampionChange, ChampionRecord
 from rekindle.registry.history import champion_of, way_back
@@ -21,7 +21,7 @@ _HOW = {"gate": "by its gate", "reason": "by hand", "rollback": "by a roll back"
 def champion(target: str | None, home: Path, as_json: bool) -> None:
     """Say which version is champion, since when, on what evidence, and which were before. Without
     an argument, of the model of the latest run."""
-    found = champion_here(wanted(target, home)[0], home)
+    found = champion_here(load_target_spec(target, home)[0], home)
     tell(found, "\n".join(_lines(found)), as_json)
 
 
@@ -86,7 +86,7 @@ def rollback(
     """Make version --to, or the champion before, the champion again. The version that was champion
     is not promoted again by itself: that needs `rekindle promote RUN --reason`. A deployment of the
     model follows at once."""
-    spec = wanted(target, home)[0]
+    spec = load_target_spec(target, home)[0]
     where = registry_of(spec, home)
     now, to = (champion_of(where).version, to) if to else way_back(where)
     agree(yes, f"Roll {where.name} back from version {now} to version {to}?")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rekindle.app.run import Options, windows
-from rekindle.app.submit import submitted
+from rekindle.app.submit import submit_spec
 from rekindle.app.watch import Act, turn
 from rekindle.cli.options import Overrides, moment, of_config, platform, shared, tell, yes
 from rekindle.cli.run import WORDS, carry_out
@@ -88,7 +88,7 @@ def _act(spec: Spec, platform: str | None, home: Path, yes: bool, as_json: bool)
     def there(begun: Turn) -> tuple[str, str, Outcome | None]:
         assert platform is not None
         consent = functools.partial(agreed, yes)
-        record, _, _ = submitted(spec, platform, home, begun.turn, consent, begun.because)
+        record, _, _ = submit_spec(spec, platform, home, begun.turn, consent, begun.because)
         return record.run_id, f"submitted to {platform}", None  # follow.py tells how it ends
 
     return there if platform else here
