@@ -18,7 +18,8 @@ from rekindle.outputs import Compared
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import ChampionRecord, Deployment, Evidence, RunRecord
 from rekindle.report.collect import Findings, collect, gate_of, model_of
-from rekindle.report.comparison import compared, lines
+from rekindle.report.comparison import compared as compare_runs
+from rekindle.report.comparison import lines
 from rekindle.report.page import render
 from rekindle.report.readable_log import lines_of, shown
 from rekindle.spec.load import load_target
@@ -53,37 +54,43 @@ class Run:
         return self.record.seconds
 
     def refreshed(self) -> "Run":
-        """The run as it is now: of one on a platform, what that says of it."""
+        """The run as it is now; a run on a platform is asked for there."""
         from rekindle.app.follow import refresh_from_platform
 
-        return Run(refresh_from_platform(read_run(self.home, self.id), self.home), self.home)
+        record = refresh_from_platform(read_run(self.home, self.id), self.home)
+        return Run(record, self.home)
 
     def wait(self) -> "Run":
-        """The run when it is over, however it ended; says what changes meanwhile."""
+        """Wait until the run is over, however it ends, and return it; shows progress meanwhile."""
         from rekindle.app.follow import wait_until_ended
         from rekindle.app.progress import Progress
 
         if self.record.platform == "local":
             return self.refreshed()
         with Progress() as progress:
-            return Run(wait_until_ended(self.record, self.home, progress.changed), self.home)
+            record = wait_until_ended(self.record, self.home, progress.changed)
+        return Run(record, self.home)
 
     def logs(self, step: str | None = None, *, raw: bool = False) -> str:
-        """What a step printed, by default the first that failed or the last that began; `raw`: with
-        all that launchers print. RequestError where there is no such step, or no log."""
+        """What a step printed, by default the first that failed or the last that began.
+
+        `raw`: with all that launchers print. RequestError where there is no such step, or no
+        log."""
         from rekindle.app.follow import log_of, step_with_log
 
-        now = self.refreshed().record
-        found = step_with_log(now, step)
-        log = Path(found.failed_log or found.log)
+        record = self.refreshed().record
+        step_record = step_with_log(record, step)
+        log = Path(step_record.failed_log or step_record.log)
         if log.is_file():
             text = log.read_text(encoding="utf-8", errors="replace")
         else:
-            text = "".join(log_of(now, found, self.home))
-        return text if raw else "".join(shown(lines_of([text]), live=False, names={}))
+            text = "".join(log_of(record, step_record, self.home))
+        if raw:
+            return text
+        return "".join(shown(lines_of([text]), live=False, names={}))
 
     def cancel(self) -> None:
-        """Have it stop."""
+        """Ask the run to stop; its steps save what they can."""
         from rekindle.app.follow import request_cancel
 
         request_cancel(self.record, self.home)
@@ -133,9 +140,11 @@ class Run:
             ("training", self.history, "loss", "-"),
             ("validation", held_out, "validation_loss", "o--"),
         ):
-            values = [row["epoch"] for row in rows], [row[key] for row in rows]
-            (line,) = axes.plot(*values, style, color=colour, label=f"{self.id}, {kind}")
-            colour = line.get_color()
+            epochs = [row["epoch"] for row in rows]
+            losses = [row[key] for row in rows]
+            label = f"{self.id}, {kind}"
+            (line,) = axes.plot(epochs, losses, style, color=colour, label=label)
+            colour = line.get_color()  # both curves of a run have one colour
         axes.set(xlabel="epoch", ylabel="loss", ylim=(0, None))
         axes.legend(frameon=False)
         return axes
@@ -157,14 +166,31 @@ class Run:
 
     def _repr_html_(self) -> str:
         """A step table, the gate and the model, for a notebook's output cell."""
-        found = self.findings
-        values = {"gate": gate_of(found), "model": self.model, "evidence": found.evidence}
-        return render("run.html.j2", run=self.record, **values)
+        return render(
+            "run.html.j2",
+            run=self.record,
+            gate=gate_of(self.findings),
+            model=self.model,
+            evidence=self.findings.evidence,
+        )
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
     """The frozen spec of a config with `overrides`; raises SpecError with all problems."""
     return load_target(path, overrides)
+
+
+def _resolved(spec: Spec | str | Path, overrides: Sequence[str]) -> Spec:
+    """A spec as it is, or the one of a config or pipeline, with `overrides`."""
+    return spec if isinstance(spec, Spec) else load_target(spec, overrides)
+
+
+def _spec_of(target: Spec | str | None, home: Path) -> Spec:
+    """The spec behind a spec, a model, a run or a config; None is the latest run."""
+    if isinstance(target, Spec):
+        return target
+    spec, _ = load_target_spec(target, home)
+    return spec
 
 
 def run(
@@ -182,13 +208,15 @@ def run(
     from rekindle.app.progress import Progress
     from rekindle.app.run import Options, execute
 
-    resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
-    options = Options(home_of(home), fresh, from_step)
+    resolved = _resolved(spec, overrides)
+    root = home_of(home)
+    options = Options(root, fresh, from_step)
     if quiet:
-        return Run(execute(resolved, options), home_of(home).resolve())
-    with Progress() as progress:
-        record = execute(resolved, options, progress.changed, progress.event)
-    return Run(record, home_of(home).resolve())
+        record = execute(resolved, options)
+    else:
+        with Progress() as progress:
+            record = execute(resolved, options, progress.changed, progress.event)
+    return Run(record, root.resolve())
 
 
 def planned(
@@ -201,18 +229,20 @@ def planned(
     prices: Sequence[str | Path] = (),
     home: str | Path | None = None,
 ) -> Forecast:
-    """What training the spec needs, how long it takes and what it costs, by the options of
-    `rekindle plan`. What cannot end in time, or would cost more than it may, is in `refused`.
-    Raises RekindleError where it cannot be planned, or nothing fits."""
+    """What training the spec needs, how long it takes and what it costs; the options are those of
+    `rekindle plan`.
+
+    What cannot end in time, or would cost more than it may, is in `refused`. Raises RekindleError
+    where it cannot be planned, or nothing fits."""
     from rekindle.app.plan import figures
 
-    known = ("local", *PLATFORMS)
-    if platform and platform not in known:
-        raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(known)}")
-    resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
-    return Forecast(
-        figures(resolved, platform, region, examples, home_of(home), [*map(Path, prices)])
-    )
+    platforms = ("local", *PLATFORMS)
+    if platform and platform not in platforms:
+        fix = f"one of {', '.join(platforms)}"
+        raise RequestError(f"there is no platform `{platform}`", fix=fix)
+    resolved = _resolved(spec, overrides)
+    price_files = [Path(path) for path in prices]
+    return Forecast(figures(resolved, platform, region, examples, home_of(home), price_files))
 
 
 def submit(
@@ -224,11 +254,14 @@ def submit(
     token: str | None = None,
 ) -> Run:
     """Have a platform run the spec's pipeline, once for a `token`; `run.wait()`, `run.refreshed()`,
-    `run.logs(STEP)` and `run.cancel()` follow it. Raises RekindleError; the same call goes on with
-    what was cut off. Nothing is asked: call `rekindle submit` for that."""
+    `run.logs(STEP)` and `run.cancel()` follow it.
+
+    Raises RekindleError; the same call continues what was cut off. Does not ask for consent, which
+    `rekindle submit` does."""
     from rekindle.app.submit import submit_spec
 
-    resolved, root = spec if isinstance(spec, Spec) else load_target(spec, overrides), home_of(home)
+    resolved = _resolved(spec, overrides)
+    root = home_of(home)
     record, _, _ = submit_spec(resolved, platform, root, token, lambda outline, plan: None)
     return Run(record, root.resolve())
 
@@ -243,13 +276,15 @@ def deploy(
     home: str | Path | None = None,
 ) -> Deployment:
     """Roll the champion out; with `wait` until the canary has had its requests, else call it again.
-    Raises RekindleError where it was rolled back. Nothing is asked, as `rekindle deploy` does."""
+
+    Raises RekindleError where it was rolled back. Does not ask for consent, which `rekindle
+    deploy` does."""
     from rekindle.app.deploy import Options, deploy
 
-    resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
-    found = deploy(resolved, home_of(home), Options(platform, port=port, wait=wait))
-    assert found is not None  # it may
-    return found
+    resolved = _resolved(spec, overrides)
+    deployment = deploy(resolved, home_of(home), Options(platform, port=port, wait=wait))
+    assert deployment is not None  # None is for those who are asked and refuse
+    return deployment
 
 
 def champion(target: Spec | str | None = None, home: str | Path | None = None) -> ChampionRecord:
@@ -257,8 +292,8 @@ def champion(target: Spec | str | None = None, home: str | Path | None = None) -
     latest run), with its history and where it answers here."""
     from rekindle.app.deploy import champion_here
 
-    spec = target if isinstance(target, Spec) else load_target_spec(target, home_of(home))[0]
-    return champion_here(spec, home_of(home))
+    root = home_of(home)
+    return champion_here(_spec_of(target, root), root)
 
 
 def rollback(
@@ -267,9 +302,10 @@ def rollback(
     """Make the champion before, or `to`, the champion again; deployments of this home follow."""
     from rekindle.app.deploy import champion_here, roll_back
 
-    spec = target if isinstance(target, Spec) else load_target_spec(target, home_of(home))[0]
-    roll_back(spec, home_of(home), reason, to)
-    return champion_here(spec, home_of(home))
+    root = home_of(home)
+    spec = _spec_of(target, root)
+    roll_back(spec, root, reason, to)
+    return champion_here(spec, root)
 
 
 def runs(home: str | Path | None = None) -> list[Run]:
@@ -298,13 +334,21 @@ class Comparison:
         return f"<pre>{html.escape(repr(self))}</pre>"
 
 
-def compare(*wanted: Run | str, home: str | Path | None = None) -> Comparison:
-    """Runs, or their ids, side by side: `rekindle.compare(*rekindle.runs()[-2:])`. Raises
-    RekindleError for an id that is not there, fewer than two runs or more than twenty."""
+def compare(*runs_or_ids: Run | str, home: str | Path | None = None) -> Comparison:
+    """Runs, or their ids, side by side: `rekindle.compare(*rekindle.runs()[-2:])`.
+
+    Raises RekindleError for an id that is not there, fewer than two runs or more than twenty."""
     root = home_of(home).resolve()
-    given = {one.id: one for one in wanted if isinstance(one, Run)}
-    records = records_to_compare(
-        root, [one.record if isinstance(one, Run) else one for one in wanted]
-    )
-    runs = tuple(given.get(record.run_id, Run(record, root)) for record in records)
-    return Comparison(runs, compared([(run.record, run.findings) for run in runs]))
+    given_runs: dict[str, Run] = {}
+    records_or_ids: list[RunRecord | str] = []
+    for run_or_id in runs_or_ids:
+        if isinstance(run_or_id, Run):
+            given_runs[run_or_id.id] = run_or_id
+            records_or_ids.append(run_or_id.record)
+        else:
+            records_or_ids.append(run_or_id)
+    records = records_to_compare(root, records_or_ids)
+    # a run that was given keeps its home and what it has read
+    compared_runs = [given_runs.get(record.run_id, Run(record, root)) for record in records]
+    pairs = [(run.record, run.findings) for run in compared_runs]
+    return Comparison(tuple(compared_runs), compare_runs(pairs))

@@ -110,7 +110,7 @@ def start(
 @shared
 def status(target: str | None, platform: str, home: Path, as_json: bool) -> None:
     """Versions that run, their shares, requests, errors and latencies, and what happened."""
-    found = deploy.shown(load_target_spec(target, home)[0], home, platform)
+    found = deploy.deployment_of(load_target_spec(target, home)[0], home, platform)
     tell(found, "\n".join([*_lines(found), *map(_line, found.events)]), as_json)
 
 
@@ -123,11 +123,11 @@ def rollback(target: str | None, platform: str, reason: str, home: Path, as_json
     """Give all requests to the version before, and make it the champion again. `rekindle rollback`
     does the same, and goes further back with --to."""
     spec = load_target_spec(target, home)[0]
-    last = deploy.shown(spec, home, platform).events[-1]
+    last = deploy.deployment_of(spec, home, platform).events[-1]
     deploy.roll_back(
         spec, home, reason, last.previous, deploy.Options(platform, on_event=print_event)
     )
-    done = deploy.shown(spec, home, platform)
+    done = deploy.deployment_of(spec, home, platform)
     tell(done, "\n".join(_lines(done)), as_json)
 
 

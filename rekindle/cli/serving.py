@@ -67,14 +67,14 @@ def serve(
     The server is ready once the rows of its test split that the evidence keeps are answered as the
     model was judged. SIGTERM and Ctrl-C end it when all that was accepted is answered."""
     require(*_PACKAGES)
-    from rekindle.app.deploy import served
+    from rekindle.app.deploy import model_to_serve
 
     spec, version = load_target_spec(target, home)
     if precision:
         changed = {"deploy": spec.deploy.model_copy(update={"precision": precision})}
         spec = spec.model_copy(update=changed)
     job = ServeJob(
-        model=served(spec, home, version),
+        model=model_to_serve(spec, home, version),
         host=host,
         port=port,
         smoke=not no_smoke,
@@ -108,9 +108,9 @@ def predict(config: Path, source: str, output: str, home: Path, as_json: bool) -
     last part when you rerun it."""
     require("mlflow", "torch", "transformers")
     spec = load_target(config)
-    from rekindle.app.deploy import served
+    from rekindle.app.deploy import model_to_serve
 
-    model = served(spec, home)
+    model = model_to_serve(spec, home)
     os.environ.update(compute_threads())  # before torch is imported
     from rekindle.serve import batch
 
