@@ -33,7 +33,7 @@ from rekindle.spec.load import load_target
 )
 @click.option(
     "--prices",
-    "own",
+    "own_prices",
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FILE",
@@ -52,7 +52,7 @@ def command(
     platform: str | None,
     region: str,
     examples: int | None,
-    own: tuple[Path, ...],
+    own_prices: tuple[Path, ...],
     run: str | None,
     home: Path,
     as_json: bool,
@@ -72,6 +72,6 @@ def command(
     spec = load_target(config, overrides)
     for problem in first_look(spec):
         click.echo(plain(f"warning: {problem}"), err=True)
-    planned = figures(spec, platform or "", region, examples, home, own)
+    planned = figures(spec, platform or "", region, examples, home, own_prices)
     tell(planned, "\n".join(lines(planned)), as_json)
     return 2 if planned.errors else 0

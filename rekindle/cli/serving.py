@@ -20,6 +20,7 @@ from rekindle.records import Monitored, Signal
 from rekindle.serve.messages import ServeJob
 from rekindle.spec.load import load_target
 
+# package -> extra of rekindle that installs it
 _PACKAGES = {
     "uvloop": "serve",
     "uvicorn": "serve",
@@ -31,7 +32,7 @@ _PACKAGES = {
     "transformers": "train",
 }
 SERVING = ("uvloop", "uvicorn", "prometheus_client", "aiohttp", "mlflow", "torch")
-ALARM = 3
+ALARM = 3  # exit code
 
 
 @click.command("serve")
@@ -71,8 +72,8 @@ def serve(
 
     spec, version = load_target_spec(target, home)
     if precision:
-        changed = {"deploy": spec.deploy.model_copy(update={"precision": precision})}
-        spec = spec.model_copy(update=changed)
+        deploy = spec.deploy.model_copy(update={"precision": precision})
+        spec = spec.model_copy(update={"deploy": deploy})
     job = ServeJob(
         model=model_to_serve(spec, home, version),
         host=host,
@@ -81,9 +82,10 @@ def serve(
         health_route=os.environ.get("AIP_HEALTH_ROUTE", ServeJob.health_route),
         predict_route=os.environ.get("AIP_PREDICT_ROUTE", ServeJob.predict_route),
     )
-    words = [sys.executable, "-P", "-m", "rekindle.serve"]
-    words.append(TypeAdapter(ServeJob).dump_json(job).decode())
-    os.execve(words[0], words, {**os.environ, **compute_threads()})  # noqa: S606 - no shell
+    job_text = TypeAdapter(ServeJob).dump_json(job).decode()
+    command = [sys.executable, "-P", "-m", "rekindle.serve", job_text]
+    # in the place of this process: signals reach the server itself
+    os.execve(command[0], command, {**os.environ, **compute_threads()})  # noqa: S606 - no shell
 
 
 @click.command("predict")
@@ -119,9 +121,9 @@ def predict(config: Path, source: str, output: str, home: Path, as_json: bool) -
     def on_part(parts: int, rows: int) -> None:
         click.echo(f"part {parts}: {rows:,} rows", err=True)
 
-    done = batch.predict(model, spec.data, source, output, on_part)
-    text = f"{done.rows:,} predictions of {done.model} version {done.version} in {output}"
-    tell(done, text, as_json)
+    result = batch.predict(model, spec.data, source, output, on_part)
+    text = f"{result.rows:,} predictions of {result.model} version {result.version} in {output}"
+    tell(result, text, as_json)
 
 
 @click.command("monitor")
@@ -148,30 +150,42 @@ def monitor(
     from rekindle.app.monitor import check
     from rekindle.report.index import render_index
 
-    found = check(load_target(config, overrides), home, platform, at)
+    monitored = check(load_target(config, overrides), home, platform, at)
     render_index(home)  # which draws live accuracy and alarms
-    tell(found, "\n".join(_monitored(found)), as_json)
-    return ALARM if found.verdict == "alarm" else 0
+    tell(monitored, "\n".join(_lines(monitored)), as_json)
+    return ALARM if monitored.verdict == "alarm" else 0
 
 
-def _monitored(found: Monitored) -> Iterator[str]:
-    left = ", ".join(f"{number:,} {why}" for why, number in found.left_out.items())
-    rows = f"{found.rows:,} rows" + f" ({left} left out)" * bool(left)
-    yield f"{found.name} version {found.version}, {found.start[:16]} to {found.end[:16]}: {rows}"
-    if found.signals:
+def _lines(monitored: Monitored) -> Iterator[str]:
+    """A check of what serves, for people."""
+    period = f"{monitored.start[:16]} to {monitored.end[:16]}"
+    rows = f"{monitored.rows:,} rows"
+    if monitored.left_out:
+        left_out = [f"{count:,} {reason}" for reason, count in monitored.left_out.items()]
+        rows += f" ({', '.join(left_out)} left out)"
+    yield f"{monitored.name} version {monitored.version}, {period}: {rows}"
+    if monitored.signals:
         head = ("signal", "before", "now", "apart", "p", "found from", "")
-        yield from formats.aligned([head, *map(_cells, found.signals)], right=range(1, 6))
-    if found.expected_accuracy is not None:
-        yield f"accuracy by confidence, an estimate: {found.expected_accuracy:.4f}"
-    yield f"{found.verdict.replace('_', ' ')}: {found.reason}"
+        rows_of_table = [head, *map(_cells, monitored.signals)]
+        yield from formats.aligned(rows_of_table, right=range(1, 6))
+    if monitored.expected_accuracy is not None:
+        yield f"accuracy by confidence, an estimate: {monitored.expected_accuracy:.4f}"
+    yield f"{monitored.verdict.replace('_', ' ')}: {monitored.reason}"
 
 
-def _cells(one: Signal) -> tuple[str, ...]:
-    numbers = [f"{one.before:.4g}", f"{one.now:.4g}", f"{one.effect:.3f}"]
-    if one.name == "latency":
-        numbers = [formats.seconds(value) for value in (one.before, one.now, one.effect)]
-    least = "" if one.detectable is None else f"±{one.detectable:.3g}"
-    return (one.name, *numbers, f"{one.p_value:.2g}", least, "ALARM" * one.alarm)
+def _cells(signal: Signal) -> tuple[str, ...]:
+    """The row of a signal in the table."""
+    before = f"{signal.before:.4g}"
+    now = f"{signal.now:.4g}"
+    effect = f"{signal.effect:.3f}"
+    if signal.name == "latency":
+        before = formats.seconds(signal.before)
+        now = formats.seconds(signal.now)
+        effect = formats.seconds(signal.effect)
+    p_value = f"{signal.p_value:.2g}"
+    detectable = "" if signal.detectable is None else f"±{signal.detectable:.3g}"
+    alarm = "ALARM" if signal.alarm else ""
+    return (signal.name, before, now, effect, p_value, detectable, alarm)
 
 
 def require(*packages: str) -> None:
