@@ -1,4 +1,5 @@
-"""Alarms and a dashboard of a config where a platform's runs, checks and servers are watched."""
+"""Alarms and a dashboard of a config where a platform's runs, checks and servers are
+watched."""
 
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from rekindle.spec.model import Spec
 _DEFAULT_MAX_MS = 1_000.0  # where the config has no limit
 
 
-def monitoring(there: Platform, spec: Spec, definition: Definition, home: Path) -> Monitoring:
-    """The service that has the alarms of a config; those that are files lie under `home`."""
-    return there.alarms(definition, spec.model_name, home.absolute() / "alarms" / slug(spec.name))
+def monitoring(target: Platform, spec: Spec, definition: Definition, home: Path) -> Monitoring:
+    """The service that has the alarms of a config; those that are files lie under
+    `home`."""
+    return target.alarms(definition, spec.model_name, home.absolute() / "alarms" / slug(spec.name))
 
 
 def compared(service: Monitoring, spec: Spec, *, every: bool = False) -> list[Watch]:
@@ -33,9 +35,14 @@ def compared(service: Monitoring, spec: Spec, *, every: bool = False) -> list[Wa
 
 
 def write(service: Monitoring, alarms: list[Watch], *, force: bool) -> tuple[Alarm, ...]:
-    """Write what is missing or other, and with `force` what was edited there by hand; returns
-    what became of each."""
-    states = {"missing": "created", "other": "changed", "same": "unchanged", "edited": "edited"}
+    """Write what is missing or other, and with `force` what was edited there by hand;
+    returns what became of each."""
+    states = {
+        "missing": "created",
+        "other": "changed",
+        "same": "unchanged",
+        "edited": "edited",
+    }
     written = []
     for alarm in alarms:
         state = states[alarm.state]

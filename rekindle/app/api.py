@@ -12,7 +12,13 @@ from typing import Any
 
 from rekindle import formats
 from rekindle.app.forecast import Forecast
-from rekindle.app.runs import all_runs, home_of, load_target_spec, read_run, records_to_compare
+from rekindle.app.runs import (
+    all_runs,
+    home_of,
+    load_target_spec,
+    read_run,
+    records_to_compare,
+)
 from rekindle.errors import RequestError
 from rekindle.outputs import Compared
 from rekindle.platforms.platform import PLATFORMS
@@ -61,7 +67,8 @@ class Run:
         return Run(record, self.home)
 
     def wait(self) -> "Run":
-        """Wait until the run is over, however it ends, and return it; shows progress meanwhile."""
+        """Wait until the run is over, however it ends, and return it; shows progress
+        meanwhile."""
         from rekindle.app.follow import wait_until_ended
         from rekindle.app.progress import Progress
 
@@ -74,8 +81,8 @@ class Run:
     def logs(self, step: str | None = None, *, raw: bool = False) -> str:
         """What a step printed, by default the first that failed or the last that began.
 
-        `raw`: with all that launchers print. RequestError where there is no such step, or no
-        log."""
+        `raw`: with all that launchers print. RequestError where there is no such step, or
+        no log."""
         from rekindle.app.follow import log_of, step_with_log
 
         record = self.refreshed().record
@@ -117,18 +124,21 @@ class Run:
 
     @property
     def evidence(self) -> Evidence:
-        """Why the candidate was promoted or not; LookupError for a run that evaluated nothing."""
+        """Why the candidate was promoted or not; LookupError for a run that evaluated
+        nothing."""
         if self.findings.evidence is None:
             raise LookupError(f"the run {self.id} evaluated nothing")
         return self.findings.evidence
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One dict an optimizer step, for a `pandas.DataFrame`: step, epoch, loss, lr, ..."""
+        """One dict an optimizer step, for a `pandas.DataFrame`: step, epoch, loss, lr,
+        ..."""
         return [row.model_dump() for row in self.findings.history]
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw the losses by epoch with matplotlib, into `axes` or new ones, which it returns."""
+        """Draw the losses by epoch with matplotlib, into `axes` or new ones, which it
+        returns."""
         try:
             import matplotlib.pyplot as plt
         except ImportError:
@@ -151,7 +161,8 @@ class Run:
 
     @property
     def confusion(self) -> list[list[int]]:
-        """Counts: row = true class, column = predicted class, in the order of `labels`."""
+        """Counts: row = true class, column = predicted class, in the order of
+        `labels`."""
         return [list(row) for row in self.evidence.confusion]
 
     @property
@@ -176,7 +187,8 @@ class Run:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
-    """The frozen spec of a config with `overrides`; raises SpecError with all problems."""
+    """The frozen spec of a config with `overrides`; raises SpecError with all
+    problems."""
     return load_target(path, overrides)
 
 
@@ -202,9 +214,9 @@ def run(
     from_step: str | None = None,
     quiet: bool = False,
 ) -> Run:
-    """Run the spec's pipeline here and now; unchanged steps come from the cache. `spec` is a spec,
-    the path of a config, or a pipeline (`path.py:function`), which are loaded with `overrides`.
-    Raises RekindleError; the same call goes on where it stopped."""
+    """Run the spec's pipeline here and now; unchanged steps come from the cache. `spec`
+    is a spec, the path of a config, or a pipeline (`path.py:function`), which are loaded
+    with `overrides`. Raises RekindleError; the same call goes on where it stopped."""
     from rekindle.app.progress import Progress
     from rekindle.app.run import Options, execute
 
@@ -229,11 +241,11 @@ def planned(
     prices: Sequence[str | Path] = (),
     home: str | Path | None = None,
 ) -> Forecast:
-    """What training the spec needs, how long it takes and what it costs; the options are those of
-    `rekindle plan`.
+    """What training the spec needs, how long it takes and what it costs; the options are
+    those of `rekindle plan`.
 
-    What cannot end in time, or would cost more than it may, is in `refused`. Raises RekindleError
-    where it cannot be planned, or nothing fits."""
+    What cannot end in time, or would cost more than it may, is in `refused`. Raises
+    RekindleError where it cannot be planned, or nothing fits."""
     from rekindle.app.plan import figures
 
     platforms = ("local", *PLATFORMS)
@@ -253,11 +265,11 @@ def submit(
     home: str | Path | None = None,
     token: str | None = None,
 ) -> Run:
-    """Have a platform run the spec's pipeline, once for a `token`; `run.wait()`, `run.refreshed()`,
-    `run.logs(STEP)` and `run.cancel()` follow it.
+    """Have a platform run the spec's pipeline, once for a `token`; `run.wait()`,
+    `run.refreshed()`, `run.logs(STEP)` and `run.cancel()` follow it.
 
-    Raises RekindleError; the same call continues what was cut off. Does not ask for consent, which
-    `rekindle submit` does."""
+    Raises RekindleError; the same call continues what was cut off. Does not ask for
+    consent, which `rekindle submit` does."""
     from rekindle.app.submit import submit_spec
 
     resolved = _resolved(spec, overrides)
@@ -275,10 +287,11 @@ def deploy(
     wait: bool = False,
     home: str | Path | None = None,
 ) -> Deployment:
-    """Roll the champion out; with `wait` until the canary has had its requests, else call it again.
+    """Roll the champion out; with `wait` until the canary has had its requests, else call
+    it again.
 
-    Raises RekindleError where it was rolled back. Does not ask for consent, which `rekindle
-    deploy` does."""
+    Raises RekindleError where it was rolled back. Does not ask for consent, which
+    `rekindle deploy` does."""
     from rekindle.app.deploy import Options, deploy
 
     resolved = _resolved(spec, overrides)
@@ -288,8 +301,8 @@ def deploy(
 
 
 def champion(target: Spec | str | None = None, home: str | Path | None = None) -> ChampionRecord:
-    """Which version is champion, of the model of a spec, a name, a run or a config (None: of the
-    latest run), with its history and where it answers here."""
+    """Which version is champion, of the model of a spec, a name, a run or a config (None:
+    of the latest run), with its history and where it answers here."""
     from rekindle.app.deploy import champion_here
 
     root = home_of(home)
@@ -299,7 +312,8 @@ def champion(target: Spec | str | None = None, home: str | Path | None = None) -
 def rollback(
     target: Spec | str | None, reason: str, to: str = "", home: str | Path | None = None
 ) -> ChampionRecord:
-    """Make the champion before, or `to`, the champion again; deployments of this home follow."""
+    """Make the champion before, or `to`, the champion again; deployments of this home
+    follow."""
     from rekindle.app.deploy import champion_here, roll_back
 
     root = home_of(home)
@@ -337,7 +351,8 @@ class Comparison:
 def compare(*runs_or_ids: Run | str, home: str | Path | None = None) -> Comparison:
     """Runs, or their ids, side by side: `rekindle.compare(*rekindle.runs()[-2:])`.
 
-    Raises RekindleError for an id that is not there, fewer than two runs or more than twenty."""
+    Raises RekindleError for an id that is not there, fewer than two runs or more than
+    twenty."""
     root = home_of(home).resolve()
     given_runs: dict[str, Run] = {}
     records_or_ids: list[RunRecord | str] = []

@@ -1,4 +1,5 @@
-"""What a training that ran tells about the planner's times: `rekindle plan --calibrate RUN`."""
+"""What a training that ran tells about the planner's times: `rekindle plan --calibrate
+RUN`."""
 
 import dataclasses
 import statistics
@@ -26,8 +27,8 @@ from rekindle.spec.model import Spec
 
 
 def calibrate(home: Path, wanted_run: str) -> Calibration:
-    """Measure a training that is over, or under way, and keep what was measured; RequestError
-    without enough steps, or without a plan to compare them with."""
+    """Measure a training that is over, or under way, and keep what was measured;
+    RequestError without enough steps, or without a plan to compare them with."""
     run = find_run(home, wanted_run)
     findings = collect(run)
     history = findings.history
@@ -119,7 +120,8 @@ def _planned(run: RunRecord, planned: PlannedLayout) -> tuple[Work, Cluster]:
 
 
 def _sequence(rows: Sequence[HistoryRow], work: Work, run: RunRecord) -> int:
-    """Tokens of an example as it came, which may be shorter than the longest that may come."""
+    """Tokens of an example as it came, which may be shorter than the longest that may
+    come."""
     tokens_by_step = [row.tokens for row in rows if row.tokens]
     if not tokens_by_step:
         return work.sequence

@@ -1,5 +1,5 @@
-"""The champion of a model, and moving that alias by hand: the registry first, then the records,
-cards and lists of the runs that it concerns."""
+"""The champion of a model, and moving that alias by hand: the registry first, then the
+records, cards and lists of the runs that it concerns."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -25,8 +25,8 @@ def registry_of(spec: Spec, home: Path) -> Registry:
 def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registration, bool]:
     """Make the candidate of a run the champion; True if it is that already.
 
-    Raises RequestError where the run has no candidate that passed its gate, and RegistryError as
-    `promote` does."""
+    Raises RequestError where the run has no candidate that passed its gate, and
+    RegistryError as `promote` does."""
     findings = collect(record, history=False)
     registration = findings.registration
     evidence = findings.evidence
@@ -40,7 +40,8 @@ def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registratio
         if evidence.is_for_a_person:
             fix = "say why it is to be the champion all the same: --reason TEXT"
         raise RequestError(
-            f"the gate refused the candidate of {record.run_id}: {evidence.reason}", fix=fix
+            f"the gate refused the candidate of {record.run_id}: {evidence.reason}",
+            fix=fix,
         )
     spec = Spec.model_validate(record.spec)
     registry = registry_of(spec, home)
@@ -56,7 +57,8 @@ def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registratio
 
 
 def publish(spec: Spec, home: Path) -> None:
-    """Put the champion into the registries of `register.publish`, and its names there into ours."""
+    """Put the champion into the registries of `register.publish`, and its names there
+    into ours."""
     registry = registry_of(spec, home)
     if not spec.registration.publish:
         return
@@ -66,23 +68,26 @@ def publish(spec: Spec, home: Path) -> None:
         getattr(spec.platforms, platform).refuse_if_incomplete()
         publisher = Platform.of(platform, spec.platforms).publisher(registry.name)
         name = publisher.publish(model, lineage)
-        emit("notice", text=f"version {model.version} is the champion on {platform}: {name}")
+        emit(
+            "notice",
+            text=f"version {model.version} is the champion on {platform}: {name}",
+        )
         models.note_published(registry, model.version, platform, name)
 
 
 def roll_back(
     home: Path, registry: Registry, reason: str, to: str, *, by_hand: bool = False
 ) -> tuple[str, str]:
-    """Move the alias back, as `promotion.roll_back` does, and then the cards and lists of the runs
-    that made both versions, which are returned."""
+    """Move the alias back, as `promotion.roll_back` does, and then the cards and lists of
+    the runs that made both versions, which are returned."""
     versions = promotion.roll_back(registry, reason, to, by_hand=by_hand)
     _update_records(home, registry, versions)
     return versions
 
 
 def _update_records(home: Path, registry: Registry, versions: Collection[str]) -> None:
-    """Make the records of the runs of these versions, and of champions, say what the registry
-    says."""
+    """Make the records of the runs of these versions, and of champions, say what the
+    registry says."""
     for entry in ledger(home).entries:
         if not (entry.is_champion or entry.version in versions):
             continue

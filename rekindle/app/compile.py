@@ -30,7 +30,7 @@ _ARTIFACT_ROOTS = {
 def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
     """The definition for one platform; RequestError with everything that is wrong."""
     problems = list(_problems_of_the_shipped_pipeline(platform, spec))
-    there = Platform.of(platform, spec.platforms)
+    target = Platform.of(platform, spec.platforms)
     # each block on its own: what is wrong in one does not hide what is wrong in the next
     with collected(problems):
         spec = settled(spec, platform)
@@ -41,13 +41,13 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
     with collected(problems):
         graph = spread(spec, graph)
     with collected(problems):
-        arguments = arguments_of(spec, graph, there.settings.artifact_root, platform)
-        definition = there.compile(text, graph, arguments)
+        arguments = arguments_of(spec, graph, target.settings.artifact_root, platform)
+        definition = target.compile(text, graph, arguments)
     if problems:
         raise RequestError(dict.fromkeys(problems))
     _warn_of_containers(platform, graph)
     _warn_of_local_paths(platform, spec)
-    image = there.settings.image
+    image = target.settings.image
     if image and "@" not in image:
         log.warning("%s is a mutable tag; pin it by digest: `rekindle images push`", image)
     return definition
@@ -87,7 +87,8 @@ def _warn_of_local_paths(platform: str, spec: Spec) -> None:
 
 
 def spread(spec: Spec, graph: Graph) -> Graph:
-    """The steps that train, score or read data, on the machines that the config asks for."""
+    """The steps that train, score or read data, on the machines that the config asks
+    for."""
     if spec.pipeline is None and spec.data and spec.data.nodes > 1:
         for step in ON_PIECES:
             graph = graph.spread(step, Distribution(nodes=spec.data.nodes))
@@ -111,7 +112,8 @@ def spread(spec: Spec, graph: Graph) -> Graph:
 
 
 def _only_here(uri: str) -> str:
-    """The name of a registry that steps elsewhere do not see, by its tracking URI, or ""."""
+    """The name of a registry that steps elsewhere do not see, by its tracking URI, or
+    ""."""
     if not uri:
         return "the embedded registry"
     if uri == "databricks":  # MLflow's own word for one that the environment names
@@ -123,7 +125,8 @@ def _only_here(uri: str) -> str:
 
 
 def _problems_of_the_shipped_pipeline(platform: str, spec: Spec) -> Iterator[Problem]:
-    """What rekindle's own pipeline needs of a platform, beside what its compiler asks for."""
+    """What rekindle's own pipeline needs of a platform, beside what its compiler asks
+    for."""
     if spec.pipeline is not None:
         return
     registry = _only_here(spec.registration.tracking_uri)

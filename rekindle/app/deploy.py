@@ -1,5 +1,5 @@
-"""Deployments: the champion rolled out where it serves, rolled back with its alias, looked at and
-deleted."""
+"""Deployments: the champion rolled out where it serves, rolled back with its alias,
+looked at and deleted."""
 
 import contextlib
 import dataclasses
@@ -45,8 +45,8 @@ _ENDED = ("delete", "deleted")
 class Options:
     """How a command deploys: see `rekindle deploy --help`.
 
-    `may` gets what the machines are and cost a day, and whether the version is new there, before
-    anything is changed; where it returns False, nothing is changed."""
+    `may` gets what the machines are and cost a day, and whether the version is new there,
+    before anything is changed; where it returns False, nothing is changed."""
 
     platform: str = "local"
     host: str | None = None
@@ -58,7 +58,8 @@ class Options:
 
 
 def log_to(spec: Spec, home: Path, platform: str) -> LogTo | None:
-    """The place where servers on a platform log predictions; None where they are not to."""
+    """The place where servers on a platform log predictions; None where they are not
+    to."""
     if spec.monitor is None:
         return None
     if platform == "local":
@@ -88,8 +89,8 @@ def model_to_serve(
 
 
 def _examples_of(model: ServedModel, home: Path) -> Path | None:
-    """The folder with the examples of the run that made a version, the last such run; None where
-    no run under `home` did, or left them."""
+    """The folder with the examples of the run that made a version, the last such run;
+    None where no run under `home` did, or left them."""
     examples: Path | None = None
     for entry in ledger(home).entries:
         if entry.version != model.version:
@@ -110,8 +111,8 @@ def _examples_of(model: ServedModel, home: Path) -> Path | None:
 def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
     """Roll the champion out; None where `options.may` refuses.
 
-    Raises RolledBackError, and tells `notify`, where the version had to be rolled back, which moves
-    the alias back, too."""
+    Raises RolledBackError, and tells `notify`, where the version had to be rolled back,
+    which moves the alias back, too."""
     registry = champion.registry_of(spec, home)
     with _exclusive(spec, home, options.platform):
         model = model_to_serve(spec, home, platform=options.platform)
@@ -138,8 +139,8 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
 def _was_rolled_back(
     last: RolloutEvent | None, model: ServedModel, change: ChampionChange | None
 ) -> bool:
-    """Whether this version was rolled back and only the alias is left to be moved: it has not
-    become champion again since."""
+    """Whether this version was rolled back and only the alias is left to be moved: it has
+    not become champion again since."""
     if last is None or last.state != "rolled_back" or not last.previous:
         return False
     if last.version != model.version or change is None:
@@ -167,8 +168,8 @@ def _end_roll_back(spec: Spec, home: Path, registry: Registry, last: RolloutEven
 def roll_back(
     spec: Spec, home: Path, reason: str, to: str, options: Options | None = None
 ) -> tuple[str, str]:
-    """Move the alias back, and the requests of the deployments of this home, or of the one that
-    `options` name; returns the versions before and after."""
+    """Move the alias back, and the requests of the deployments of this home, or of the
+    one that `options` name; returns the versions before and after."""
     registry = champion.registry_of(spec, home)
     versions = champion.roll_back(home, registry, reason, to, by_hand=True)
     champion.publish(spec, home)
@@ -214,7 +215,8 @@ def delete(spec: Spec, home: Path, options: Options) -> Deployment:
 
 
 def deployment_of(spec: Spec, home: Path, platform: str) -> Deployment:
-    """The deployment of a config's model as it is now; RequestError where there is none."""
+    """The deployment of a config's model as it is now; RequestError where there is
+    none."""
     rollout = _rollout(spec, home, Options(platform))
     endpoint = rollout.endpoint
     events = rollout.log.events()
@@ -246,7 +248,8 @@ def deployment_of(spec: Spec, home: Path, platform: str) -> Deployment:
 
 
 def champion_here(spec: Spec, home: Path) -> ChampionRecord:
-    """The champion of the config's model, its history, and where on this machine it answers."""
+    """The champion of the config's model, its history, and where on this machine it
+    answers."""
     record = champion_of(champion.registry_of(spec, home))
     rollout = _rollout(spec, home, Options())
     last = rollout.log.last()
@@ -290,7 +293,8 @@ def _traffic(state: str, share: int, traffic: Traffic) -> VersionTraffic:
 
 
 def _exclusive(spec: Spec, home: Path, platform: str) -> contextlib.AbstractContextManager[None]:
-    """Hold the deployment for the block, after waiting for other commands that move it."""
+    """Hold the deployment for the block, after waiting for other commands that move
+    it."""
     message = "another command moves this deployment; waiting for it"
     return owned(_folder(spec, home, platform), lambda: log.warning("%s", message))
 

@@ -1,5 +1,5 @@
-"""A first config for a file of the user's: what its columns are is guessed from their names and
-the values of the first rows, and comments say why."""
+"""A first config for a file of the user's: what its columns are is guessed from their
+names and the values of the first rows, and comments say why."""
 
 import collections
 import contextlib
@@ -40,8 +40,9 @@ Roles = dict[str, tuple[str, str]]  # role -> name of the column, and why it has
 
 
 def draft_config(path: Path, source: str) -> tuple[str, str]:
-    """The text of a config for a file, or a folder of images by class, and its task; `source` is
-    what the config calls the file. RequestError where no column can be what a task reads."""
+    """The text of a config for a file, or a folder of images by class, and its task;
+    `source` is what the config calls the file. RequestError where no column can be what a
+    task reads."""
     if path.is_dir():
         values: dict[str, Any] = {"task": "image_classification", **_usual(_images(path))}
     else:
@@ -67,8 +68,8 @@ def draft_config(path: Path, source: str) -> tuple[str, str]:
 
 
 def _unreadable(path: Path, error: Exception) -> RequestError:
-    what = f"{path.name} cannot be read: {error}"
-    return RequestError(what, where="--data", fix="check the file")
+    message = f"{path.name} cannot be read: {error}"
+    return RequestError(message, where="--data", fix="check the file")
 
 
 def _rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -134,7 +135,8 @@ def _head(path: Path) -> bytes:
 
 
 def _decoded(head: bytes) -> tuple[str, str]:
-    """The text of bytes, and the encoding that it is in, as far as that can be guessed."""
+    """The text of bytes, and the encoding that it is in, as far as that can be
+    guessed."""
     has_utf_16_mark = head.startswith((b"\xff\xfe", b"\xfe\xff"))
     encoding = "utf-16" if has_utf_16_mark else "utf-8-sig"
     try:
@@ -144,11 +146,13 @@ def _decoded(head: bytes) -> tuple[str, str]:
 
 
 def _csv_rows(text: str, usual: str) -> tuple[list[dict[str, Any]], str]:
-    """The first rows of a CSV, and the mark that divides most lines as it divides the first."""
+    """The first rows of a CSV, and the mark that divides most lines as it divides the
+    first."""
     first, *next_lines = text[: 1 << 16].splitlines()[:50] or [""]
 
     def lines_alike(mark: str) -> tuple[int, int]:
-        """How many lines have as many of this mark as the first, and how many that are."""
+        """How many lines have as many of this mark as the first, and how many that
+        are."""
         in_first = first.count(mark)
         if not in_first:
             return 0, 0
@@ -218,8 +222,8 @@ def _text_with_label(
     words_per_row: dict[str, float],
     roles: Roles,
 ) -> dict[str, Any]:
-    """The same for a column of texts among the `candidates`, with labels or numbers to learn where
-    there are some."""
+    """The same for a column of texts among the `candidates`, with labels or numbers to
+    learn where there are some."""
     labels = [name for name, values in candidates.items() if _is_label(values)]
     texts = [name for name in words_per_row if name in candidates and name not in labels]
     longest = max(texts, key=lambda name: words_per_row[name], default=None)

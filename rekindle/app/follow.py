@@ -1,9 +1,9 @@
-"""Runs after they began: refreshed from their platform, followed to their end, cancelled, resumed;
-and what is copied under the home at their end: records of their steps, the log of the one that
-failed, the card.
+"""Runs after they began: refreshed from their platform, followed to their end, cancelled,
+resumed; and what is copied under the home at their end: records of their steps, the log
+of the one that failed, the card.
 
-A platform is asked again and again while a run goes on; that it does not answer for a while does
-not end the waiting."""
+A platform is asked again and again while a run goes on; that it does not answer for a
+while does not end the waiting."""
 
 import contextlib
 import datetime
@@ -24,7 +24,13 @@ from rekindle.platforms.local.store import owner, slug
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.snapshot import ENDED_RUN, first_failed, merged
 from rekindle.platforms.submission import RunTag, SubmittedRun
-from rekindle.records import RECORD_FILES, ArtifactRecord, RunRecord, StepRecord, Submission
+from rekindle.records import (
+    RECORD_FILES,
+    ArtifactRecord,
+    RunRecord,
+    StepRecord,
+    Submission,
+)
 from rekindle.report.collect import HISTORY, PROFILE
 from rekindle.spec.platforms import PlatformsSpec
 
@@ -36,7 +42,8 @@ PATIENCE_SECONDS = 6 * 3600.0  # with a platform that does not answer at all
 
 
 def place_of(record: RunRecord) -> tuple[Platform, Submission]:
-    """The record's platform, and the submission there; RequestError before that is confirmed."""
+    """The record's platform, and the submission there; RequestError before that is
+    confirmed."""
     submission = record.submission
     if submission is None or not submission.id:
         raise RequestError(
@@ -49,10 +56,12 @@ def place_of(record: RunRecord) -> tuple[Platform, Submission]:
 
 
 def refresh_from_platform(record: RunRecord, home: Path) -> RunRecord:
-    """Ask the run's platform, if it has one, what the run does now; returns the record with that.
+    """Ask the run's platform, if it has one, what the run does now; returns the record
+    with that.
 
-    A changed record is written under `home`. At the end of a run what its steps left is copied
-    there, its card is written, and `notify` and the monitoring system are told, once."""
+    A changed record is written under `home`. At the end of a run what its steps left is
+    copied there, its card is written, and `notify` and the monitoring system are told,
+    once."""
     submission = record.submission
     if submission is None or not submission.id or submission.settled:
         return record
@@ -81,8 +90,8 @@ def refresh_from_platform(record: RunRecord, home: Path) -> RunRecord:
 def wait_until_ended(
     record: RunRecord, home: Path, on_change: Callable[[RunRecord], None]
 ) -> RunRecord:
-    """Wait until the run is over, and return its record; UnreachableError after hours without an
-    answer."""
+    """Wait until the run is over, and return its record; UnreachableError after hours
+    without an answer."""
     pause_seconds = PAUSE_SECONDS
     silent_since: float | None = None
     while record.status not in ENDED_RUN:
@@ -126,8 +135,8 @@ def log_of(record: RunRecord, step: StepRecord, home: Path, follow: bool = False
 
 
 def step_with_log(record: RunRecord, name: str | None) -> StepRecord:
-    """The step of this name, else the first that failed, else the one that runs or took longest;
-    RequestError where it printed nothing."""
+    """The step of this name, else the first that failed, else the one that runs or took
+    longest; RequestError where it printed nothing."""
     try:
         step = record.step(name) if name else _step_to_look_at(record)
     except KeyError:
@@ -142,7 +151,8 @@ def step_with_log(record: RunRecord, name: str | None) -> StepRecord:
 
 
 def _step_to_look_at(record: RunRecord) -> StepRecord | None:
-    """The first step that failed, else the one that runs or took longest; None where none ran."""
+    """The first step that failed, else the one that runs or took longest; None where none
+    ran."""
 
     def seconds(step: StepRecord) -> float:
         if step.status == "running":
@@ -154,13 +164,13 @@ def _step_to_look_at(record: RunRecord) -> StepRecord | None:
 
 
 def steps_with_a_log(record: RunRecord, step: StepRecord | None) -> str:
-    """What to do where `step` has no log: the command for the run that a cached step came from, or
-    the names of steps with a log."""
+    """What to do where `step` has no log: the command for the run that a cached step came
+    from, or the names of steps with a log."""
     if step is not None and step.cached:
         origin = re.search(r"in run (\S+)", step.reason)
         if origin is not None:
             return f"rekindle logs {origin[1]} --step {step.name}"
-    names = [each.name for each in record.steps if each.log and Path(each.log).is_file()]
+    names = [s.name for s in record.steps if s.log and Path(s.log).is_file()]
     if not names:
         return "no step has begun yet; rekindle status"
     return f"steps with a log: {', '.join(names)}"
@@ -202,7 +212,12 @@ def resume_on_platform(record: RunRecord, home: Path) -> tuple[RunRecord, Submit
     # what the steps did before is not what they do now, least of all in another job
     steps = tuple(StepRecord(name=step.name, component=step.component) for step in record.steps)
     record = record.model_copy(
-        update={"submission": submission, "steps": steps, "status": "running", "error": ""}
+        update={
+            "submission": submission,
+            "steps": steps,
+            "status": "running",
+            "error": "",
+        }
     )
     record.write(home / "runs" / record.run_id / "run.json")
     return record, submitted_run
@@ -211,7 +226,8 @@ def resume_on_platform(record: RunRecord, home: Path) -> tuple[RunRecord, Submit
 def _with_files_at_home(record: RunRecord, home: Path) -> RunRecord:
     """The record of a run that ended, after what its steps left was copied under `home`.
 
-    Its submission is settled unless something did not answer, which is asked for again later."""
+    Its submission is settled unless something did not answer, which is asked for again
+    later."""
     folder = home.resolve() / "runs" / record.run_id
     failed = first_failed(record.steps)
     steps: list[StepRecord] = []
@@ -233,16 +249,17 @@ def _with_files_at_home(record: RunRecord, home: Path) -> RunRecord:
 
 
 def _artifacts(record: RunRecord, step: StepRecord, folder: Path) -> dict[str, ArtifactRecord]:
-    """The artifacts of a step; those that hold a record of ours are copied into `folder`."""
+    """The artifacts of a step; those that hold a record of ours are copied into
+    `folder`."""
     platform, submission = place_of(record)
     artifacts = dict(platform.artifacts(submission.id, step))
     for name, artifact in artifacts.items():
         kind = artifact.metadata.get("record")
         if kind not in RECORD_FILES:
             continue
-        kept = folder / "records" / slug(step.name) / slug(name)
-        if _copy_record(platform.read, artifact.uri, kind, kept):
-            update = {"kept": str(kept)}
+        record_folder = folder / "records" / slug(step.name) / slug(name)
+        if _copy_record(platform.read, artifact.uri, kind, record_folder):
+            update = {"kept": str(record_folder)}
             if kind == "training":  # it lies in the model's folder
                 update["schema_title"] = "system.Model"
             artifacts[name] = artifact.model_copy(update=update)
@@ -250,8 +267,8 @@ def _artifacts(record: RunRecord, step: StepRecord, folder: Path) -> dict[str, A
 
 
 def _copy_record(read: Callable[[str], bytes], uri: str, kind: str, folder: Path) -> bool:
-    """Copy a record, which is a file in the artifact's folder, or the artifact; False where it is
-    not there."""
+    """Copy a record, which is a file in the artifact's folder, or the artifact; False
+    where it is not there."""
     name = RECORD_FILES[kind]
     content: bytes | None = None
     for path in (f"{uri}/{name}", uri):

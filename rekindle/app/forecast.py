@@ -1,4 +1,5 @@
-"""A plan in words, with bars of memory and time; and as a value for notebooks that shows them."""
+"""A plan in words, with bars of memory and time; and as a value for notebooks that shows
+them."""
 
 import dataclasses
 import html
@@ -11,12 +12,22 @@ GIB = 2**30
 HEAD = 11  # characters of a line before its text
 _BAR = 40  # characters of the longest bar
 _MOST_REASONS = 8
-_OUTLOOK = ("machines", "layout", "memory", "step", "training", "on demand", "spot", "besides")
+_OUTLOOK = (
+    "machines",
+    "layout",
+    "memory",
+    "step",
+    "training",
+    "on demand",
+    "spot",
+    "besides",
+)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Forecast:
-    """What a training needs, how long it takes and what it costs: `record` holds all of it."""
+    """What a training needs, how long it takes and what it costs: `record` holds all of
+    it."""
 
     record: Planned
 
@@ -32,7 +43,8 @@ class Forecast:
 
     @property
     def hours(self) -> tuple[float, float, float] | None:
-        """Of training without interruptions: least, expected, most; None for uncounted data."""
+        """Of training without interruptions: least, expected, most; None for uncounted
+        data."""
         return self.record.hours
 
     @property
@@ -42,7 +54,8 @@ class Forecast:
 
     @property
     def refused(self) -> list[str]:
-        """Why it should not be submitted, and what to do; empty where nothing speaks against it."""
+        """Why it should not be submitted, and what to do; empty where nothing speaks
+        against it."""
         return [f"{error.what}: {error.fix}" for error in self.record.errors]
 
     @property
@@ -197,7 +210,10 @@ def _spot(spot: PlannedSpot) -> Iterator[tuple[str, str]]:
         if spot.slack_hours > 0:
             when = f"once {formats.hours(spot.slack_hours)} behind"
         usd = _range(*map(formats.usd, spot.fallback_usd))
-        yield "", f"on demand {when}, for the deadline: {chance} likely, {usd} expected in all"
+        yield (
+            "",
+            f"on demand {when}, for the deadline: {chance} likely, {usd} expected in all",
+        )
     if spot.viable != "yes":
         viable = "not viable" if spot.viable == "no" else f"viable {spot.viable}"
         yield "", f"{viable}: {'; '.join(spot.reasons)}"
@@ -214,14 +230,17 @@ def _others(plan: Planned) -> Iterator[tuple[str, str]]:
         speed = "as fast"
         if abs(slower_by) >= 0.005:  # less would be shown as 0 %
             speed = f"{abs(slower_by):.0%} {'faster' if slower_by < 0 else 'slower'}"
-        yield "or", f"{machines}{other.layout}: {speed}, most of its time {other.dominant}"
+        yield (
+            "or",
+            f"{machines}{other.layout}: {speed}, most of its time {other.dominant}",
+        )
     shown_layouts = {other.layout for other in plan.others}
-    rejected = [each for each in plan.rejected if each.layout not in shown_layouts]
-    for each in rejected[:_MOST_REASONS]:
-        yield "not", f"{each.layout}: {each.reason}"
-    more = len(rejected) - _MOST_REASONS
-    if more > 0:
-        yield "", f"and {more} more (--json); {plan.weighed:,} candidates weighed"
+    rejected = [r for r in plan.rejected if r.layout not in shown_layouts]
+    for rejection in rejected[:_MOST_REASONS]:
+        yield "not", f"{rejection.layout}: {rejection.reason}"
+    not_shown = len(rejected) - _MOST_REASONS
+    if not_shown > 0:
+        yield "", f"and {not_shown} more (--json); {plan.weighed:,} candidates weighed"
 
 
 def _machines(layout: PlannedLayout) -> str:

@@ -1,9 +1,10 @@
-"""A grid: a training for each combination of values, and the pipeline to its end for the best one.
+"""A grid: a training for each combination of values, and the pipeline to its end for the
+best one.
 
-Decides what a grid is (`--set` with several values where the field takes one) and which training is
-the best: the one with the lowest validation loss. Only that one is scored, judged and registered,
-so that the test split judges a single model, once. Trainings share the cached steps before them,
-and a grid that is run again trains what is missing."""
+Decides what a grid is (`--set` with several values where the field takes one) and which
+training is the best: the one with the lowest validation loss. Only that one is scored,
+judged and registered, so that the test split judges a single model, once. Trainings share
+the cached steps before them, and a grid that is run again trains what is missing."""
 
 import dataclasses
 import itertools
@@ -26,7 +27,8 @@ _MOST = 100  # trainings of a grid
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One training of a grid: the values that it has for itself, by `--set`, and its spec."""
+    """One training of a grid: the values that it has for itself, by `--set`, and its
+    spec."""
 
     settings: tuple[str, ...]
     spec: Spec
@@ -50,8 +52,8 @@ class Trained:
 
 
 def points(config: Path, overrides: Sequence[str]) -> list[Point]:
-    """The trainings that the overrides ask for; a single one, with no settings of its own, where
-    each has one value. Raises SpecError with what is wrong."""
+    """The trainings that the overrides ask for; a single one, with no settings of its
+    own, where each has one value. Raises SpecError with what is wrong."""
     try:
         return [Point((), load_target(config, overrides))]
     except SpecError:
@@ -80,8 +82,8 @@ def points(config: Path, overrides: Sequence[str]) -> list[Point]:
 
 
 def _loads(config: Path, choices: Sequence[Sequence[str]], number: int, override: str) -> bool:
-    """Whether the config takes this override at its place, beside the first choices of the
-    others."""
+    """Whether the config takes this override at its place, beside the first choices of
+    the others."""
     combination = [values[0] for values in choices]
     combination[number] = override
     try:
@@ -125,7 +127,8 @@ def train(point: Point, options: Options, on_change: OnChange, on_event: OnEvent
 
 
 def best_of(trained: Sequence[Trained]) -> Trained:
-    """The one with the lowest validation loss, the first of equals; StepError where none has."""
+    """The one with the lowest validation loss, the first of equals; StepError where none
+    has."""
     best = min(trained, key=lambda training: training.loss)
     if best.loss == math.inf:
         raise StepError(

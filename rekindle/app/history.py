@@ -1,5 +1,5 @@
-"""What earlier runs under a home tell the planner: how fast trainings were, how many examples there
-are, what the other steps took."""
+"""What earlier runs under a home tell the planner: how fast trainings were, how many
+examples there are, what the other steps took."""
 
 import logging
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ SPEEDS = "speeds"  # folder of a home
 
 
 def past_measurements(home: Path, name: str) -> Known:
-    """What `rekindle plan --calibrate` measured, and the examples of an epoch of `name`."""
+    """What `rekindle plan --calibrate` measured, and the examples of an epoch of
+    `name`."""
     speeds = Speeds(_calibrations(home))
     for run in newest_first(home, name):
         training = collect(run, history=False).training
@@ -36,11 +37,11 @@ def past_measurements(home: Path, name: str) -> Known:
 def rest_of(
     plan: Plan, spec: Spec, platform: str, home: Path, prices: PriceBook
 ) -> PlannedRest | None:
-    """The steps besides training, as they were in the last run of this name that ended well, on
-    that platform if there is one; at prices of the region of the plan.
+    """The steps besides training, as they were in the last run of this name that ended
+    well, on that platform if there is one; at prices of the region of the plan.
 
-    Those on `data.nodes` are divided among the machines that the spec asks for now: pieces are
-    worked on apart."""
+    Those on `data.nodes` are divided among the machines that the spec asks for now:
+    pieces are worked on apart."""
     nodes = 1
     if spec.data and spec.pipeline is None and platform != "local":
         nodes = spec.data.nodes
@@ -92,7 +93,8 @@ def _calibrations(home: Path) -> list[Calibration]:
 
 
 def _seconds_by_step(run: RunRecord) -> dict[str, float] | None:
-    """Of each step but training; None where one came from the cache, or has no known time."""
+    """Of each step but training; None where one came from the cache, or has no known
+    time."""
     seconds: dict[str, float] = {}
     for step in run.steps:
         if step.name.rpartition("/")[2] == TRAINING:

@@ -1,4 +1,5 @@
-"""`rekindle monitor`: a check of what serves, kept under the home for pages and for `watch`."""
+"""`rekindle monitor`: a check of what serves, kept under the home for pages and for
+`watch`."""
 
 import datetime as dt
 from collections.abc import Callable
@@ -36,8 +37,9 @@ _WORDS = {
 def check(
     spec: Spec, home: Path, platform: str = "local", now: dt.datetime | None = None
 ) -> Monitored:
-    """Judge what the champion answered within `monitor.window` before `now` (UTC), and keep the
-    result. RequestError where nothing is to be logged, or the champion keeps no reference."""
+    """Judge what the champion answered within `monitor.window` before `now` (UTC), and
+    keep the result. RequestError where nothing is to be logged, or the champion keeps no
+    reference."""
     settings = spec.monitor or MonitorSpec()
     log_of_predictions = log_to(spec, home, platform)
     if log_of_predictions is None or spec.data is None:
@@ -86,7 +88,8 @@ def check(
 
 
 def _evidence_of(model: ServedModel) -> Evidence:
-    """The evidence of a version, with the rows to compare with; RequestError without these."""
+    """The evidence of a version, with the rows to compare with; RequestError without
+    these."""
     evidence = Evidence.read(model.evidence) if model.evidence else None
     if evidence is None or evidence.reference is None:
         raise RequestError(
@@ -100,8 +103,8 @@ def _evidence_of(model: ServedModel) -> Evidence:
 def _labels(
     task: str, data: DataSpec, settings: MonitorSpec, rows: pa.Table, now: dt.datetime
 ) -> dict[str, monitor.Label]:
-    """The labels that have arrived for the rows, by id; none where none are to arrive, or where no
-    row has an answer that they could be compared with."""
+    """The labels that have arrived for the rows, by id; none where none are to arrive, or
+    where no row has an answer that they could be compared with."""
     if not settings.labels or not len(rows):
         return {}
     if not any(rows.column(name).null_count < len(rows) for name in ("label", "value")):

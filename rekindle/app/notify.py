@@ -1,6 +1,6 @@
-"""Tells a webhook how a run ended, as `notify` asks: one short text that Slack, Mattermost and
-Teams show; and a monitoring system in figures. A failure to tell them changes nothing of the
-run."""
+"""Tells a webhook how a run ended, as `notify` asks: one short text that Slack,
+Mattermost and Teams show; and a monitoring system in figures. A failure to tell them
+changes nothing of the run."""
 
 import contextlib
 import logging
@@ -27,7 +27,8 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def tell_of(record: RunRecord) -> None:
-    """Tell the webhook of the record's config how the run ended, if it is to be told of that."""
+    """Tell the webhook of the record's config how the run ended, if it is to be told of
+    that."""
     section = record.spec.get("notify")
     if not section:
         return
@@ -57,7 +58,8 @@ def tell(notify: NotifySpec | None, outcome: Outcome, text: str) -> None:
 
 
 def push(record: RunRecord, home: Path) -> None:
-    """Give a monitoring system what a run that ended came to, as telemetry.py is asked to."""
+    """Give a monitoring system what a run that ended came to, as telemetry.py is asked
+    to."""
     telemetry = Telemetry(config=record.name, platform=record.platform)
     if not telemetry.on:
         return

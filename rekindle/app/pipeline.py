@@ -22,10 +22,11 @@ DEPLOYING = "pipelines/continuous_deployment.py:continuous_deployment"
 
 
 def shipped(path: str) -> Path:
-    """A file or folder that comes with rekindle: inside the wheel, or beside the package."""
+    """A file or folder that comes with rekindle: inside the wheel, or beside the
+    package."""
     package = Path(rekindle.__file__).resolve().parent
-    inside = package / "shipped" / path
-    return inside if inside.exists() else package.parent / path
+    in_wheel = package / "shipped" / path
+    return in_wheel if in_wheel.exists() else package.parent / path
 
 
 def training_of(record: RunRecord) -> Path:
@@ -47,7 +48,8 @@ def pipeline_of(spec: Spec, here: bool = False) -> str:
 
 
 def graph_of(spec: Spec, here: bool = False) -> tuple[str, Graph]:
-    """The IR of the spec's pipeline, and the Graph read from it; `here` as in `pipeline_of`."""
+    """The IR of the spec's pipeline, and the Graph read from it; `here` as in
+    `pipeline_of`."""
     target = pipeline_of(spec, here)
     text = ""
     if not spec.pipeline:
@@ -58,8 +60,8 @@ def graph_of(spec: Spec, here: bool = False) -> tuple[str, Graph]:
 
 
 def sources_line(path: Path) -> str:
-    """The first line of what `make generate` compiled the shipped pipeline at `path` to: a digest
-    of all that it is made of."""
+    """The first line of what `make generate` compiled the shipped pipeline at `path` to:
+    a digest of all that it is made of."""
     files = {}
     for folder in (path.parent, path.parents[1] / "components"):
         for source in folder.glob("*.py"):
@@ -80,11 +82,11 @@ def precompiled(path: Path) -> str:
 def arguments_of(
     spec: Spec, graph: Graph, artifact_root: str, platform: str = ""
 ) -> dict[str, Any]:
-    """Values for the pipeline's parameters: what the config says for those that it `receives` (the
-    shipped pipeline: everything), and the user's own `arguments`.
+    """Values for the pipeline's parameters: what the config says for those that it
+    `receives` (the shipped pipeline: everything), and the user's own `arguments`.
 
-    RequestError for a parameter without a value, and for one that is called like a section that
-    the config sets, where nothing says whether they belong together."""
+    RequestError for a parameter without a value, and for one that is called like a
+    section that the config sets, where nothing says whether they belong together."""
     filled = _values_from_the_config(spec, artifact_root)
     parameters = graph.inputs.parameters
     if spec.pipeline is None and "deploy" in parameters:
@@ -93,7 +95,10 @@ def arguments_of(
     if spec.pipeline is None or spec.receives == "all":
         received = [name for name in filled if name in parameters]
     values = {**{name: filled[name] for name in received}, **spec.arguments}
-    for name, field in (("publish", "register.publish"), ("must_pass", "evaluate.must_pass")):
+    for name, field in (
+        ("publish", "register.publish"),
+        ("must_pass", "evaluate.must_pass"),
+    ):
         if filled[name] and not values.get(name):
             raise RequestError(
                 "the pipeline does not receive it",
@@ -147,7 +152,8 @@ _SECTIONS = {"task", "data", "model", "train", "evaluate", "register"}
 def _problems_of_unset(
     spec: Spec, parameters: Iterable[Parameter], filled: Collection[str]
 ) -> Iterator[Problem]:
-    """Parameters that need a value and have none, or that a section of the config may be for."""
+    """Parameters that need a value and have none, or that a section of the config may be
+    for."""
     for parameter in parameters:
         name = parameter.name
         by_hand = f"arguments: {{{name}: VALUE}}"
@@ -167,7 +173,8 @@ def _problems_of_unset(
 
 
 def code_commit() -> str:
-    """The commit of the working directory, `+changes` when it is not clean, "" outside of git."""
+    """The commit of the working directory, `+changes` when it is not clean, "" outside of
+    git."""
     try:
         commit = _git("rev-parse", "HEAD")
         changes = _git("status", "--porcelain", "--untracked-files=no")

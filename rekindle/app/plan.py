@@ -1,8 +1,8 @@
 """What the plan decides for a job that is run here or submitted.
 
-A config that leaves the layout open, on GPUs that the planner knows, is run and compiled with the
-plan's: the same config gives the same layout, because neither prices nor measured speeds have a say
-in it."""
+A config that leaves the layout open, on GPUs that the planner knows, is run and compiled
+with the plan's: the same config gives the same layout, because neither prices nor
+measured speeds have a say in it."""
 
 import datetime
 import logging
@@ -33,7 +33,8 @@ def figures(
     home: Path,
     own_prices: Sequence[Path],
 ) -> Planned:
-    """The plan with all that it says; RequestError where it cannot be planned, or nothing fits."""
+    """The plan with all that it says; RequestError where it cannot be planned, or nothing
+    fits."""
     if not platform:
         sections = [name for name in PLATFORMS if name in spec.platforms.model_fields_set]
         if len(sections) == 1:
@@ -58,9 +59,9 @@ def _region(spec: Spec, platform: str) -> str:
 
 
 def on_machines(spec: Spec, platform: str, home: Path) -> Spec:
-    """`spec` with the machines of its plan for `machine: auto`, at prices known in `home`, and with
-    the hours that `budget_usd` pays for. RequestError where nothing keeps the limits, or where that
-    cannot be known."""
+    """`spec` with the machines of its plan for `machine: auto`, at prices known in
+    `home`, and with the hours that `budget_usd` pays for. RequestError where nothing
+    keeps the limits, or where that cannot be known."""
     spec = _with_chosen_machines(spec, platform, home)
     return _with_paid_hours(spec, platform, home)
 
@@ -99,8 +100,8 @@ def _with_chosen_machines(spec: Spec, platform: str, home: Path) -> Spec:
 
 
 def _with_paid_hours(spec: Spec, platform: str, home: Path) -> Spec:
-    """With the hours that the budget pays for, where training can end at a step and prices are
-    known."""
+    """With the hours that the budget pays for, where training can end at a step and
+    prices are known."""
     budget = spec.resources.budget_usd
     train = spec.train
     trains = spec.pipeline is None or "train" in spec.model_fields_set
@@ -121,16 +122,17 @@ def _with_paid_hours(spec: Spec, platform: str, home: Path) -> Spec:
 
 
 def on_any_machine(spec: Spec, platform: str, home: Path, problems: list[Problem]) -> Spec:
-    """The same, or with the machine left open and why in `problems`: more may be wrong."""
+    """The same, or with the machine left open and why in `problems`: more may be
+    wrong."""
     with collected(problems):
         return on_machines(spec, platform, home)
     return spec.model_copy(update={"resources": spec.resources.model_copy(update={"machine": ""})})
 
 
 def settled(spec: Spec, platform: str) -> Spec:
-    """`spec` with the layout, the micro-batch and the activation checkpointing of its plan, where
-    it leaves them open. RequestError where no layout fits. What the planner does not know stays as
-    it is."""
+    """`spec` with the layout, the micro-batch and the activation checkpointing of its
+    plan, where it leaves them open. RequestError where no layout fits. What the planner
+    does not know stays as it is."""
     plan = _plan(spec, platform, PriceBook(()))
     if plan is None:
         return spec
@@ -174,20 +176,20 @@ def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:
 
 
 def _plan(spec: Spec, platform: str, prices: PriceBook, past: Known | None = None) -> Plan | None:
-    """None where the planner does not know the model or the GPUs, or training is not ours. It asks
-    no service: what is compiled must not depend on a network."""
+    """None where the planner does not know the model or the GPUs, or training is not
+    ours. It asks no service: what is compiled must not depend on a network."""
     region = _region(spec, platform)
     names_machines = platform == "local" or spec.resources.gpus_per_node
     if spec.pipeline is not None or not names_machines:
         return None
     try:
-        asked = asked_of(spec, ask_hub=False)
+        request = asked_of(spec, ask_hub=False)
         fleet = fleets(spec.resources, platform, region, prices, spec.platforms.local.ranks)[0]
     except RequestError:
         if platform != "local" and not spec.train.entrypoint:  # a layout is checked all the same
             world = spec.resources.nodes * spec.resources.gpus_per_node
             resolve(spec.train, world, known_shape(spec))
         return None
-    if on_gpu(asked, fleet.gpu).train.precision not in fleet.gpu.tflops:
+    if on_gpu(request, fleet.gpu).train.precision not in fleet.gpu.tflops:
         return None
-    return make(spec, prices, platform, region, asked=asked, known=past or Known())
+    return make(spec, prices, platform, region, asked=request, known=past or Known())

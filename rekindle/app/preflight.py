@@ -1,5 +1,5 @@
-"""What can be known to be wrong with a config, this machine and a platform before anything is
-written or started: all of it at once, each with its fix."""
+"""What can be known to be wrong with a config, this machine and a platform before
+anything is written or started: all of it at once, each with its fix."""
 
 import functools
 import glob
@@ -50,7 +50,15 @@ log = logging.getLogger(__name__)
 
 # package -> extra of rekindle that installs it
 NEEDED = {"pyarrow": "data", "numpy": "data", "torch": "train", "mlflow": "registry"}
-REGISTRY_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+REGISTRY_SCHEMES = (
+    "http",
+    "https",
+    "sqlite",
+    "postgresql",
+    "mysql",
+    "mssql",
+    "databricks",
+)
 LOOK_SECONDS = 120
 _MPIRUN_SECONDS = 20
 _FEWEST_MODEL_TYPES = 50  # fewer: transformers' tables are written in another way
@@ -60,7 +68,8 @@ _CHECK_THE_PATH = "check the path; relative ones start at the config's folder"
 
 
 def preflight(spec: Spec, home: Path) -> None:
-    """Raise RequestError with everything that would make a local run of `spec` fail at once."""
+    """Raise RequestError with everything that would make a local run of `spec` fail at
+    once."""
     problems = list(itertools.chain.from_iterable(problems_by_check(spec, home).values()))
     if problems:
         raise RequestError(problems)
@@ -69,7 +78,8 @@ def preflight(spec: Spec, home: Path) -> None:
 def problems_by_check(spec: Spec, home: Path, *, whole: bool = False) -> dict[str, list[Problem]]:
     """The problems of a local run, by the check that found them; writes nothing.
 
-    `whole`: the network of an inline config is built, too, without values, which takes seconds."""
+    `whole`: the network of an inline config is built, too, without values, which takes
+    seconds."""
     checks_network = whole or _is_folder(spec.model.source)
     checks: dict[str, Iterable[Problem]] = {
         "packages": _packages(spec),
@@ -90,7 +100,8 @@ def problems_by_check(spec: Spec, home: Path, *, whole: bool = False) -> dict[st
 
 
 def compile_for(platform: str, spec: Spec, *, whole: bool = True) -> Definition:
-    """The definition for a platform; RequestError with everything that is wrong or missing in it.
+    """The definition for a platform; RequestError with everything that is wrong or
+    missing in it.
 
     `whole` as in `problems_by_check`: False where nothing is trained yet."""
     problems: list[Problem] = list(Platform.of(platform, spec.platforms).settings.missing())
@@ -113,8 +124,8 @@ def wrong_anywhere(spec: Spec, *, whole: bool = True) -> list[Problem]:
 
 
 def refuse_early(platform: Platform, definition: Definition) -> None:
-    """Raise RequestError with what would make a submission fail later, as far as it can be
-    asked."""
+    """Raise RequestError with what would make a submission fail later, as far as it can
+    be asked."""
     checks = run_checks(platform.checks(definition, Needs()), early=True)
     problems = problems_of(checks)
     if problems:
@@ -147,8 +158,9 @@ def readiness_here(spec: Spec, home: Path) -> Readiness:
 
 
 def readiness_on(spec: Spec | None, platform: str, home: Path) -> Readiness:
-    """What a platform and the config lack for each other, and the permissions that steps need."""
-    there = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
+    """What a platform and the config lack for each other, and the permissions that steps
+    need."""
+    target = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
     definition = None
     needs = Needs()
     problems: list[Problem] = []
@@ -157,19 +169,20 @@ def readiness_on(spec: Spec | None, platform: str, home: Path) -> Readiness:
         with collected(problems):
             definition = compile_for(platform, spec)
         needs = needs_of(spec, platform)
-    checks = run_checks(there.checks(definition, needs))
+    checks = run_checks(target.checks(definition, needs))
     problems += problems_of(checks)
     errors = rows_of(RequestError(dict.fromkeys(problems))) if problems else ()
     return Readiness(
         platform=platform,
-        permissions=there.permissions(needs),
+        permissions=target.permissions(needs),
         checks=checks,
         errors=errors,
     )
 
 
 def _packages(spec: Spec) -> Iterator[Problem]:
-    """Packages that the shipped pipeline needs; those of a user's pipeline are not known."""
+    """Packages that the shipped pipeline needs; those of a user's pipeline are not
+    known."""
     if spec.pipeline is not None:
         return
     missing = [name for name in NEEDED if not _is_installed(name)]
@@ -203,7 +216,9 @@ def _engine(spec: Spec) -> Iterator[Problem]:
             yield Problem(f"{mpirun} is not Open MPI's", "train.launcher", _INSTALL_OPEN_MPI)
     if train.precision == "fp8" and not _is_installed("torchao"):
         yield Problem(
-            "fp8 needs the package torchao", "train.precision", "pip install 'rekindle[fp8]'"
+            "fp8 needs the package torchao",
+            "train.precision",
+            "pip install 'rekindle[fp8]'",
         )
     engine = engine_of(train.engine)
     if engine is None:
@@ -294,7 +309,8 @@ def _task(spec: Spec) -> Iterator[Problem]:
 
 
 def first_look(spec: Spec, *, far: bool = False) -> list[Problem]:
-    """The problems that `ingest` would refuse, as far as the first rows of the sources show them.
+    """The problems that `ingest` would refuse, as far as the first rows of the sources
+    show them.
 
     `far`: sources elsewhere are read, too."""
     data = spec.data
@@ -319,8 +335,8 @@ def first_look(spec: Spec, *, far: bool = False) -> list[Problem]:
 
 
 def _classes(spec: Spec) -> Iterator[Problem]:
-    """Labels of a small local source that are all the same, and classes that have a weight and do
-    not occur in it."""
+    """Labels of a small local source that are all the same, and classes that have a
+    weight and do not occur in it."""
     data = spec.data
     weights = spec.train.class_weights
     if data is None or data.labels or spec.pipeline is not None or spec.task not in BUILTIN_TASKS:
@@ -390,8 +406,8 @@ def _network(spec: Spec) -> list[Problem]:
 
 
 def _look_in_a_process(question: Question) -> list[Problem]:
-    """The same from a process of its own: the control plane loads no torch, which takes seconds
-    and memory, except where it is loaded already, as in a notebook."""
+    """The same from a process of its own: the control plane loads no torch, which takes
+    seconds and memory, except where it is loaded already, as in a notebook."""
     answer = subprocess.run(
         [sys.executable, "-P", "-m", "rekindle.train.look"],
         input=question.model_dump_json(),
@@ -408,8 +424,8 @@ def _look_in_a_process(question: Question) -> list[Problem]:
 
 
 def look_env() -> dict[str, str]:
-    """The environment of that process: one thread and no network, so that a look takes no more
-    than this machine has."""
+    """The environment of that process: one thread and no network, so that a look takes no
+    more than this machine has."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -420,8 +436,8 @@ def look_env() -> dict[str, str]:
 
 @functools.cache
 def model_types() -> frozenset[str]:
-    """The architectures that transformers' tables name, read as text: importing them takes
-    seconds. Empty where transformers is not installed, or has other tables."""
+    """The architectures that transformers' tables name, read as text: importing them
+    takes seconds. Empty where transformers is not installed, or has other tables."""
     package = importlib.util.find_spec("transformers")
     if package is None:
         return frozenset()
@@ -441,8 +457,8 @@ def model_types() -> frozenset[str]:
 
 
 def _layout(spec: Spec) -> Iterator[Problem]:
-    """What the ranks on this machine would refuse once the data is ready: a layout that does not
-    divide them or the model, a combination that no test has trained."""
+    """What the ranks on this machine would refuse once the data is ready: a layout that
+    does not divide them or the model, a combination that no test has trained."""
     kind = KIND_OF.get(spec.task)
     train = spec.train
     if kind is None or train.entrypoint:

@@ -1,5 +1,5 @@
-"""What a person sees while a run goes on: a step table with one live line, or plain lines where
-there is no terminal.
+"""What a person sees while a run goes on: a step table with one live line, or plain lines
+where there is no terminal.
 
 All of it goes to stderr; stdout belongs to the result."""
 
@@ -31,7 +31,8 @@ FINAL = ("succeeded", "failed", "skipped", "cancelled")
 
 
 class RunConsole(Console):
-    """A console whose reader may leave (`| head`, a lost connection): the run goes on unseen."""
+    """A console whose reader may leave (`| head`, a lost connection): the run goes on
+    unseen."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -139,7 +140,11 @@ def step_table(record: RunRecord, width: int) -> Table:
         table.add_column("why", style="dim", overflow="fold")
     for step in record.steps:
         mark, style = MARKS[step.status]
-        cells: list[Text | str] = [Text(mark, style), Text(plain(step.name)), _seconds(step)]
+        cells: list[Text | str] = [
+            Text(mark, style),
+            Text(plain(step.name)),
+            _seconds(step),
+        ]
         if has_room:
             cells.append(Text(plain(_why(step))))
         table.add_row(*cells)

@@ -1,8 +1,9 @@
 """A proof that training survives a fault: the rehearsal of a preemption.
 
-Decides how: the pipeline is cut behind its step `finetune` and runs in two scratch homes, first
-left alone, then with a real fault and as many further attempts as it takes; data steps come from
-the cache of the real home. Then losses and weights are compared bit for bit."""
+Decides how: the pipeline is cut behind its step `finetune` and runs in two scratch homes,
+first left alone, then with a real fault and as many further attempts as it takes; data
+steps come from the cache of the real home. Then losses and weights are compared bit for
+bit."""
 
 import dataclasses
 import datetime
@@ -25,7 +26,13 @@ from rekindle.launch.fault import Fault
 from rekindle.platforms.local import execute as local
 from rekindle.platforms.local.cache import lend
 from rekindle.platforms.local.store import Store
-from rekindle.records import HistoryRow, Rehearsal, RehearsalRecord, RunRecord, TrainingSummary
+from rekindle.records import (
+    HistoryRow,
+    Rehearsal,
+    RehearsalRecord,
+    RunRecord,
+    TrainingSummary,
+)
 from rekindle.spec.identity import source_hash
 from rekindle.spec.model import Spec
 from rekindle.train.history import read_history
@@ -50,8 +57,8 @@ class Trained:
 
 
 def rehearse(spec: Spec, fault: Fault, home: Path) -> RehearsalRecord:
-    """Train twice, the second time with the fault, and compare. RequestError where the fault cannot
-    be caused; StepError where a training fails otherwise."""
+    """Train twice, the second time with the fault, and compare. RequestError where the
+    fault cannot be caused; StepError where a training fails otherwise."""
     preflight(spec, home)
     if spec.train.entrypoint:
         raise RequestError(
@@ -71,8 +78,8 @@ def rehearse(spec: Spec, fault: Fault, home: Path) -> RehearsalRecord:
 
 
 def _rehearsed_spec(spec: Spec) -> Spec:
-    """The spec with nothing that reaches beyond a scratch home, and with a short wait for ranks
-    that hang."""
+    """The spec with nothing that reaches beyond a scratch home, and with a short wait for
+    ranks that hang."""
     model = spec.model
     train = spec.train
     if model.init_from == "champion":  # the registry is left alone
@@ -87,7 +94,8 @@ def _rehearsed_spec(spec: Spec) -> Spec:
 
 
 class _Stage:
-    """Scratch homes of one rehearsal, below the real one; removed when it has succeeded."""
+    """Scratch homes of one rehearsal, below the real one; removed when it has
+    succeeded."""
 
     def __init__(self, spec: Spec, home: Path) -> None:
         self.spec, _ = planned_here(resolved(_rehearsed_spec(spec), home), home)
@@ -105,7 +113,8 @@ class _Stage:
         self.folder = home / "rehearsals" / self.name
 
     def train(self, name: str, fault: Fault | None) -> Trained:
-        """Run the cut pipeline in the scratch home `name`; once more if the fault ended it."""
+        """Run the cut pipeline in the scratch home `name`; once more if the fault ended
+        it."""
         home = self.folder / name
         first_home = self.folder / "whole"
         # data steps come from the cache of the first training, or of the real home
@@ -186,8 +195,8 @@ def _trained(record: RunRecord, attempts: int) -> Trained:
 
 
 def _resumed_from(checkpoints: Path, steps: int) -> tuple[int, int]:
-    """The step after which the last attempt went on (all `steps` if there was nothing left), and
-    how many the attempt before it had done."""
+    """The step after which the last attempt went on (all `steps` if there was nothing
+    left), and how many the attempt before it had done."""
     paths = checkpoints.glob("*/attempts/*/rank-0.signs")
     *before, last = sorted(paths, key=lambda path: path.stat().st_mtime)
     done_before = 0

@@ -53,7 +53,11 @@ class Options:
 # components of steps that run shortly before ranks start
 _BEFORE_RANKS = {"ingest", "shard", "finetune"}
 # what the ranks of training and scoring import, and torchrun before them
-_RANK_IMPORTS = ("torch.distributed.run", "rekindle.train.worker", "rekindle.train.score_rank")
+_RANK_IMPORTS = (
+    "torch.distributed.run",
+    "rekindle.train.worker",
+    "rekindle.train.score_rank",
+)
 
 
 def execute(
@@ -64,8 +68,8 @@ def execute(
 ) -> RunRecord:
     """Run the spec's pipeline on this machine; the record says what happened.
 
-    RequestError before anything is written; StepError, PreemptedError or InterruptedRunError after
-    record and card are."""
+    RequestError before anything is written; StepError, PreemptedError or
+    InterruptedRunError after record and card are."""
     preflight(spec, options.home)
     spec, plan = planned_here(resolved(spec, options.home), options.home)
     _, graph = graph_of(spec, here=True)
@@ -127,7 +131,8 @@ def _report_end(home: Path, run_id: str, because: str) -> None:
 
 
 def _step_imports(spec: Spec) -> tuple[str, ...]:
-    """What most steps of the shipped pipeline import; the first sets what the second reads."""
+    """What most steps of the shipped pipeline import; the first sets what the second
+    reads."""
     if spec.pipeline is not None:
         return ()
     imports = ["rekindle.registry.client", "mlflow"]
@@ -138,8 +143,8 @@ def _step_imports(spec: Spec) -> tuple[str, ...]:
 
 
 def environment_of(spec: Spec) -> dict[str, str]:
-    """What the steps of a local run see: our environment, their secrets, and how ranks find each
-    other."""
+    """What the steps of a local run see: our environment, their secrets, and how ranks
+    find each other."""
     local_section = spec.platforms.local
     environment = dict(os.environ)
     for name, reference in local_section.secrets.items():
@@ -152,7 +157,8 @@ def environment_of(spec: Spec) -> dict[str, str]:
 
 
 def resolved(spec: Spec, home: Path) -> Spec:
-    """The spec with the folder of the run's model in the place of `model.init_from: run:ID`."""
+    """The spec with the folder of the run's model in the place of `model.init_from:
+    run:ID`."""
     if not spec.model.init_from.startswith("run:"):
         return spec
     run = find_run(home, spec.model.init_from.removeprefix("run:"))
@@ -203,7 +209,8 @@ def _ignored(spec: Spec) -> tuple[Ignored, ...]:
 
 
 def windows(spec: Spec) -> Sequence[Spec]:
-    """The spec for each window to run: `backfill` earlier ones, oldest first, then its own."""
+    """The spec for each window to run: `backfill` earlier ones, oldest first, then its
+    own."""
     if spec.data is None or spec.data.window is None or not spec.data.window.backfill:
         return [spec]
     window = spec.data.window

@@ -1,5 +1,5 @@
-"""The records of runs under a home: read, found by name, numbered, begun; their cards, and what was
-submitted for them."""
+"""The records of runs under a home: read, found by name, numbered, begun; their cards,
+and what was submitted for them."""
 
 import datetime
 import logging
@@ -39,14 +39,17 @@ def all_runs(home: Path) -> list[RunRecord]:
 
 
 def newest_first(home: Path, name: str = "", platform: str = "") -> Iterator[RunRecord]:
-    """All runs under `home`, or those of a name, the newest first, those on `platform` before all
-    others, read one by one."""
+    """All runs under `home`, or those of a name, the newest first, those on `platform`
+    before all others, read one by one."""
     newest_entries = ledger(home).entries[::-1]
     for entry in sorted(newest_entries, key=lambda entry: entry.platform != platform):
         if name in ("", entry.name):
             try:
                 yield read_run(home, entry.run_id)
-            except (OSError, ValueError) as error:  # removed or damaged since the ledger was read
+            except (
+                OSError,
+                ValueError,
+            ) as error:  # removed or damaged since the ledger was read
                 log.warning("%s cannot be read: %s", entry.run_id, first_line(error))
 
 
@@ -62,8 +65,8 @@ def read_run(home: Path, run_id: str) -> RunRecord:
 
 
 def find_run(home: Path, wanted: str) -> RunRecord:
-    """The run that `wanted` names: `latest`, MODEL@VERSION (the first that came to it), an id, or
-    a unique prefix of one; raises RequestError."""
+    """The run that `wanted` names: `latest`, MODEL@VERSION (the first that came to it),
+    an id, or a unique prefix of one; raises RequestError."""
     entries = ledger(home).entries
     ids = [entry.run_id for entry in entries]
     if wanted == "latest" and ids:
@@ -92,8 +95,8 @@ def find_run(home: Path, wanted: str) -> RunRecord:
 
 
 def _ids_of(wanted: str, entries: Sequence[Entry]) -> list[str]:
-    """The ids of runs that `wanted` may name: a model's version goes before an id, and that before
-    prefixes."""
+    """The ids of runs that `wanted` may name: a model's version goes before an id, and
+    that before prefixes."""
     name, _, version = wanted.rpartition("@")
     for entry in entries:
         model = entry.summary["model"] or {}
@@ -105,8 +108,8 @@ def _ids_of(wanted: str, entries: Sequence[Entry]) -> list[str]:
 
 
 def records_to_compare(home: Path, runs: Sequence[RunRecord | str]) -> list[RunRecord]:
-    """The records of runs, by name (see `find_run`) or as they are; RequestError for fewer than
-    two, more than `MOST_COMPARED`, or the same one twice."""
+    """The records of runs, by name (see `find_run`) or as they are; RequestError for
+    fewer than two, more than `MOST_COMPARED`, or the same one twice."""
     if not 2 <= len(runs) <= MOST_COMPARED:
         count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
         raise RequestError(
@@ -123,8 +126,8 @@ def records_to_compare(home: Path, runs: Sequence[RunRecord | str]) -> list[RunR
 
 
 def load_target_spec(target: str | None, home: Path) -> tuple[Spec, str]:
-    """The config behind a MODEL, RUN or CONFIG (None: the latest run), and the version that a RUN
-    registered; "" stands for the champion. Raises RequestError."""
+    """The config behind a MODEL, RUN or CONFIG (None: the latest run), and the version
+    that a RUN registered; "" stands for the champion. Raises RequestError."""
     if target is not None and (Path(target).is_file() or target.endswith((".yaml", ".yml"))):
         return load_target(target), ""
     for record in newest_first(home):
@@ -151,7 +154,10 @@ def load_target_spec(target: str | None, home: Path) -> tuple[Spec, str]:
 
 
 def new_record(
-    spec: Spec, ignored: tuple[Ignored, ...], platform: str = "local", plan: Planned | None = None
+    spec: Spec,
+    ignored: tuple[Ignored, ...],
+    platform: str = "local",
+    plan: Planned | None = None,
 ) -> RunRecord:
     """The record of a run that is about to begin."""
     now = datetime.datetime.now(datetime.UTC)
@@ -187,8 +193,8 @@ def write_card(home: Path, run_id: str) -> None:
 
 
 def rewrite_record(record: RunRecord, home: Path) -> None:
-    """Write the record of an earlier run once more, and its card and the index, so that all lists
-    show what its steps' records say now."""
+    """Write the record of an earlier run once more, and its card and the index, so that
+    all lists show what its steps' records say now."""
     try:
         # lists know what they have read by the record's time and inode (report/ledger.py)
         record.write(home / "runs" / record.run_id / "run.json")
@@ -221,7 +227,8 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 def last_sent(name: str, platform: str, home: Path) -> Path:
-    """The folder with what was submitted last to the platform; RequestError if nothing was."""
+    """The folder with what was submitted last to the platform; RequestError if nothing
+    was."""
     for record in newest_first(home):
         folder = home / "runs" / record.run_id / DEFINITION
         if (record.platform, record.name) == (platform, name) and folder.is_dir():

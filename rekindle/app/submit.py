@@ -1,7 +1,8 @@
-"""A submission: compiled, agreed to, recorded, and sent once, however often it is retried.
+"""A submission: compiled, agreed to, recorded, and sent once, however often it is
+retried.
 
-The record is written before anything is sent, so that the same command continues an interrupted
-submission."""
+The record is written before anything is sent, so that the same command continues an
+interrupted submission."""
 
 import dataclasses
 import secrets
@@ -16,7 +17,12 @@ from rekindle.outputs import Planned
 from rekindle.platforms import submission as naming
 from rekindle.platforms.local.store import make_home
 from rekindle.platforms.platform import Platform
-from rekindle.platforms.submission import Definition, RunTag, SubmissionPreview, SubmittedRun
+from rekindle.platforms.submission import (
+    Definition,
+    RunTag,
+    SubmissionPreview,
+    SubmittedRun,
+)
 from rekindle.records import RunRecord, StepRecord, Submission
 from rekindle.spec.model import Spec
 
@@ -24,17 +30,22 @@ Consent = Callable[[SubmissionPreview, Planned | None], None]
 
 
 def submit_spec(
-    spec: Spec, platform: str, home: Path, token: str | None, consent: Consent, because: str = ""
+    spec: Spec,
+    platform: str,
+    home: Path,
+    token: str | None,
+    consent: Consent,
+    because: str = "",
 ) -> tuple[RunRecord, SubmittedRun, SubmissionPreview]:
-    """Submit a spec once; returns the record of the run, where it is on the platform, and the
-    preview.
+    """Submit a spec once; returns the record of the run, where it is on the platform, and
+    the preview.
 
-    `consent` is called with the preview, and with the plan if there is one, before anything is
-    written or sent, and may raise."""
+    `consent` is called with the preview, and with the plan if there is one, before
+    anything is written or sent, and may raise."""
     if token is not None and not naming.TOKEN.fullmatch(token):
         fix = "up to 63 of a-z, 0-9, - and _"
         raise RequestError(f"`{token}` is not a token", where="--token", fix=fix)
-    there = Platform.of(platform, spec.platforms)
+    target = Platform.of(platform, spec.platforms)
     spec = on_machines(spec, platform, home)
     definition = compile_for(platform, spec)
     plan = planned(spec, platform, home)
@@ -46,18 +57,18 @@ def submit_spec(
         update = {"status": "submitting", "submission": submission, "because": because}
         record = record.model_copy(update=update)
     assert record.submission is not None
-    preview = there.outline(definition, record.submission.token)
+    preview = target.outline(definition, record.submission.token)
     consent(preview, plan)
-    refuse_early(there, definition)
+    refuse_early(target, definition)
     if not record.steps:
         record = _with_steps(record, preview)
-    record, submitted_run = _send(record, there, definition, home)
+    record, submitted_run = _send(record, target, definition, home)
     return record, submitted_run, preview
 
 
 def begun(home: Path, platform: str, definition: str, token: str | None) -> RunRecord | None:
-    """The submission to continue: the one with this token, or the newest that may not have
-    arrived; None where there is none."""
+    """The submission to continue: the one with this token, or the newest that may not
+    have arrived; None where there is none."""
     for record in newest_first(home):
         submission = record.submission
         if submission is None or record.platform != platform:
@@ -83,7 +94,7 @@ def _with_steps(record: RunRecord, preview: SubmissionPreview) -> RunRecord:
 
 
 def _send(
-    record: RunRecord, there: Platform, definition: Definition, home: Path
+    record: RunRecord, target: Platform, definition: Definition, home: Path
 ) -> tuple[RunRecord, SubmittedRun]:
     """Send a submission; returns its record, and where it is on the platform."""
     submission = record.submission
@@ -94,7 +105,7 @@ def _send(
     record.write(path)  # before anything is sent: what is cut off here is found again
     tag = RunTag(record.run_id, submission.definition, submission.token)
     try:
-        submitted_run = there.submit(definition, tag)
+        submitted_run = target.submit(definition, tag)
     except PlatformError as error:
         record.model_copy(update={"error": str(error.problems[0].what)}).write(path)
         continues = "; the same command goes on with this submission"

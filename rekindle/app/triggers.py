@@ -1,5 +1,5 @@
-"""Whether retraining is due, by the section `triggers`: it compares how earlier runs ended, what
-the data hold now, and the clock. Pure; watch.py acts on it."""
+"""Whether retraining is due, by the section `triggers`: it compares how earlier runs
+ended, what the data hold now, and the clock. Pure; watch.py acts on it."""
 
 import dataclasses
 import datetime as dt
@@ -39,8 +39,9 @@ class Past:
 
     def has_judged(self, held: Arrivals) -> bool:
         """Whether the data are those of the last run that was judged."""
-        read = self.read
-        return read is not None and (held.data, held.window) == (read.data, read.window)
+        if self.read is None:
+            return False
+        return (held.data, held.window) == (self.read.data, self.read.window)
 
     def before(self, now: dt.datetime) -> Self:
         """Without runs that began after `now`, which a clock that was wrong has dated."""
@@ -52,7 +53,11 @@ class Past:
 
 
 def due(
-    triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past, moved: Moved | None = None
+    triggers: TriggersSpec,
+    now: dt.datetime,
+    held: Arrivals,
+    past: Past,
+    moved: Moved | None = None,
 ) -> tuple[bool, str]:
     """Whether a run is due at `now` (UTC), and because of what it is or is not; `moved`
     is what a monitor says, if one is asked."""
@@ -66,7 +71,11 @@ def due(
 
 
 def _is_due(
-    triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past, moved: Moved | None
+    triggers: TriggersSpec,
+    now: dt.datetime,
+    held: Arrivals,
+    past: Past,
+    moved: Moved | None,
 ) -> tuple[bool, str]:
     """The same before the limits on how often runs begin."""
     if past.read is None:
@@ -80,7 +89,11 @@ def _is_due(
 
 
 def _fired(
-    triggers: TriggersSpec, now: dt.datetime, held: Arrivals, past: Past, moved: Moved | None
+    triggers: TriggersSpec,
+    now: dt.datetime,
+    held: Arrivals,
+    past: Past,
+    moved: Moved | None,
 ) -> tuple[bool, str]:
     """Whether one of the triggers fires, and those that do, or what they wait for."""
     if triggers.new_rows is None and triggers.every is None and moved is None:

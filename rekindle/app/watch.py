@@ -1,9 +1,10 @@
 """One look at whether a model has to be retrained, and the run where it has: a turn.
 
-The state is that of the runs under the home, also of those begun by hand. A turn leaves a line in
-`watch/NAME.jsonl`. One that acts is written before it does, and once more with what came of it; so
-the turn after one that was killed goes on with it: the same run resumes from the cache and its
-checkpoints, the same submission is sent once. Turns of one name exclude each other."""
+The state is that of the runs under the home, also of those begun by hand. A turn leaves a
+line in `watch/NAME.jsonl`. One that acts is written before it does, and once more with
+what came of it; so the turn after one that was killed goes on with it: the same run
+resumes from the cache and its checkpoints, the same submission is sent once. Turns of one
+name exclude each other."""
 
 import dataclasses
 import datetime as dt
@@ -39,12 +40,18 @@ Act = Callable[[Turn], tuple[str, str, Outcome | None]]
 
 
 def turn(
-    spec: Spec, home: Path, act: Act, now: dt.datetime | None = None, platform: str = "local"
+    spec: Spec,
+    home: Path,
+    act: Act,
+    now: dt.datetime | None = None,
+    platform: str = "local",
 ) -> Turn:
-    """Decide and, where a run is due, `act`; what happened is on record, and told as `notify` asks.
+    """Decide and, where a run is due, `act`; what happened is on record, and told as
+    `notify` asks.
 
-    `now` (UTC) in place of the clock; `platform` is where the model serves. RequestError where the
-    config names no data; DataError where they cannot be read; errors of the run are raised."""
+    `now` (UTC) in place of the clock; `platform` is where the model serves. RequestError
+    where the config names no data; DataError where they cannot be read; errors of the run
+    are raised."""
     if spec.data is None or not spec.task:
         fix = "set task and data.source; other pipelines are started by `rekindle schedule`"
         raise errors.RequestError("nothing is there to be watched", where="data", fix=fix)
@@ -89,7 +96,8 @@ def _note_undecided(
 
 
 def _tell_suggestion(spec: Spec, decided: Turn, earlier: list[Turn]) -> None:
-    """Tell that a run is due, unless the turn before that was decided has suggested it."""
+    """Tell that a run is due, unless the turn before that was decided has suggested
+    it."""
     for each in reversed(earlier):
         if each.because.startswith(_UNDECIDED):
             continue
@@ -109,7 +117,8 @@ def _decide(
     now: dt.datetime,
     platform: str,
 ) -> Turn:
-    """The turn with its decision, or the `last_run` of the `earlier` ones, to be completed."""
+    """The turn with its decision, or the `last_run` of the `earlier` ones, to be
+    completed."""
     path = path_of(home, slug(spec.name))
     triggers = spec.triggers or TriggersSpec()
     unfinished_run = _unfinished_run(_runs_of(spec, home), home)
@@ -117,9 +126,9 @@ def _decide(
         return begun.model_copy(update={"because": f"{unfinished_run} goes on"})
     runs = _runs_of(spec, home)  # what was asked just now may have ended
     past, findings = _past(runs, earlier, home)
-    held = arrivals(spec.task, data, findings.fingerprint, findings.shards)
+    arrived = arrivals(spec.task, data, findings.fingerprint, findings.shards)
     if last_run is not None:
-        if past.because == last_run.because or not past.has_judged(held):
+        if past.because == last_run.because or not past.has_judged(arrived):
             if not last_run.outcome and triggers.act == "run":
                 return last_run
             has_failed = last_run.outcome.startswith(FAILED)
@@ -130,27 +139,28 @@ def _decide(
     monitor_verdict = None
     if past.read and triggers.watches:
         monitor_verdict = _monitor_verdict(spec, triggers, home, platform, now)
-    is_due, because = due(triggers, now, held, past, monitor_verdict)
+    is_due, because = due(triggers, now, arrived, past, monitor_verdict)
     decision: Decision = "skipped"
     if is_due:
         decision = "suggested" if triggers.act == "suggest" else "ran"
-        doubt = _doubt_after_roll_back(spec, runs, held, home)
+        doubt = _doubt_after_roll_back(spec, runs, arrived, home)
         if doubt:
             decision = "suggested"
             because = f"{because}, but {doubt}"
     return begun.model_copy(
         update={
             "because": because,
-            "window": held.window,
-            "new_rows": held.new,
+            "window": arrived.window,
+            "new_rows": arrived.new,
             "decision": decision,
         }
     )
 
 
-def _doubt_after_roll_back(spec: Spec, runs: list[Entry], held: Arrivals, home: Path) -> str:
-    """Why a person has to start the next run: the newest version that a person rolled back learnt
-    from data that are still there, and no person has acted since. "" where none has to."""
+def _doubt_after_roll_back(spec: Spec, runs: list[Entry], arrived: Arrivals, home: Path) -> str:
+    """Why a person has to start the next run: the newest version that a person rolled
+    back learnt from data that are still there, and no person has acted since. "" where
+    none has to."""
     for number, run in enumerate(runs):
         gate = run.summary["gate"] or {}
         if gate.get("decision") != "rolled_back":
@@ -166,7 +176,7 @@ def _doubt_after_roll_back(spec: Spec, runs: list[Entry], held: Arrivals, home: 
         if any(_is_a_persons(later, rolled_back_at, home) for later in later_runs):
             return ""
         fingerprint = findings.fingerprint
-        if fingerprint is not None and _have_gone(fingerprint.window, held.window):
+        if fingerprint is not None and _have_gone(fingerprint.window, arrived.window):
             return ""
         reason = registration.tags.get("rolled_back_for", "").rstrip(".")
         config = spec.origin[0] or "CONFIG"
@@ -199,7 +209,8 @@ def _have_gone(window_then: str, window_now: str) -> bool:
 def _monitor_verdict(
     spec: Spec, triggers: TriggersSpec, home: Path, platform: str, now: dt.datetime
 ) -> Moved:
-    """Whether the monitor makes a run due, and why; that it cannot tell makes none due."""
+    """Whether the monitor makes a run due, and why; that it cannot tell makes none
+    due."""
     try:
         return moved(triggers, check(spec, home, platform, now))
     except errors.RekindleError as error:
@@ -252,7 +263,8 @@ def _runs_of(spec: Spec, home: Path) -> list[Entry]:
 
 
 def _unfinished_run(runs: list[Entry], home: Path) -> str:
-    """The id of a run that has not ended, as its platform says where it has one; "" for none."""
+    """The id of a run that has not ended, as its platform says where it has one; "" for
+    none."""
     newest = next((run for run in runs if run.status == "succeeded"), None)
     for run in runs:
         if run.status == "submitting":
@@ -332,9 +344,13 @@ def _lost_in_a_row(runs: list[Entry]) -> int:
 
 
 def _failed_turns(
-    runs: list[Entry], earlier: list[Turn], times: dict[str, dt.datetime | None], home: Path
+    runs: list[Entry],
+    earlier: list[Turn],
+    times: dict[str, dt.datetime | None],
+    home: Path,
 ) -> int:
-    """How many of the newest turns in a row failed, with no run by hand since that did not."""
+    """How many of the newest turns in a row failed, with no run by hand since that did
+    not."""
     failed_at = _times_of_failed(earlier)
     if not failed_at:
         return 0

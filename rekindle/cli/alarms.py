@@ -7,7 +7,16 @@ import click
 from rekindle.app.alarms import compared, monitoring, write
 from rekindle.app.plan import on_machines
 from rekindle.app.preflight import compile_for
-from rekindle.cli.options import Decorated, Overrides, agree, of_config, platform, shared, tell, yes
+from rekindle.cli.options import (
+    Decorated,
+    Overrides,
+    agree,
+    of_config,
+    platform,
+    shared,
+    tell,
+    yes,
+)
 from rekindle.outputs import Alarm, Alarms
 from rekindle.platforms.alarms import Monitoring, Watch
 from rekindle.platforms.platform import Platform
@@ -42,12 +51,13 @@ def write_(
     home: Path,
     as_json: bool,
 ) -> int:
-    """Create or change the alarms and the dashboard of CONFIG: runs that failed, drift that
-    `rekindle monitor` found, requests that fail (`deploy.max_error_rate`) or take long
-    (`deploy.max_p99_ms`, else a second). For Kubeflow, files are written under the home, the same
-    for all configs: one request in 100 that fails, or a second.
+    """Create or change the alarms and the dashboard of CONFIG: runs that failed, drift
+    that `rekindle monitor` found, requests that fail (`deploy.max_error_rate`) or take
+    long (`deploy.max_p99_ms`, else a second). For Kubeflow, files are written under the
+    home, the same for all configs: one request in 100 that fails, or a second.
 
-    Exit codes: 0 all are as CONFIG has them, 3 some were edited there and stay as they are."""
+    Exit codes: 0 all are as CONFIG has them, 3 some were edited there and stay as they
+    are."""
     service, spec = _service(config, overrides, platform, home)
     alarms = compared(service, spec)
     for alarm in alarms:
@@ -99,9 +109,9 @@ def _service(
 ) -> tuple[Monitoring, Spec]:
     """The monitoring service of a config on a platform, and its spec."""
     spec = on_machines(load_target(config, overrides), platform, home)
-    there = Platform.of(platform, spec.platforms)
+    target = Platform.of(platform, spec.platforms)
     definition = compile_for(platform, spec, whole=False)
-    return monitoring(there, spec, definition, home), spec
+    return monitoring(target, spec, definition, home), spec
 
 
 def _print_states(

@@ -1,4 +1,5 @@
-"""The pipeline as each platform wants it, and which steps of it will run again; sends nothing."""
+"""The pipeline as each platform wants it, and which steps of it will run again; sends
+nothing."""
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -10,7 +11,15 @@ from rekindle.app.pipeline import arguments_of, graph_of
 from rekindle.app.plan import on_any_machine, on_machines
 from rekindle.app.preflight import wrong_anywhere
 from rekindle.app.runs import files_in, last_sent
-from rekindle.cli.options import FOLDER, Overrides, answer, of_config, platform, shared, tell
+from rekindle.cli.options import (
+    FOLDER,
+    Overrides,
+    answer,
+    of_config,
+    platform,
+    shared,
+    tell,
+)
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Compiled, Difference
 from rekindle.platforms.cache_diff import compare
@@ -62,9 +71,10 @@ def compile(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Write the definition of CONFIG, or of a pipeline alone (path.py:function, a compiled YAML),
-    for each platform. For more than one it also writes PIPELINE.parity.md, a table of how each
-    platform carries every step. The same input gives the same bytes."""
+    """Write the definition of CONFIG, or of a pipeline alone (path.py:function, a
+    compiled YAML), for each platform. For more than one it also writes
+    PIPELINE.parity.md, a table of how each platform carries every step. The same input
+    gives the same bytes."""
     loaded = load_target(config, overrides)
     text, graph = graph_of(loaded)
     files: dict[str, bytes] = {}
@@ -104,7 +114,8 @@ def _holds_other(path: Path, text: str) -> bool:
 
 
 def _print_paths(paths: Sequence[str], replaced: Collection[str], output: Path) -> None:
-    """Print what was written; the files that steps run, of which there are many, as a number."""
+    """Print what was written; the files that steps run, of which there are many, as a
+    number."""
     bundled = 0
     for path in paths:
         if f"/{BUNDLES}/" in path:
@@ -135,12 +146,12 @@ def diff(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Say which steps of CONFIG the platform will run again, compared with what was submitted
-    last, and why. Steps that it takes from its cache are listed as such."""
+    """Say which steps of CONFIG the platform will run again, compared with what was
+    submitted last, and why. Steps that it takes from its cache are listed as such."""
     spec = on_machines(load_target(config, overrides), platform, home)
     against = against or last_sent(spec.name, platform, home)
     before = files_in(against)
-    there = Platform.of(platform, spec.platforms)
+    target = Platform.of(platform, spec.platforms)
     after = compiled(platform, spec, *graph_of(spec))
     if after.entry not in before:
         fix = f"rekindle compile {config} --platform {platform} -o {against}"
@@ -151,7 +162,7 @@ def diff(
         for name, content in before.items()
         if name == after.entry or name.startswith(f"{BUNDLES}/")
     }
-    verdicts = compare(there.cache_keys(comparable), there.cache_keys(after.files))
+    verdicts = compare(target.cache_keys(comparable), target.cache_keys(after.files))
     width = max((len(verdict.step) for verdict in verdicts), default=0)
     lines = [f"{v.step:<{width}}  {_AGAIN[v.again]:<13}  {v.why}" for v in verdicts]
     tell(Difference(platform=platform, steps=verdicts), "\n".join(lines), as_json)

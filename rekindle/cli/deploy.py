@@ -1,5 +1,5 @@
-"""`rekindle deploy CONFIG`: the champion takes over where it serves; and `status`, `rollback` and
-`delete` of a deployment."""
+"""`rekindle deploy CONFIG`: the champion takes over where it serves; and `status`,
+`rollback` and `delete` of a deployment."""
 
 import time
 from collections.abc import Callable
@@ -39,8 +39,8 @@ class _Verbs(click.Group):
 
 @click.group("deploy", cls=_Verbs)
 def command() -> None:
-    """Roll the champion of CONFIG out: `rekindle deploy CONFIG` is short for `rekindle deploy start
-    CONFIG`."""
+    """Roll the champion of CONFIG out: `rekindle deploy CONFIG` is short for `rekindle
+    deploy start CONFIG`."""
 
 
 @command.command("start", short_help="roll out the champion of CONFIG")
@@ -77,10 +77,10 @@ def start(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Start the champion of CONFIG beside the version that answers now; when it has proven itself,
-    give it the shares of requests of `deploy.canary`, one after another, and then all. It is rolled
-    back, with the alias, if it fails more requests or is slower. A command that was interrupted
-    continues when you rerun it."""
+    """Start the champion of CONFIG beside the version that answers now; when it has
+    proven itself, give it the shares of requests of `deploy.canary`, one after another,
+    and then all. It is rolled back, with the alias, if it fails more requests or is
+    slower. A command that was interrupted continues when you rerun it."""
     require(*SERVING)
     spec = load_target(config, overrides)
 
@@ -108,7 +108,8 @@ def start(
 @_platform
 @shared
 def status(target: str | None, platform: str, home: Path, as_json: bool) -> None:
-    """Versions that run, their shares, requests, errors and latencies, and what happened."""
+    """Versions that run, their shares, requests, errors and latencies, and what
+    happened."""
     spec, _ = load_target_spec(target, home)
     deployment = deploy.deployment_of(spec, home, platform)
     lines = [*_lines(deployment), *map(_line, deployment.events)]
@@ -121,8 +122,8 @@ def status(target: str | None, platform: str, home: Path, as_json: bool) -> None
 @click.option("--reason", required=True, metavar="TEXT", help="Why; kept on record.")
 @shared
 def rollback(target: str | None, platform: str, reason: str, home: Path, as_json: bool) -> None:
-    """Give all requests to the version before, and make it the champion again. `rekindle rollback`
-    does the same, and goes further back with --to."""
+    """Give all requests to the version before, and make it the champion again. `rekindle
+    rollback` does the same, and goes further back with --to."""
     spec, _ = load_target_spec(target, home)
     last = deploy.deployment_of(spec, home, platform).events[-1]
     options = deploy.Options(platform, on_event=print_event)
@@ -137,7 +138,8 @@ def rollback(target: str | None, platform: str, reason: str, home: Path, as_json
 @yes
 @shared
 def delete(target: str | None, platform: str, yes: bool, home: Path, as_json: bool) -> None:
-    """End the deployment: what was accepted is answered, then no version answers any more."""
+    """End the deployment: what was accepted is answered, then no version answers any
+    more."""
     spec, _ = load_target_spec(target, home)
     agree(yes, f"End the deployment of {spec.model_name}?")
     deployment = deploy.delete(spec, home, deploy.Options(platform, on_event=print_event))
@@ -174,8 +176,9 @@ def _event_text(event: RolloutEvent) -> str:
 
 
 def traffic_printer(needed: int) -> Callable[[RolloutEvent, Traffic], None]:
-    """A function that prints how many requests a version that is watched has had; a verdict takes
-    `needed`. It prints at first, whenever they have doubled, and every minute."""
+    """A function that prints how many requests a version that is watched has had; a
+    verdict takes `needed`. It prints at first, whenever they have doubled, and every
+    minute."""
     last_printed: dict[int, tuple[int, float]] = {}  # event -> requests, and when
 
     def print_traffic(event: RolloutEvent, traffic: Traffic) -> None:

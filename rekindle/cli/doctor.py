@@ -1,6 +1,6 @@
-"""`rekindle doctor [CONFIG] [--platform P]`: checks that a platform has everything that a run
-needs. Prints every check with its result, and all problems at once, each with its fix; changes
-nothing."""
+"""`rekindle doctor [CONFIG] [--platform P]`: checks that a platform has everything that a
+run needs. Prints every check with its result, and all problems at once, each with its
+fix; changes nothing."""
 
 import itertools
 from collections import Counter
@@ -9,7 +9,14 @@ from pathlib import Path
 import click
 
 from rekindle.app.preflight import readiness_here, readiness_on
-from rekindle.cli.options import Overrides, answer, maybe_config, overrides, platform, shared
+from rekindle.cli.options import (
+    Overrides,
+    answer,
+    maybe_config,
+    overrides,
+    platform,
+    shared,
+)
 from rekindle.errors import PlatformError, Problem, RequestError
 from rekindle.masking import plain
 from rekindle.outputs import ReadinessCheck, rows_of
@@ -24,8 +31,8 @@ from rekindle.spec.load import load_target
 def command(
     config: Path | None, overrides: Overrides, platform: str, home: Path, as_json: bool
 ) -> int:
-    """Check CONFIG against a platform, and print the least permissions that steps need. Makes
-    read-only calls to the platform, and changes nothing."""
+    """Check CONFIG against a platform, and print the least permissions that steps need.
+    Makes read-only calls to the platform, and changes nothing."""
     if config is None and platform == "local":
         raise RequestError("there is no config to look at", fix="rekindle doctor CONFIG")
     spec = load_target(config, overrides) if config else None
@@ -68,8 +75,8 @@ _COLOURS = {"ok": "green", "problem": "red", "not asked": "yellow"}
 
 
 def _print_checks(checks: tuple[ReadinessCheck, ...]) -> None:
-    """A line a check, on stderr: permissions alone are for a pipe. Those that follow each other
-    and were not asked for the same reason share one."""
+    """A line a check, on stderr: permissions alone are for a pipe. Those that follow each
+    other and were not asked for the same reason share one."""
     groups = itertools.groupby(checks, lambda check: (check.state, check.said))
     for (state, answer_text), group in groups:
         counts = Counter(check.name for check in group)

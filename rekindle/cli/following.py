@@ -1,4 +1,5 @@
-"""A run that goes on or is over: its steps, what they printed, and its end before its time."""
+"""A run that goes on or is over: its steps, what they printed, and its end before its
+time."""
 
 import itertools
 import os
@@ -37,8 +38,8 @@ _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 @click.argument("run", default="latest")
 @shared
 def status(run: str, home: Path, as_json: bool) -> None:
-    """The step table of RUN (default: the latest). Of a run that failed, the end of the log of the
-    first step that failed follows; a run that was killed is shown as such."""
+    """The step table of RUN (default: the latest). Of a run that failed, the end of the
+    log of the first step that failed follows; a run that was killed is shown as such."""
     record = find_run(home, run)
     if record.platform != "local":
         record = refresh_from_platform(record, home)
@@ -82,8 +83,8 @@ def show(record: RunRecord) -> None:
 @click.argument("run", default="latest")
 @shared
 def cancel(run: str, home: Path, as_json: bool) -> None:
-    """Stop RUN (default: the latest): its steps save what they can and end. A finished run is not
-    changed. `rekindle resume` continues a stopped run."""
+    """Stop RUN (default: the latest): its steps save what they can and end. A finished
+    run is not changed. `rekindle resume` continues a stopped run."""
     before = find_run(home, run)
     record = request_cancel(before, home)
     if before.status in ENDED_RUN:
@@ -124,7 +125,9 @@ def _since(_context: click.Context, _option: click.Parameter, value: str | None)
     help="What was printed in the last 90s, 10m, 2h or 1d.",
 )
 @click.option(
-    "--raw", is_flag=True, help="The log as it is, node after node, with all that launchers print."
+    "--raw",
+    is_flag=True,
+    help="The log as it is, node after node, with all that launchers print.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Continue until the step ends.")
 @shared
@@ -173,7 +176,8 @@ def logs(
         when = "" if since is None else " since then"
         hint = "--raw shows what its launcher printed"
         click.echo(
-            f"the step {step_record.name} printed nothing of its own{when}; {hint}", err=True
+            f"the step {step_record.name} printed nothing of its own{when}; {hint}",
+            err=True,
         )
 
 
@@ -209,7 +213,8 @@ def _logs(
 
 
 def _log_files(step: StepRecord, node: int | None) -> dict[int, Path]:
-    """The files of a step's log by node, or that of one node; RequestError where it has none."""
+    """The files of a step's log by node, or that of one node; RequestError where it has
+    none."""
     files = {0: Path(step.log)}
     for path in Path(step.log).parent.glob("node-*/log.txt"):
         files[int(path.parent.name.removeprefix("node-"))] = path
@@ -227,7 +232,8 @@ def _log_files(step: StepRecord, node: int | None) -> dict[int, Path]:
 def _of_file(
     record: RunRecord, step: StepRecord, path: Path, home: Path, follow: bool
 ) -> Iterator[str]:
-    """The text of a log that a process here writes; with `follow` "" while there is no more."""
+    """The text of a log that a process here writes; with `follow` "" while there is no
+    more."""
     is_over = not follow or record.platform != "local"
     with path.open(encoding="utf-8", errors="replace") as file:
         while True:

@@ -46,11 +46,11 @@ def _days(_context: click.Context, _option: click.Parameter, value: str | None) 
 @yes
 @shared
 def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_json: bool) -> None:
-    """List what can be removed, ask, and remove it: runs that exceed the retention limits, files
-    that only those runs use, checkpoints of finished trainings, copies of models that no version
-    with an alias and no deployment has, and what killed processes left. A run stays if its model
-    version has an alias in the registry, or if its candidate waits for approval. Nothing is removed
-    from the registry."""
+    """List what can be removed, ask, and remove it: runs that exceed the retention
+    limits, files that only those runs use, checkpoints of finished trainings, copies of
+    models that no version with an alias and no deployment has, and what killed processes
+    left. A run stays if its model version has an alias in the registry, or if its
+    candidate waits for approval. Nothing is removed from the registry."""
     root = home.resolve()
 
     def registry(run: RunRecord) -> Registry:
@@ -80,7 +80,8 @@ def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_j
 
 
 def _print_table(items: Sequence[HomeItem]) -> None:
-    """A line for each kind of thing and reason, what may go first; no head without them."""
+    """A line for each kind of thing and reason, what may go first; no head without
+    them."""
     if not items:
         return
     groups = dict[tuple[bool, str, str], list[HomeItem]]()

@@ -1,5 +1,5 @@
-"""`rekindle images build|push CONFIG`: the user's code in an image, and that image in the registry
-that a platform pulls it from, by digest."""
+"""`rekindle images build|push CONFIG`: the user's code in an image, and that image in the
+registry that a platform pulls it from, by digest."""
 
 import os
 from pathlib import Path
@@ -29,8 +29,8 @@ def command() -> None:
 @of_config
 @shared
 def build(config: Path, overrides: Overrides, home: Path, as_json: bool) -> None:
-    """Build an image on this machine: rekindle's image (`image.base`) and the files that the steps
-    of CONFIG need."""
+    """Build an image on this machine: rekindle's image (`image.base`) and the files that
+    the steps of CONFIG need."""
     spec, code = _read(config, overrides)
     name = daemon.local_name(spec.name)
     image_id = daemon.build(_docker(), code, spec.image.base, name)
@@ -58,7 +58,11 @@ def build(config: Path, overrides: Overrides, home: Path, as_json: bool) -> None
 )
 @shared
 def push(
-    config: Path, overrides: Overrides, platforms: tuple[str, ...], home: Path, as_json: bool
+    config: Path,
+    overrides: Overrides,
+    platforms: tuple[str, ...],
+    home: Path,
+    as_json: bool,
 ) -> None:
     """Push that image as `platforms.P.image` (REGISTRY/NAME:TAG), and write its digest to
     rekindle.lock beside CONFIG. Later commands read it there."""
@@ -89,8 +93,8 @@ def _read(config: Path, overrides: Overrides) -> tuple[Spec, Code]:
 
 
 def _image_names(spec: Spec, platforms: tuple[str, ...]) -> list[str]:
-    """The names to push the image as, each once; those of platforms that are asked for have to be
-    tags."""
+    """The names to push the image as, each once; those of platforms that are asked for
+    have to be tags."""
     fix = "set it to REGISTRY/NAME:TAG; its digest is written to rekindle.lock"
     names: dict[str, None] = {}
     problems: list[Problem] = []
@@ -113,10 +117,10 @@ def _refuse_other_code(docker: Docker, local_name: str, code: Code, config: Path
     image_code = code_label(docker, local_name)
     if image_code == code.digest:
         return
-    what = f"{local_name} was built from other files than those that are here now"
+    message = f"{local_name} was built from other files than those that are here now"
     if image_code is None:
-        what = f"there is no image {local_name} here"
-    raise RequestError(what, fix=f"rekindle images build {config}")
+        message = f"there is no image {local_name} here"
+    raise RequestError(message, fix=f"rekindle images build {config}")
 
 
 def _docker() -> Docker:

@@ -1,5 +1,5 @@
-"""`rekindle init [DIR]`: a config to start from; with --full, the shipped pipeline and components,
-too."""
+"""`rekindle init [DIR]`: a config to start from; with --full, the shipped pipeline and
+components, too."""
 
 import shlex
 import shutil
@@ -30,8 +30,8 @@ from rekindle.outputs import LaidOut
 )
 @shared
 def command(folder: Path, full: bool, data: Path | None, home: Path, as_json: bool) -> None:
-    """Copy a config to start from, with sample data and a README, into FOLDER (default: here); or
-    write one for your own data. Never overwrites a file."""
+    """Copy a config to start from, with sample data and a README, into FOLDER (default:
+    here); or write one for your own data. Never overwrites a file."""
     if data is not None:
         _draft(folder, data, full, as_json)
         return
@@ -83,8 +83,8 @@ def _source_files(root: Path) -> list[Path]:
 def _draft(folder: Path, data: Path, full: bool, as_json: bool) -> None:
     """Write a config for the user's data into the folder."""
     if full:
-        what = "--full copies our examples, and --data writes a config for yours"
-        raise RequestError(what, fix="leave one of them out")
+        message = "--full copies our examples, and --data writes a config for yours"
+        raise RequestError(message, fix="leave one of them out")
     data = data.absolute()
     source = data
     if data.is_relative_to(folder.absolute()):

@@ -1,5 +1,5 @@
-"""The command line: a file a verb, or for verbs of one thing, loaded when it is called, and one
-place where errors become text and exit codes."""
+"""The command line: a file a verb, or for verbs of one thing, loaded when it is called,
+and one place where errors become text and exit codes."""
 
 import dataclasses
 import importlib
@@ -61,7 +61,8 @@ _SHARED = {
 
 
 class _Verbs(click.Group):
-    """Imports a verb's module only when that verb is called, so that `--help` stays fast."""
+    """Imports a verb's module only when that verb is called, so that `--help` stays
+    fast."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(VERBS)
@@ -103,25 +104,26 @@ class _Verbs(click.Group):
 )
 @click.version_option(package_name="rekindle", message="rekindle %(version)s")
 def cli() -> None:
-    """rekindle keeps machine-learning models current: one YAML retrains, judges and registers."""
+    """rekindle keeps machine-learning models current: one YAML retrains, judges and
+    registers."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    words = sys.argv[1:] if arguments is None else arguments
+    command_line = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
         # a terminal that cannot show a letter gets its code
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(invoke(words))
+    sys.exit(invoke(command_line))
 
 
-def invoke(words: list[str]) -> int:
-    """Run one command; returns its exit code. Errors are printed, with a traceback only under -v,
-    and without secrets."""
-    as_json = "--json" in words
+def invoke(command_line: list[str]) -> int:
+    """Run one command; returns its exit code. Errors are printed, with a traceback only
+    under -v, and without secrets."""
+    as_json = "--json" in command_line
     try:
-        return _run_command(words, as_json)
+        return _run_command(command_line, as_json)
     except OSError as error:  # stdout takes no error either
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -130,16 +132,16 @@ def invoke(words: list[str]) -> int:
         return 1
 
 
-def _run_command(words: list[str], as_json: bool) -> int:
+def _run_command(command_line: list[str], as_json: bool) -> int:
     try:
-        result = cli.main(words, prog_name="rekindle", standalone_mode=False)
+        result = cli.main(command_line, prog_name="rekindle", standalone_mode=False)
     except click.ClickException as error:
         return _report_usage(error, as_json)
     except click.Abort:
         print("interrupted", file=sys.stderr)
         return 130
     except (RekindleError, OSError) as error:
-        if {"-v", "--verbose"} & {*words}:
+        if {"-v", "--verbose"} & {*command_line}:
             _show_traceback()
         if isinstance(error, OSError):
             error = _of_the_system(error)

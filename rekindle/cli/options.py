@@ -40,7 +40,8 @@ def of_config(function: Decorated) -> Decorated:
 
 
 def platform(help_text: str, *, here: bool = False, **settings: Any) -> Decorated:
-    """`--platform`, with click's `settings`; `here`: also `local`, which is this machine."""
+    """`--platform`, with click's `settings`; `here`: also `local`, which is this
+    machine."""
     names = ["local", *PLATFORMS] if here else [*PLATFORMS]
     return click.option("--platform", type=click.Choice(names), help=help_text, **settings)
 
@@ -72,7 +73,8 @@ def tell(record: Record, text: str, as_json: bool) -> None:
 
 
 def agree(yes: bool, question: str) -> None:
-    """Return if the user agrees; RequestError if not, or if there is no terminal to ask at."""
+    """Return if the user agrees; RequestError if not, or if there is no terminal to ask
+    at."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -88,7 +90,10 @@ def agree(yes: bool, question: str) -> None:
 def shared(function: Decorated) -> Decorated:
     """`--home`, `--json` and `-v`."""
     as_json = click.option(
-        "--json", "as_json", is_flag=True, help="One JSON object on stdout, all else on stderr."
+        "--json",
+        "as_json",
+        is_flag=True,
+        help="One JSON object on stdout, all else on stderr.",
     )
     return at_home(as_json(function))
 

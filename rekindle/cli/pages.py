@@ -1,4 +1,5 @@
-"""What runs came to: the HTML card of one and the index of all, and several side by side."""
+"""What runs came to: the HTML card of one and the index of all, and several side by
+side."""
 
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from rekindle.report.index import render_index
 @click.argument("run", default="latest")
 @shared
 def report(run: str, home: Path, as_json: bool) -> None:
-    """Write the card of RUN (default: the latest) and the index of all runs; prints where they
-    are."""
+    """Write the card of RUN (default: the latest) and the index of all runs; prints where
+    they are."""
     record = find_run(home, run)
     card = str(render_card(home, record).absolute())
     index = str(render_index(home).absolute())
@@ -36,10 +37,12 @@ def report(run: str, home: Path, as_json: bool) -> None:
 )
 @shared
 def compare(runs: tuple[str, ...], html: Path | None, home: Path, as_json: bool) -> None:
-    """Compare runs: config, data, metrics, gate and time. The first run is the one that the others
-    are compared with; an interval says whether a model is better than the first beyond chance.
+    """Compare runs: config, data, metrics, gate and time. The first run is the one that
+    the others are compared with; an interval says whether a model is better than the
+    first beyond chance.
 
-    RUN is a run id, a unique prefix of one, `latest`, or MODEL@VERSION: the run that made it."""
+    RUN is a run id, a unique prefix of one, `latest`, or MODEL@VERSION: the run that made
+    it."""
     pairs = [(record, collect(record)) for record in records_to_compare(home, runs)]
     comparison = compared(pairs)
     text_lines = list(lines(comparison))

@@ -10,7 +10,14 @@ from rekindle.app import calibrate
 from rekindle.app.forecast import lines
 from rekindle.app.plan import figures
 from rekindle.app.preflight import first_look
-from rekindle.cli.options import Overrides, maybe_config, overrides, platform, shared, tell
+from rekindle.cli.options import (
+    Overrides,
+    maybe_config,
+    overrides,
+    platform,
+    shared,
+    tell,
+)
 from rekindle.masking import plain
 from rekindle.spec.load import load_target
 
@@ -59,8 +66,8 @@ def command(
 ) -> int:
     """Estimate what the training of CONFIG needs, how long it takes and what it costs.
 
-    With --calibrate, the measured speed of a run, here or on a platform, corrects the speeds that
-    the planner takes from published figures; CONFIG may be left out."""
+    With --calibrate, the measured speed of a run, here or on a platform, corrects the
+    speeds that the planner takes from published figures; CONFIG may be left out."""
     if run is not None:
         measured = calibrate.calibrate(home, run)
         if config is None or not as_json:

@@ -1,4 +1,5 @@
-"""`rekindle resume RUN`: continues a run that failed or was stopped, here or on a platform."""
+"""`rekindle resume RUN`: continues a run that failed or was stopped, here or on a
+platform."""
 
 import shlex
 from pathlib import Path
@@ -23,10 +24,10 @@ from rekindle.spec.model import Spec
 @wait
 @shared
 def command(run: str, wait: bool, home: Path, as_json: bool) -> int:
-    """Continue RUN (default: the latest), which failed or was stopped. Steps that succeeded are not
-    repeated; training continues from its last checkpoint. On this machine this starts a new run
-    with the recorded config. A platform continues the same run, or starts a new one if it cannot
-    retry."""
+    """Continue RUN (default: the latest), which failed or was stopped. Steps that
+    succeeded are not repeated; training continues from its last checkpoint. On this
+    machine this starts a new run with the recorded config. A platform continues the same
+    run, or starts a new one if it cannot retry."""
     record = find_run(home, run)
     if record.platform == "local":
         return _resume_here(record, home, as_json)

@@ -1,5 +1,6 @@
-"""`rekindle run CONFIG`: the whole pipeline here and now; with several values of a field a training
-for each, and the best to its end; with --rehearse-preemption proof that a fault changes nothing."""
+"""`rekindle run CONFIG`: the whole pipeline here and now; with several values of a field
+a training for each, and the best to its end; with --rehearse-preemption proof that a
+fault changes nothing."""
 
 import logging
 import math
@@ -33,10 +34,15 @@ _NEXT_LINE = f"\n{'':8}"  # below the text of the line before
 @of_config
 @click.option("--fresh", is_flag=True, help="Rerun every step; ignore the cache.")
 @click.option(
-    "--from", "from_step", metavar="STEP", help="Rerun this step and all steps that depend on it."
+    "--from",
+    "from_step",
+    metavar="STEP",
+    help="Rerun this step and all steps that depend on it.",
 )
 @click.option(
-    "--require-promotion", is_flag=True, help="Exit with 1 if the candidate was not promoted."
+    "--require-promotion",
+    is_flag=True,
+    help="Exit with 1 if the candidate was not promoted.",
 )
 @click.option(
     "--rehearse-preemption",
@@ -58,17 +64,17 @@ def command(
 ) -> int:
     """Retrain, judge and register the model of CONFIG on this machine.
 
-    Steps whose code and inputs have not changed come from the cache. An interrupted run continues
-    from its last checkpoint when you rerun the command. A candidate that the gate refuses is a
-    success: exit code 0.
+    Steps whose code and inputs have not changed come from the cache. An interrupted run
+    continues from its last checkpoint when you rerun the command. A candidate that the
+    gate refuses is a success: exit code 0.
 
-    Several values of a field (--set train.lr=1e-4,3e-4 --set train.seed=1,2) make a grid: a
-    training for each combination. Only the one with the lowest validation loss is judged on the
-    test split and registered.
+    Several values of a field (--set train.lr=1e-4,3e-4 --set train.seed=1,2) make a grid:
+    a training for each combination. Only the one with the lowest validation loss is
+    judged on the test split and registered.
 
-    A rehearsal (--rehearse-preemption) proves that an interrupted training ends with the same
-    losses and weights as an uninterrupted one: exit code 0 if so, else 1. It registers nothing and
-    leaves only its record, in the home's folder `rehearsals`."""
+    A rehearsal (--rehearse-preemption) proves that an interrupted training ends with the
+    same losses and weights as an uninterrupted one: exit code 0 if so, else 1. It
+    registers nothing and leaves only its record, in the home's folder `rehearsals`."""
     grid = points(config, overrides)
     options = Options(home, fresh, from_step)
     if len(grid) > 1:
@@ -105,8 +111,8 @@ def gate_text(decision: Decision, run_id: str) -> str:
 
 
 def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
-    """Execute one window, print how it ended, and deploy what was promoted where the config says
-    so."""
+    """Execute one window, print how it ended, and deploy what was promoted where the
+    config says so."""
     progress = Progress()
     try:
         with progress:
@@ -166,7 +172,8 @@ def _conclusion(result: RunSummary) -> Iterator[tuple[str, str]]:
 
 
 def run_grid(grid: Sequence[Point], options: Options, as_json: bool) -> RunSummary:
-    """Train at every point, show the results, and run the best one's pipeline to its end."""
+    """Train at every point, show the results, and run the best one's pipeline to its
+    end."""
     console = RunConsole(stderr=as_json)
     trained: list[Trained] = []
     for number, point in enumerate(grid, 1):

@@ -24,7 +24,10 @@ STATUSES = (*get_args(RunStatus), "killed")
 
 
 Row = dict[str, Any]  # a run as `--json` prints it
-_MAY_BE_EMPTY = ("window", "settings")  # most data has no windows, most runs are not of a grid
+_MAY_BE_EMPTY = (
+    "window",
+    "settings",
+)  # most data has no windows, most runs are not of a grid
 
 
 def _badness(entry: Entry) -> float:
@@ -59,7 +62,10 @@ KEYS: Mapping[str, Callable[[Entry], float]] = {
     help="What comes first: the newest, the longest, or the best metric.",
 )
 @click.option(
-    "--costs", "by_cost", is_flag=True, help="What runs on platforms cost, by run and month."
+    "--costs",
+    "by_cost",
+    is_flag=True,
+    help="What runs on platforms cost, by run and month.",
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N only.")
 @shared
@@ -72,8 +78,8 @@ def command(
     home: Path,
     as_json: bool,
 ) -> None:
-    """List runs, newest first: start, window of the data, what a training of a grid has for itself,
-    status, time, metric, gate, model version and which is champion."""
+    """List runs, newest first: start, window of the data, what a training of a grid has
+    for itself, status, time, metric, gate, model version and which is champion."""
     if by_cost:
         if status or limit or sort != "started":
             raise RequestError(
@@ -163,7 +169,8 @@ def _cells(entry: Entry, row: Row) -> dict[str, str]:
 
 
 def _metric(entry: Entry, row: Row) -> str:
-    """The metric that the gate looked at, or the validation loss of a training of a grid."""
+    """The metric that the gate looked at, or the validation loss of a training of a
+    grid."""
     headline = entry.headline
     if headline:
         return f"{headline.name} {formats.metric(headline.value)}"

@@ -1,5 +1,5 @@
-"""`rekindle schedule set|list|pause|delete CONFIG --platform P`: what a platform, or this machine,
-starts by itself."""
+"""`rekindle schedule set|list|pause|delete CONFIG --platform P`: what a platform, or this
+machine, starts by itself."""
 
 import datetime
 import sys
@@ -12,7 +12,16 @@ from rekindle.app.forecast import outlook
 from rekindle.app.plan import on_machines, planned
 from rekindle.app.preflight import compile_for, preflight, refuse_early
 from rekindle.app.run import windows
-from rekindle.cli.options import Decorated, Overrides, agree, of_config, platform, shared, tell, yes
+from rekindle.cli.options import (
+    Decorated,
+    Overrides,
+    agree,
+    of_config,
+    platform,
+    shared,
+    tell,
+    yes,
+)
 from rekindle.cli.submit import show
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Schedule, ScheduleDeleted, Schedules
@@ -38,7 +47,10 @@ def command() -> None:
 @_platform
 @yes
 @click.option(
-    "--print", "printed", is_flag=True, help="Only print what would be written on this machine."
+    "--print",
+    "printed",
+    is_flag=True,
+    help="Only print what would be written on this machine.",
 )
 @shared
 def set_(
@@ -50,12 +62,12 @@ def set_(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Create or update the schedule of CONFIG from its section `schedule`; a paused schedule
-    resumes.
+    """Create or update the schedule of CONFIG from its section `schedule`; a paused
+    schedule resumes.
 
-    On this machine (--platform local) it is a timer of your systemd or, where that does not answer,
-    a line of your crontab, which starts `rekindle run CONFIG` in this folder, or `rekindle watch
-    --once CONFIG` where CONFIG has `triggers`."""
+    On this machine (--platform local) it is a timer of your systemd or, where that does
+    not answer, a line of your crontab, which starts `rekindle run CONFIG` in this folder,
+    or `rekindle watch --once CONFIG` where CONFIG has `triggers`."""
     spec = load_target(config, overrides)
     if spec.schedule is None:
         fix = "add schedule: {cron: 0 3 * * 1, timezone: Europe/Berlin}"
@@ -74,14 +86,17 @@ def set_(
         )
     spec = on_machines(spec, platform, home)
     assert spec.schedule is not None
-    there = Platform.of(platform, spec.platforms)
-    definition, lowered = _compiled(there, spec, spec.schedule)
-    show(there.outline(definition, ""), f"the schedule of {spec.name}")
-    for line in (*outlook(planned(spec, platform, home)), *_starts(spec.schedule, lowered)):
+    target = Platform.of(platform, spec.platforms)
+    definition, lowered = _compiled(target, spec, spec.schedule)
+    show(target.outline(definition, ""), f"the schedule of {spec.name}")
+    for line in (
+        *outlook(planned(spec, platform, home)),
+        *_starts(spec.schedule, lowered),
+    ):
         click.echo(line, err=True)
     agree(yes, f"Start it at `{spec.schedule.cron}` ({spec.schedule.timezone})?")
-    refuse_early(there, definition)
-    created = there.set_schedule(definition, spec.schedule, spec.name)
+    refuse_early(target, definition)
+    created = target.set_schedule(definition, spec.schedule, spec.name)
     _print_schedules(platform, [created], as_json)
 
 
@@ -93,7 +108,8 @@ def _of_a_config(function: Decorated) -> Decorated:
 @command.command("list")
 @_of_a_config
 def list_(config: Path, overrides: Overrides, platform: str, home: Path, as_json: bool) -> None:
-    """List the schedules that rekindle set where CONFIG runs, those of other configs too."""
+    """List the schedules that rekindle set where CONFIG runs, those of other configs
+    too."""
     spec = load_target(config, overrides)
     _print_schedules(platform, _scheduler(platform, spec).list_schedules(), as_json)
 
@@ -130,30 +146,32 @@ def _set_here(
     printed: bool,
     as_json: bool,
 ) -> None:
-    """Have this machine start `rekindle` with these arguments, or print what that would write."""
-    here = Here(printed)
-    lowered = here.lowered(schedule)
+    """Have this machine start `rekindle` with these arguments, or print what that would
+    write."""
+    scheduler = Here(printed)
+    lowered = scheduler.lowered(schedule)
     command = (sys.executable, "-m", "rekindle.cli.main", *arguments, f"--home={home}")
     job = Job(spec.name, command, Path.cwd(), home)
-    for path, text in here.files(job, schedule).items():
+    for path, text in scheduler.files(job, schedule).items():
         click.echo(f"{path}:\n{text.rstrip()}\n", err=not printed)
     if printed:
         return
     preflight(windows(spec)[-1], home)
-    for line in (*_starts(schedule, lowered), *here.remarks()):
+    for line in (*_starts(schedule, lowered), *scheduler.remarks()):
         click.echo(line, err=True)
     agree(yes, f"Start it at `{schedule.cron}` ({schedule.timezone})?")
-    _print_schedules("local", [here.set_schedule(job, schedule)], as_json)
+    _print_schedules("local", [scheduler.set_schedule(job, schedule)], as_json)
 
 
-def _compiled(there: Platform, spec: Spec, schedule: ScheduleSpec) -> tuple[Definition, Lowered]:
-    """What is sent; RequestError with everything that is wrong with the job and its schedule."""
+def _compiled(target: Platform, spec: Spec, schedule: ScheduleSpec) -> tuple[Definition, Lowered]:
+    """What is sent; RequestError with everything that is wrong with the job and its
+    schedule."""
     problems: list[Problem] = []
     lowered = None
     with collected(problems):
-        lowered = there.lowered(schedule)
+        lowered = target.lowered(schedule)
     with collected(problems):
-        definition = compile_for(there.name, spec)
+        definition = compile_for(target.name, spec)
     if problems:
         raise RequestError(problems)
     assert lowered is not None

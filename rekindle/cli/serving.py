@@ -1,5 +1,5 @@
-"""A champion that answers: over HTTP, for the rows of a file, and whether what it is asked and
-answers is still like what was judged."""
+"""A champion that answers: over HTTP, for the rows of a file, and whether what it is
+asked and answers is still like what was judged."""
 
 import importlib.util
 import os
@@ -12,7 +12,15 @@ from pydantic import TypeAdapter
 
 from rekindle import formats
 from rekindle.app.runs import load_target_spec
-from rekindle.cli.options import Overrides, at_home, config, moment, of_config, shared, tell
+from rekindle.cli.options import (
+    Overrides,
+    at_home,
+    config,
+    moment,
+    of_config,
+    shared,
+    tell,
+)
 from rekindle.errors import RequestError
 from rekindle.launch.process import compute_threads
 from rekindle.platforms.platform import PLATFORMS
@@ -60,13 +68,19 @@ ALARM = 3  # exit code
 @click.option("--no-smoke", is_flag=True, help="Do not prove the model by rows of its test split.")
 @at_home
 def serve(
-    target: str | None, host: str, port: int, precision: str | None, no_smoke: bool, home: Path
+    target: str | None,
+    host: str,
+    port: int,
+    precision: str | None,
+    no_smoke: bool,
+    home: Path,
 ) -> None:
-    """Answer requests over HTTP with a champion: of the model MODEL, of the CONFIG, or (default) of
-    the latest run. Of a RUN the version that it registered.
+    """Answer requests over HTTP with a champion: of the model MODEL, of the CONFIG, or
+    (default) of the latest run. Of a RUN the version that it registered.
 
-    The server is ready once the rows of its test split that the evidence keeps are answered as the
-    model was judged. SIGTERM and Ctrl-C end it when all that was accepted is answered."""
+    The server is ready once the rows of its test split that the evidence keeps are
+    answered as the model was judged. SIGTERM and Ctrl-C end it when all that was accepted
+    is answered."""
     require(*_PACKAGES)
     from rekindle.app.deploy import model_to_serve
 
@@ -105,9 +119,9 @@ def serve(
 )
 @shared
 def predict(config: Path, source: str, output: str, home: Path, as_json: bool) -> None:
-    """Write what the champion of CONFIG predicts for the rows of --input, each with its id (the
-    key, or its place), in parts of 1,000 rows. A command that was interrupted continues behind the
-    last part when you rerun it."""
+    """Write what the champion of CONFIG predicts for the rows of --input, each with its
+    id (the key, or its place), in parts of 1,000 rows. A command that was interrupted
+    continues behind the last part when you rerun it."""
     require("mlflow", "torch", "transformers")
     spec = load_target(config)
     from rekindle.app.deploy import model_to_serve
@@ -138,11 +152,16 @@ def predict(config: Path, source: str, output: str, home: Path, as_json: bool) -
 @click.option("--now", metavar="TIME", help="Look as if it were TIME (UTC): for replays.")
 @shared
 def monitor(
-    config: Path, overrides: Overrides, platform: str, now: str | None, home: Path, as_json: bool
+    config: Path,
+    overrides: Overrides,
+    platform: str,
+    now: str | None,
+    home: Path,
+    as_json: bool,
 ) -> int:
-    """Compare what CONFIG's champion was asked and answered within `monitor.window` with the rows
-    that judged it: words, lengths or pixels, predicted classes, confidence, and, where labels have
-    arrived, accuracy.
+    """Compare what CONFIG's champion was asked and answered within `monitor.window` with
+    the rows that judged it: words, lengths or pixels, predicted classes, confidence, and,
+    where labels have arrived, accuracy.
 
     Exit codes: 0 quiet, or too few rows to tell; 3 an alarm."""
     at = moment(now)

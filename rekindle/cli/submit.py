@@ -1,5 +1,5 @@
-"""`rekindle submit CONFIG --platform P`: compiles, shows what will be made where, asks, sends it
-once, and says where to look."""
+"""`rekindle submit CONFIG --platform P`: compiles, shows what will be made where, asks,
+sends it once, and says where to look."""
 
 import dataclasses
 import functools
@@ -12,7 +12,16 @@ from rekindle.app.forecast import outlook
 from rekindle.app.progress import Progress
 from rekindle.app.runs import summary
 from rekindle.app.submit import submit_spec
-from rekindle.cli.options import Overrides, agree, answer, of_config, platform, shared, wait, yes
+from rekindle.cli.options import (
+    Overrides,
+    agree,
+    answer,
+    of_config,
+    platform,
+    shared,
+    wait,
+    yes,
+)
 from rekindle.cli.run import conclude
 from rekindle.outputs import Planned, Submitted
 from rekindle.platforms.submission import SubmissionPreview, SubmittedRun
@@ -43,7 +52,8 @@ def command(
     home: Path,
     as_json: bool,
 ) -> int:
-    """Compile CONFIG, show the steps and their machines, ask, and submit it to the platform."""
+    """Compile CONFIG, show the steps and their machines, ask, and submit it to the
+    platform."""
     spec = load_target(config, overrides)
     consent = functools.partial(ask_to_submit, yes)
     record, submitted_run, preview = submit_spec(spec, platform, home, token, consent)
@@ -66,8 +76,8 @@ def report_submission(
     as_json: bool,
     preview: SubmissionPreview | None = None,
 ) -> int:
-    """Print where the run is and what to do next, or wait until it is over; returns the exit
-    code."""
+    """Print where the run is and what to do next, or wait until it is over; returns the
+    exit code."""
     submission = record.submission
     assert submission is not None
     if wait:
@@ -97,8 +107,8 @@ def report_submission(
 
 
 def _wait(record: RunRecord, home: Path, as_json: bool) -> int:
-    """Wait until the run is over, and print how it ended; returns the exit code, which is that of
-    a run on this machine that ends like this."""
+    """Wait until the run is over, and print how it ended; returns the exit code, which is
+    that of a run on this machine that ends like this."""
     with Progress() as progress:
         progress.changed(record)
         record = wait_until_ended(record, home, progress.changed)

@@ -20,8 +20,8 @@ _HOW = {"gate": "by its gate", "reason": "by hand", "rollback": "by a roll back"
 @click.argument("target", required=False, metavar="[MODEL|RUN|CONFIG]")
 @shared
 def champion(target: str | None, home: Path, as_json: bool) -> None:
-    """Say which version is champion, since when, on what evidence, and which were before. Without
-    an argument, of the model of the latest run."""
+    """Say which version is champion, since when, on what evidence, and which were before.
+    Without an argument, of the model of the latest run."""
     spec, _ = load_target_spec(target, home)
     record = champion_here(spec, home)
     tell(record, "\n".join(_lines(record)), as_json)
@@ -69,11 +69,15 @@ def _change_text(change: ChampionChange) -> str:
 )
 @shared
 def promote(run: str, reason: str, home: Path, as_json: bool) -> None:
-    """Make the candidate of RUN the champion, after its evidence has been checked again. A
-    candidate that the gate refused for other reasons is never promoted."""
+    """Make the candidate of RUN the champion, after its evidence has been checked again.
+    A candidate that the gate refused for other reasons is never promoted."""
     registration, was_champion = promote_run(home, find_run(home, run), reason)
     state = "already the champion; nothing changed" if was_champion else "now the champion"
-    tell(registration, f"{registration.name} version {registration.version} is {state}", as_json)
+    tell(
+        registration,
+        f"{registration.name} version {registration.version} is {state}",
+        as_json,
+    )
 
 
 @click.command("rollback")
@@ -90,9 +94,9 @@ def promote(run: str, reason: str, home: Path, as_json: bool) -> None:
 def rollback(
     target: str | None, to: str, reason: str, yes: bool, home: Path, as_json: bool
 ) -> None:
-    """Make version --to, or the champion before, the champion again. The version that was champion
-    is not promoted again by itself: that needs `rekindle promote RUN --reason`. A deployment of the
-    model follows at once."""
+    """Make version --to, or the champion before, the champion again. The version that was
+    champion is not promoted again by itself: that needs `rekindle promote RUN --reason`.
+    A deployment of the model follows at once."""
     spec, _ = load_target_spec(target, home)
     registry = registry_of(spec, home)
     if to:

@@ -14,7 +14,12 @@ from rekindle.cli.options import Overrides, moment, of_config, platform, shared,
 from rekindle.cli.run import carry_out, gate_text
 from rekindle.cli.submit import ask_to_submit
 from rekindle.data.window import parse_duration
-from rekindle.errors import InterruptedRunError, PreemptedError, RekindleError, RequestError
+from rekindle.errors import (
+    InterruptedRunError,
+    PreemptedError,
+    RekindleError,
+    RequestError,
+)
 from rekindle.records import Turn
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Outcome, Spec
@@ -53,12 +58,12 @@ def command(
 ) -> int:
     """Look whether CONFIG's section `triggers` makes retraining due, and retrain if so.
 
-    Each look ends with one line, `ran because ...` or `skipped because ...`, which is kept under
-    the home. Without `triggers`, changed data make it due. A look that was killed is completed by
-    the next one. CONFIG is read again each time.
+    Each look ends with one line, `ran because ...` or `skipped because ...`, which is
+    kept under the home. Without `triggers`, changed data make it due. A look that was
+    killed is completed by the next one. CONFIG is read again each time.
 
-    Exit codes with --once: 0 ran or skipped, 3 a run is due and `act: suggest` keeps it from
-    starting, else those of `rekindle run` or `submit`."""
+    Exit codes with --once: 0 ran or skipped, 3 a run is due and `act: suggest` keeps it
+    from starting, else those of `rekindle run` or `submit`."""
     pause_seconds = _seconds(interval)
     at = moment(now)
     is_first = True
@@ -81,7 +86,8 @@ def command(
 
 
 def _act(spec: Spec, platform: str | None, home: Path, yes: bool, as_json: bool) -> Act:
-    """What runs a turn that is due: on the platform, or on this machine where it is None."""
+    """What runs a turn that is due: on the platform, or on this machine where it is
+    None."""
 
     def run_here(begun: Turn) -> tuple[str, str, Outcome | None]:
         result = carry_out(spec, Options(home, because=begun.because), as_json)
@@ -96,7 +102,11 @@ def _act(spec: Spec, platform: str | None, home: Path, yes: bool, as_json: bool)
         consent = functools.partial(ask_to_submit, yes)
         # the turn is the token: a turn that is completed later submits nothing twice
         record, _, _ = submit_spec(spec, platform, home, begun.turn, consent, begun.because)
-        return record.run_id, f"submitted to {platform}", None  # follow.py tells how it ends
+        return (
+            record.run_id,
+            f"submitted to {platform}",
+            None,
+        )  # follow.py tells how it ends
 
     return submit if platform else run_here
 
