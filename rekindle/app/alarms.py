@@ -1,5 +1,4 @@
-"""Alarms and a dashboard of a config where a platform's runs, checks and servers are
-watched."""
+"""The alarms and the dashboard of a config, on the platform that watches it."""
 
 from pathlib import Path
 
@@ -14,8 +13,7 @@ _DEFAULT_MAX_MS = 1_000.0  # where the config has no limit
 
 
 def monitoring(target: Platform, spec: Spec, definition: Definition, home: Path) -> Monitoring:
-    """The service that has the alarms of a config; those that are files lie under
-    `home`."""
+    """The service that has the alarms of a config; alarm files lie under `home`."""
     return target.alarms(definition, spec.model_name, home.absolute() / "alarms" / slug(spec.name))
 
 

@@ -67,8 +67,7 @@ class Run:
         return Run(record, self.home)
 
     def wait(self) -> "Run":
-        """Wait until the run is over, however it ends, and return it; shows progress
-        meanwhile."""
+        """Wait until the run is over, however it ends; shows progress meanwhile."""
         from rekindle.app.follow import wait_until_ended
         from rekindle.app.progress import Progress
 
@@ -124,21 +123,22 @@ class Run:
 
     @property
     def evidence(self) -> Evidence:
-        """Why the candidate was promoted or not; LookupError for a run that evaluated
-        nothing."""
+        """Why the candidate was promoted or not.
+
+        LookupError for a run that evaluated nothing."""
         if self.findings.evidence is None:
             raise LookupError(f"the run {self.id} evaluated nothing")
         return self.findings.evidence
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One dict an optimizer step, for a `pandas.DataFrame`: step, epoch, loss, lr,
-        ..."""
+        """A dict for each optimizer step, for `pandas.DataFrame`: step, epoch, loss, ..."""
         return [row.model_dump() for row in self.findings.history]
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw the losses by epoch with matplotlib, into `axes` or new ones, which it
-        returns."""
+        """Draw the losses by epoch with matplotlib.
+
+        Returns `axes`, or new ones where it is None."""
         try:
             import matplotlib.pyplot as plt
         except ImportError:
@@ -161,8 +161,7 @@ class Run:
 
     @property
     def confusion(self) -> list[list[int]]:
-        """Counts: row = true class, column = predicted class, in the order of
-        `labels`."""
+        """Counts by true class (row) and predicted class (column), as in `labels`."""
         return [list(row) for row in self.evidence.confusion]
 
     @property
@@ -187,8 +186,9 @@ class Run:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
-    """The frozen spec of a config with `overrides`; raises SpecError with all
-    problems."""
+    """The frozen spec of a config with `overrides`.
+
+    Raises SpecError with all problems."""
     return load_target(path, overrides)
 
 
@@ -287,8 +287,7 @@ def deploy(
     wait: bool = False,
     home: str | Path | None = None,
 ) -> Deployment:
-    """Roll the champion out; with `wait` until the canary has had its requests, else call
-    it again.
+    """Roll the champion out; `wait` for the canary's requests, else call it again.
 
     Raises RekindleError where it was rolled back. Does not ask for consent, which
     `rekindle deploy` does."""
@@ -312,8 +311,9 @@ def champion(target: Spec | str | None = None, home: str | Path | None = None) -
 def rollback(
     target: Spec | str | None, reason: str, to: str = "", home: str | Path | None = None
 ) -> ChampionRecord:
-    """Make the champion before, or `to`, the champion again; deployments of this home
-    follow."""
+    """Make the champion before, or `to`, the champion again.
+
+    Deployments of this home follow."""
     from rekindle.app.deploy import champion_here, roll_back
 
     root = home_of(home)

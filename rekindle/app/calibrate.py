@@ -1,5 +1,4 @@
-"""What a training that ran tells about the planner's times: `rekindle plan --calibrate
-RUN`."""
+"""`rekindle plan --calibrate RUN`: corrects the planner's times by a measured training."""
 
 import dataclasses
 import statistics
@@ -120,8 +119,7 @@ def _planned(run: RunRecord, planned: PlannedLayout) -> tuple[Work, Cluster]:
 
 
 def _sequence(rows: Sequence[HistoryRow], work: Work, run: RunRecord) -> int:
-    """Tokens of an example as it came, which may be shorter than the longest that may
-    come."""
+    """Tokens of an example as it came, which may be fewer than the most that may come."""
     tokens_by_step = [row.tokens for row in rows if row.tokens]
     if not tokens_by_step:
         return work.sequence

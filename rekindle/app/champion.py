@@ -57,8 +57,9 @@ def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registratio
 
 
 def publish(spec: Spec, home: Path) -> None:
-    """Put the champion into the registries of `register.publish`, and its names there
-    into ours."""
+    """Put the champion into the registries of `register.publish`.
+
+    Its names there are noted in our registry."""
     registry = registry_of(spec, home)
     if not spec.registration.publish:
         return
@@ -86,8 +87,7 @@ def roll_back(
 
 
 def _update_records(home: Path, registry: Registry, versions: Collection[str]) -> None:
-    """Make the records of the runs of these versions, and of champions, say what the
-    registry says."""
+    """Bring the records of these versions' and of champions' runs up to date."""
     for entry in ledger(home).entries:
         if not (entry.is_champion or entry.version in versions):
             continue

@@ -87,8 +87,7 @@ def _warn_of_local_paths(platform: str, spec: Spec) -> None:
 
 
 def spread(spec: Spec, graph: Graph) -> Graph:
-    """The steps that train, score or read data, on the machines that the config asks
-    for."""
+    """The graph with training, scoring and data steps on the machines of the config."""
     if spec.pipeline is None and spec.data and spec.data.nodes > 1:
         for step in ON_PIECES:
             graph = graph.spread(step, Distribution(nodes=spec.data.nodes))
@@ -112,8 +111,7 @@ def spread(spec: Spec, graph: Graph) -> Graph:
 
 
 def _only_here(uri: str) -> str:
-    """The name of a registry that steps elsewhere do not see, by its tracking URI, or
-    ""."""
+    """A name for the registry of a tracking URI that steps elsewhere do not see, or ""."""
     if not uri:
         return "the embedded registry"
     if uri == "databricks":  # MLflow's own word for one that the environment names
@@ -125,8 +123,9 @@ def _only_here(uri: str) -> str:
 
 
 def _problems_of_the_shipped_pipeline(platform: str, spec: Spec) -> Iterator[Problem]:
-    """What rekindle's own pipeline needs of a platform, beside what its compiler asks
-    for."""
+    """What rekindle's own pipeline needs of a platform.
+
+    What a platform needs of any pipeline its compiler asks for."""
     if spec.pipeline is not None:
         return
     registry = _only_here(spec.registration.tracking_uri)

@@ -1,5 +1,4 @@
-"""Deployments: the champion rolled out where it serves, rolled back with its alias,
-looked at and deleted."""
+"""Deployments: rolls the champion out, and back with its alias; shows and deletes them."""
 
 import contextlib
 import dataclasses
@@ -58,8 +57,7 @@ class Options:
 
 
 def log_to(spec: Spec, home: Path, platform: str) -> LogTo | None:
-    """The place where servers on a platform log predictions; None where they are not
-    to."""
+    """The place where servers on a platform log predictions; None for no log."""
     if spec.monitor is None:
         return None
     if platform == "local":
@@ -149,8 +147,9 @@ def _was_rolled_back(
 
 
 def _end_roll_back(spec: Spec, home: Path, registry: Registry, last: RolloutEvent) -> NoReturn:
-    """Move the alias to the version that answers again, tell `notify`, and raise
-    RolledBackError."""
+    """Move the alias to the version that answers again, and tell `notify`.
+
+    Always raises RolledBackError."""
     answering = f"version {last.previous} answers" if last.previous else "no version answers"
     message = f"version {last.version} was rolled back, {answering}: {last.reason}"
     fix = "`rekindle promote RUN --reason WHY` makes it champion again, for another try"
@@ -215,8 +214,9 @@ def delete(spec: Spec, home: Path, options: Options) -> Deployment:
 
 
 def deployment_of(spec: Spec, home: Path, platform: str) -> Deployment:
-    """The deployment of a config's model as it is now; RequestError where there is
-    none."""
+    """The deployment of a config's model as it is now.
+
+    RequestError where there is none."""
     rollout = _rollout(spec, home, Options(platform))
     endpoint = rollout.endpoint
     events = rollout.log.events()
@@ -248,8 +248,7 @@ def deployment_of(spec: Spec, home: Path, platform: str) -> Deployment:
 
 
 def champion_here(spec: Spec, home: Path) -> ChampionRecord:
-    """The champion of the config's model, its history, and where on this machine it
-    answers."""
+    """The champion of a config's model, with its history and its addresses here."""
     record = champion_of(champion.registry_of(spec, home))
     rollout = _rollout(spec, home, Options())
     last = rollout.log.last()
@@ -293,8 +292,7 @@ def _traffic(state: str, share: int, traffic: Traffic) -> VersionTraffic:
 
 
 def _exclusive(spec: Spec, home: Path, platform: str) -> contextlib.AbstractContextManager[None]:
-    """Hold the deployment for the block, after waiting for other commands that move
-    it."""
+    """Hold the deployment for the block; waits for other commands that move it."""
     message = "another command moves this deployment; waiting for it"
     return owned(_folder(spec, home, platform), lambda: log.warning("%s", message))
 

@@ -135,8 +135,7 @@ def _head(path: Path) -> bytes:
 
 
 def _decoded(head: bytes) -> tuple[str, str]:
-    """The text of bytes, and the encoding that it is in, as far as that can be
-    guessed."""
+    """The text of bytes, and its encoding as far as that can be guessed."""
     has_utf_16_mark = head.startswith((b"\xff\xfe", b"\xfe\xff"))
     encoding = "utf-16" if has_utf_16_mark else "utf-8-sig"
     try:
@@ -146,13 +145,13 @@ def _decoded(head: bytes) -> tuple[str, str]:
 
 
 def _csv_rows(text: str, usual: str) -> tuple[list[dict[str, Any]], str]:
-    """The first rows of a CSV, and the mark that divides most lines as it divides the
-    first."""
+    """The first rows of a CSV, and its delimiter.
+
+    That is the mark which divides most lines as it divides the first."""
     first, *next_lines = text[: 1 << 16].splitlines()[:50] or [""]
 
     def lines_alike(mark: str) -> tuple[int, int]:
-        """How many lines have as many of this mark as the first, and how many that
-        are."""
+        """How many lines have this mark as often as the first line, and how often."""
         in_first = first.count(mark)
         if not in_first:
             return 0, 0

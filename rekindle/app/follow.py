@@ -42,8 +42,9 @@ PATIENCE_SECONDS = 6 * 3600.0  # with a platform that does not answer at all
 
 
 def place_of(record: RunRecord) -> tuple[Platform, Submission]:
-    """The record's platform, and the submission there; RequestError before that is
-    confirmed."""
+    """The record's platform, and the submission there.
+
+    RequestError where the platform did not confirm the submission."""
     submission = record.submission
     if submission is None or not submission.id:
         raise RequestError(
@@ -56,8 +57,7 @@ def place_of(record: RunRecord) -> tuple[Platform, Submission]:
 
 
 def refresh_from_platform(record: RunRecord, home: Path) -> RunRecord:
-    """Ask the run's platform, if it has one, what the run does now; returns the record
-    with that.
+    """Ask the run's platform, if it has one, for its state; returns the new record.
 
     A changed record is written under `home`. At the end of a run what its steps left is
     copied there, its card is written, and `notify` and the monitoring system are told,
@@ -90,8 +90,9 @@ def refresh_from_platform(record: RunRecord, home: Path) -> RunRecord:
 def wait_until_ended(
     record: RunRecord, home: Path, on_change: Callable[[RunRecord], None]
 ) -> RunRecord:
-    """Wait until the run is over, and return its record; UnreachableError after hours
-    without an answer."""
+    """Wait until the run is over, and return its record.
+
+    UnreachableError after hours without an answer."""
     pause_seconds = PAUSE_SECONDS
     silent_since: float | None = None
     while record.status not in ENDED_RUN:
@@ -151,8 +152,7 @@ def step_with_log(record: RunRecord, name: str | None) -> StepRecord:
 
 
 def _step_to_look_at(record: RunRecord) -> StepRecord | None:
-    """The first step that failed, else the one that runs or took longest; None where none
-    ran."""
+    """The first step that failed, else the one that runs or took longest, if any ran."""
 
     def seconds(step: StepRecord) -> float:
         if step.status == "running":
@@ -249,8 +249,7 @@ def _with_files_at_home(record: RunRecord, home: Path) -> RunRecord:
 
 
 def _artifacts(record: RunRecord, step: StepRecord, folder: Path) -> dict[str, ArtifactRecord]:
-    """The artifacts of a step; those that hold a record of ours are copied into
-    `folder`."""
+    """The artifacts of a step; records of ours among them are copied into `folder`."""
     platform, submission = place_of(record)
     artifacts = dict(platform.artifacts(submission.id, step))
     for name, artifact in artifacts.items():
@@ -267,8 +266,9 @@ def _artifacts(record: RunRecord, step: StepRecord, folder: Path) -> dict[str, A
 
 
 def _copy_record(read: Callable[[str], bytes], uri: str, kind: str, folder: Path) -> bool:
-    """Copy a record, which is a file in the artifact's folder, or the artifact; False
-    where it is not there."""
+    """Copy a record; False where it is not there.
+
+    It is a file in the artifact's folder, or the artifact itself."""
     name = RECORD_FILES[kind]
     content: bytes | None = None
     for path in (f"{uri}/{name}", uri):

@@ -1,5 +1,4 @@
-"""A plan in words, with bars of memory and time; and as a value for notebooks that shows
-them."""
+"""A plan in words, with bars of memory and time, and as a value for notebooks."""
 
 import dataclasses
 import html
@@ -26,8 +25,7 @@ _OUTLOOK = (
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Forecast:
-    """What a training needs, how long it takes and what it costs: `record` holds all of
-    it."""
+    """What a training needs, how long it takes and what it costs, all in `record`."""
 
     record: Planned
 
@@ -43,8 +41,7 @@ class Forecast:
 
     @property
     def hours(self) -> tuple[float, float, float] | None:
-        """Of training without interruptions: least, expected, most; None for uncounted
-        data."""
+        """Of training without interruptions: least, expected, most; None where unknown."""
         return self.record.hours
 
     @property
@@ -54,8 +51,7 @@ class Forecast:
 
     @property
     def refused(self) -> list[str]:
-        """Why it should not be submitted, and what to do; empty where nothing speaks
-        against it."""
+        """Why it should not be submitted, and what to do; empty where it may be."""
         return [f"{error.what}: {error.fix}" for error in self.record.errors]
 
     @property

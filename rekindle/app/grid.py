@@ -1,5 +1,4 @@
-"""A grid: a training for each combination of values, and the pipeline to its end for the
-best one.
+"""A grid: a training for each combination of values, and a whole run for the best one.
 
 Decides what a grid is (`--set` with several values where the field takes one) and which
 training is the best: the one with the lowest validation loss. Only that one is scored,
@@ -27,8 +26,7 @@ _MOST = 100  # trainings of a grid
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One training of a grid: the values that it has for itself, by `--set`, and its
-    spec."""
+    """One training of a grid: the `--set` values of its own, and its spec."""
 
     settings: tuple[str, ...]
     spec: Spec
@@ -82,8 +80,7 @@ def points(config: Path, overrides: Sequence[str]) -> list[Point]:
 
 
 def _loads(config: Path, choices: Sequence[Sequence[str]], number: int, override: str) -> bool:
-    """Whether the config takes this override at its place, beside the first choices of
-    the others."""
+    """Whether the config takes this override beside the first choices of the others."""
     combination = [values[0] for values in choices]
     combination[number] = override
     try:
@@ -127,8 +124,9 @@ def train(point: Point, options: Options, on_change: OnChange, on_event: OnEvent
 
 
 def best_of(trained: Sequence[Trained]) -> Trained:
-    """The one with the lowest validation loss, the first of equals; StepError where none
-    has."""
+    """The training with the lowest validation loss, the first of equals.
+
+    StepError where none has a loss."""
     best = min(trained, key=lambda training: training.loss)
     if best.loss == math.inf:
         raise StepError(

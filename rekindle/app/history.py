@@ -22,8 +22,7 @@ SPEEDS = "speeds"  # folder of a home
 
 
 def past_measurements(home: Path, name: str) -> Known:
-    """What `rekindle plan --calibrate` measured, and the examples of an epoch of
-    `name`."""
+    """The calibrations under a home, and the examples of an epoch of `name`."""
     speeds = Speeds(_calibrations(home))
     for run in newest_first(home, name):
         training = collect(run, history=False).training
@@ -93,8 +92,9 @@ def _calibrations(home: Path) -> list[Calibration]:
 
 
 def _seconds_by_step(run: RunRecord) -> dict[str, float] | None:
-    """Of each step but training; None where one came from the cache, or has no known
-    time."""
+    """Of each step but training.
+
+    None where a step came from the cache, or has no known time."""
     seconds: dict[str, float] = {}
     for step in run.steps:
         if step.name.rpartition("/")[2] == TRAINING:

@@ -1,5 +1,4 @@
-"""`rekindle monitor`: a check of what serves, kept under the home for pages and for
-`watch`."""
+"""`rekindle monitor`: checks what serves; checks are kept for pages and for `watch`."""
 
 import datetime as dt
 from collections.abc import Callable
@@ -88,8 +87,9 @@ def check(
 
 
 def _evidence_of(model: ServedModel) -> Evidence:
-    """The evidence of a version, with the rows to compare with; RequestError without
-    these."""
+    """The evidence of a version, with the rows to compare with.
+
+    RequestError where it has none."""
     evidence = Evidence.read(model.evidence) if model.evidence else None
     if evidence is None or evidence.reference is None:
         raise RequestError(

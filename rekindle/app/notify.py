@@ -27,8 +27,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def tell_of(record: RunRecord) -> None:
-    """Tell the webhook of the record's config how the run ended, if it is to be told of
-    that."""
+    """Tell the webhook of the record's config how the run ended, if it asks for that."""
     section = record.spec.get("notify")
     if not section:
         return
@@ -58,8 +57,7 @@ def tell(notify: NotifySpec | None, outcome: Outcome, text: str) -> None:
 
 
 def push(record: RunRecord, home: Path) -> None:
-    """Give a monitoring system what a run that ended came to, as telemetry.py is asked
-    to."""
+    """Give a monitoring system the figures of a run that ended, if telemetry is on."""
     telemetry = Telemetry(config=record.name, platform=record.platform)
     if not telemetry.on:
         return

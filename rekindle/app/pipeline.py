@@ -22,8 +22,7 @@ DEPLOYING = "pipelines/continuous_deployment.py:continuous_deployment"
 
 
 def shipped(path: str) -> Path:
-    """A file or folder that comes with rekindle: inside the wheel, or beside the
-    package."""
+    """The path of what comes with rekindle: in the wheel, or beside the package."""
     package = Path(rekindle.__file__).resolve().parent
     in_wheel = package / "shipped" / path
     return in_wheel if in_wheel.exists() else package.parent / path
@@ -48,8 +47,9 @@ def pipeline_of(spec: Spec, here: bool = False) -> str:
 
 
 def graph_of(spec: Spec, here: bool = False) -> tuple[str, Graph]:
-    """The IR of the spec's pipeline, and the Graph read from it; `here` as in
-    `pipeline_of`."""
+    """The IR of the spec's pipeline, and the Graph read from it.
+
+    `here` as in `pipeline_of`."""
     target = pipeline_of(spec, here)
     text = ""
     if not spec.pipeline:
@@ -152,8 +152,7 @@ _SECTIONS = {"task", "data", "model", "train", "evaluate", "register"}
 def _problems_of_unset(
     spec: Spec, parameters: Iterable[Parameter], filled: Collection[str]
 ) -> Iterator[Problem]:
-    """Parameters that need a value and have none, or that a section of the config may be
-    for."""
+    """Parameters that need a value, or that a section of the config may be for."""
     for parameter in parameters:
         name = parameter.name
         by_hand = f"arguments: {{{name}: VALUE}}"
@@ -173,8 +172,7 @@ def _problems_of_unset(
 
 
 def code_commit() -> str:
-    """The commit of the working directory, `+changes` when it is not clean, "" outside of
-    git."""
+    """The commit of the working directory, with `+changes` if it has some; "" without git."""
     try:
         commit = _git("rev-parse", "HEAD")
         changes = _git("status", "--porcelain", "--untracked-files=no")

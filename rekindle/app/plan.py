@@ -33,8 +33,9 @@ def figures(
     home: Path,
     own_prices: Sequence[Path],
 ) -> Planned:
-    """The plan with all that it says; RequestError where it cannot be planned, or nothing
-    fits."""
+    """The plan with all its figures.
+
+    RequestError where it cannot be planned, or nothing fits."""
     if not platform:
         sections = [name for name in PLATFORMS if name in spec.platforms.model_fields_set]
         if len(sections) == 1:
@@ -100,8 +101,9 @@ def _with_chosen_machines(spec: Spec, platform: str, home: Path) -> Spec:
 
 
 def _with_paid_hours(spec: Spec, platform: str, home: Path) -> Spec:
-    """With the hours that the budget pays for, where training can end at a step and
-    prices are known."""
+    """The spec with the hours that its budget pays for, where prices are known.
+
+    Training has to be able to end at a step."""
     budget = spec.resources.budget_usd
     train = spec.train
     trains = spec.pipeline is None or "train" in spec.model_fields_set
@@ -122,8 +124,9 @@ def _with_paid_hours(spec: Spec, platform: str, home: Path) -> Spec:
 
 
 def on_any_machine(spec: Spec, platform: str, home: Path, problems: list[Problem]) -> Spec:
-    """The same, or with the machine left open and why in `problems`: more may be
-    wrong."""
+    """`on_machines`, or the spec with the machine left open and why in `problems`.
+
+    The caller looks for what else is wrong."""
     with collected(problems):
         return on_machines(spec, platform, home)
     return spec.model_copy(update={"resources": spec.resources.model_copy(update={"machine": ""})})

@@ -68,8 +68,7 @@ _CHECK_THE_PATH = "check the path; relative ones start at the config's folder"
 
 
 def preflight(spec: Spec, home: Path) -> None:
-    """Raise RequestError with everything that would make a local run of `spec` fail at
-    once."""
+    """Raise RequestError with everything that would make a local run fail at once."""
     problems = list(itertools.chain.from_iterable(problems_by_check(spec, home).values()))
     if problems:
         raise RequestError(problems)
@@ -100,10 +99,10 @@ def problems_by_check(spec: Spec, home: Path, *, whole: bool = False) -> dict[st
 
 
 def compile_for(platform: str, spec: Spec, *, whole: bool = True) -> Definition:
-    """The definition for a platform; RequestError with everything that is wrong or
-    missing in it.
+    """The definition for a platform.
 
-    `whole` as in `problems_by_check`: False where nothing is trained yet."""
+    RequestError with everything that is wrong or missing in it. `whole` as in
+    `problems_by_check`: False where nothing is trained yet."""
     problems: list[Problem] = list(Platform.of(platform, spec.platforms).settings.missing())
     problems += wrong_anywhere(spec, whole=whole)
     with collected(problems):
@@ -124,8 +123,7 @@ def wrong_anywhere(spec: Spec, *, whole: bool = True) -> list[Problem]:
 
 
 def refuse_early(platform: Platform, definition: Definition) -> None:
-    """Raise RequestError with what would make a submission fail later, as far as it can
-    be asked."""
+    """Raise RequestError with the problems that the early checks of a platform find."""
     checks = run_checks(platform.checks(definition, Needs()), early=True)
     problems = problems_of(checks)
     if problems:
@@ -158,8 +156,7 @@ def readiness_here(spec: Spec, home: Path) -> Readiness:
 
 
 def readiness_on(spec: Spec | None, platform: str, home: Path) -> Readiness:
-    """What a platform and the config lack for each other, and the permissions that steps
-    need."""
+    """What a platform and the config lack for each other, and the permissions of steps."""
     target = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
     definition = None
     needs = Needs()
@@ -181,8 +178,7 @@ def readiness_on(spec: Spec | None, platform: str, home: Path) -> Readiness:
 
 
 def _packages(spec: Spec) -> Iterator[Problem]:
-    """Packages that the shipped pipeline needs; those of a user's pipeline are not
-    known."""
+    """Packages that the shipped pipeline needs; a user's may need others."""
     if spec.pipeline is not None:
         return
     missing = [name for name in NEEDED if not _is_installed(name)]
@@ -309,8 +305,7 @@ def _task(spec: Spec) -> Iterator[Problem]:
 
 
 def first_look(spec: Spec, *, far: bool = False) -> list[Problem]:
-    """The problems that `ingest` would refuse, as far as the first rows of the sources
-    show them.
+    """The problems that `ingest` would refuse, as far as the first rows show them.
 
     `far`: sources elsewhere are read, too."""
     data = spec.data

@@ -31,8 +31,7 @@ FINAL = ("succeeded", "failed", "skipped", "cancelled")
 
 
 class RunConsole(Console):
-    """A console whose reader may leave (`| head`, a lost connection): the run goes on
-    unseen."""
+    """A console whose reader may leave (`| head`): the run goes on unseen."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

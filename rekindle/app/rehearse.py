@@ -78,8 +78,9 @@ def rehearse(spec: Spec, fault: Fault, home: Path) -> RehearsalRecord:
 
 
 def _rehearsed_spec(spec: Spec) -> Spec:
-    """The spec with nothing that reaches beyond a scratch home, and with a short wait for
-    ranks that hang."""
+    """The spec with nothing that reaches beyond a scratch home.
+
+    It waits only a short time for ranks that hang."""
     model = spec.model
     train = spec.train
     if model.init_from == "champion":  # the registry is left alone
@@ -94,8 +95,7 @@ def _rehearsed_spec(spec: Spec) -> Spec:
 
 
 class _Stage:
-    """Scratch homes of one rehearsal, below the real one; removed when it has
-    succeeded."""
+    """Scratch homes of one rehearsal, below the real one; removed when it succeeds."""
 
     def __init__(self, spec: Spec, home: Path) -> None:
         self.spec, _ = planned_here(resolved(_rehearsed_spec(spec), home), home)
@@ -113,8 +113,7 @@ class _Stage:
         self.folder = home / "rehearsals" / self.name
 
     def train(self, name: str, fault: Fault | None) -> Trained:
-        """Run the cut pipeline in the scratch home `name`; once more if the fault ended
-        it."""
+        """Run the cut pipeline in the scratch home `name`, again if the fault ended it."""
         home = self.folder / name
         first_home = self.folder / "whole"
         # data steps come from the cache of the first training, or of the real home

@@ -131,8 +131,9 @@ def _report_end(home: Path, run_id: str, because: str) -> None:
 
 
 def _step_imports(spec: Spec) -> tuple[str, ...]:
-    """What most steps of the shipped pipeline import; the first sets what the second
-    reads."""
+    """What most steps of the shipped pipeline import; the order matters.
+
+    The first module sets what the second reads."""
     if spec.pipeline is not None:
         return ()
     imports = ["rekindle.registry.client", "mlflow"]
@@ -143,8 +144,7 @@ def _step_imports(spec: Spec) -> tuple[str, ...]:
 
 
 def environment_of(spec: Spec) -> dict[str, str]:
-    """What the steps of a local run see: our environment, their secrets, and how ranks
-    find each other."""
+    """The environment of a local run's steps: ours, their secrets, and the rendezvous."""
     local_section = spec.platforms.local
     environment = dict(os.environ)
     for name, reference in local_section.secrets.items():
@@ -157,8 +157,7 @@ def environment_of(spec: Spec) -> dict[str, str]:
 
 
 def resolved(spec: Spec, home: Path) -> Spec:
-    """The spec with the folder of the run's model in the place of `model.init_from:
-    run:ID`."""
+    """The spec with a run's model folder in the place of `model.init_from: run:ID`."""
     if not spec.model.init_from.startswith("run:"):
         return spec
     run = find_run(home, spec.model.init_from.removeprefix("run:"))
@@ -209,8 +208,7 @@ def _ignored(spec: Spec) -> tuple[Ignored, ...]:
 
 
 def windows(spec: Spec) -> Sequence[Spec]:
-    """The spec for each window to run: `backfill` earlier ones, oldest first, then its
-    own."""
+    """The spec for each window to run, oldest first: `backfill` earlier ones, its own."""
     if spec.data is None or spec.data.window is None or not spec.data.window.backfill:
         return [spec]
     window = spec.data.window

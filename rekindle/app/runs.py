@@ -95,8 +95,9 @@ def find_run(home: Path, wanted: str) -> RunRecord:
 
 
 def _ids_of(wanted: str, entries: Sequence[Entry]) -> list[str]:
-    """The ids of runs that `wanted` may name: a model's version goes before an id, and
-    that before prefixes."""
+    """The ids of runs that `wanted` may name.
+
+    A model's version goes before an id, and that before prefixes."""
     name, _, version = wanted.rpartition("@")
     for entry in entries:
         model = entry.summary["model"] or {}
@@ -227,8 +228,9 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 def last_sent(name: str, platform: str, home: Path) -> Path:
-    """The folder with what was submitted last to the platform; RequestError if nothing
-    was."""
+    """The folder with what was submitted last to the platform.
+
+    RequestError if nothing was."""
     for record in newest_first(home):
         folder = home / "runs" / record.run_id / DEFINITION
         if (record.platform, record.name) == (platform, name) and folder.is_dir():

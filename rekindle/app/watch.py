@@ -46,12 +46,11 @@ def turn(
     now: dt.datetime | None = None,
     platform: str = "local",
 ) -> Turn:
-    """Decide and, where a run is due, `act`; what happened is on record, and told as
-    `notify` asks.
+    """Decide whether a run is due, and `act` where it is; returns what was recorded.
 
-    `now` (UTC) in place of the clock; `platform` is where the model serves. RequestError
-    where the config names no data; DataError where they cannot be read; errors of the run
-    are raised."""
+    What happened is told as `notify` asks. `now` (UTC) stands for the clock; `platform` is
+    where the model serves. RequestError where the config names no data; DataError where
+    they cannot be read; errors of the run are raised."""
     if spec.data is None or not spec.task:
         fix = "set task and data.source; other pipelines are started by `rekindle schedule`"
         raise errors.RequestError("nothing is there to be watched", where="data", fix=fix)
@@ -96,8 +95,7 @@ def _note_undecided(
 
 
 def _tell_suggestion(spec: Spec, decided: Turn, earlier: list[Turn]) -> None:
-    """Tell that a run is due, unless the turn before that was decided has suggested
-    it."""
+    """Tell that a run is due, unless the last turn that was decided suggested it."""
     for each in reversed(earlier):
         if each.because.startswith(_UNDECIDED):
             continue
@@ -117,8 +115,7 @@ def _decide(
     now: dt.datetime,
     platform: str,
 ) -> Turn:
-    """The turn with its decision, or the `last_run` of the `earlier` ones, to be
-    completed."""
+    """The turn with its decision, or the `last_run`, to be completed."""
     path = path_of(home, slug(spec.name))
     triggers = spec.triggers or TriggersSpec()
     unfinished_run = _unfinished_run(_runs_of(spec, home), home)
@@ -209,8 +206,7 @@ def _have_gone(window_then: str, window_now: str) -> bool:
 def _monitor_verdict(
     spec: Spec, triggers: TriggersSpec, home: Path, platform: str, now: dt.datetime
 ) -> Moved:
-    """Whether the monitor makes a run due, and why; that it cannot tell makes none
-    due."""
+    """Whether the monitor makes a run due, and why; none is due where it cannot tell."""
     try:
         return moved(triggers, check(spec, home, platform, now))
     except errors.RekindleError as error:
@@ -263,8 +259,7 @@ def _runs_of(spec: Spec, home: Path) -> list[Entry]:
 
 
 def _unfinished_run(runs: list[Entry], home: Path) -> str:
-    """The id of a run that has not ended, as its platform says where it has one; "" for
-    none."""
+    """The id of a run that has not ended, as its platform says; "" for none."""
     newest = next((run for run in runs if run.status == "succeeded"), None)
     for run in runs:
         if run.status == "submitting":
@@ -349,8 +344,9 @@ def _failed_turns(
     times: dict[str, dt.datetime | None],
     home: Path,
 ) -> int:
-    """How many of the newest turns in a row failed, with no run by hand since that did
-    not."""
+    """How many of the newest turns in a row failed.
+
+    None where a run by hand has succeeded since."""
     failed_at = _times_of_failed(earlier)
     if not failed_at:
         return 0

@@ -1,5 +1,4 @@
-"""The pipeline as each platform wants it, and which steps of it will run again; sends
-nothing."""
+"""Definitions for platforms, and which of their steps will run again; sends nothing."""
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -114,8 +113,7 @@ def _holds_other(path: Path, text: str) -> bool:
 
 
 def _print_paths(paths: Sequence[str], replaced: Collection[str], output: Path) -> None:
-    """Print what was written; the files that steps run, of which there are many, as a
-    number."""
+    """Print what was written; the many files that steps run as a number."""
     bundled = 0
     for path in paths:
         if f"/{BUNDLES}/" in path:

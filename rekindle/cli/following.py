@@ -1,5 +1,4 @@
-"""A run that goes on or is over: its steps, what they printed, and its end before its
-time."""
+"""A run that goes on or is over: its steps, its logs, and how to stop it."""
 
 import itertools
 import os
@@ -213,8 +212,9 @@ def _logs(
 
 
 def _log_files(step: StepRecord, node: int | None) -> dict[int, Path]:
-    """The files of a step's log by node, or that of one node; RequestError where it has
-    none."""
+    """The files of a step's log by node, or that of one node.
+
+    RequestError where the step has no such node."""
     files = {0: Path(step.log)}
     for path in Path(step.log).parent.glob("node-*/log.txt"):
         files[int(path.parent.name.removeprefix("node-"))] = path
@@ -232,8 +232,7 @@ def _log_files(step: StepRecord, node: int | None) -> dict[int, Path]:
 def _of_file(
     record: RunRecord, step: StepRecord, path: Path, home: Path, follow: bool
 ) -> Iterator[str]:
-    """The text of a log that a process here writes; with `follow` "" while there is no
-    more."""
+    """The text of a local log; with `follow`, "" while there is no more."""
     is_over = not follow or record.platform != "local"
     with path.open(encoding="utf-8", errors="replace") as file:
         while True:

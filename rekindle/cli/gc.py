@@ -80,8 +80,7 @@ def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_j
 
 
 def _print_table(items: Sequence[HomeItem]) -> None:
-    """A line for each kind of thing and reason, what may go first; no head without
-    them."""
+    """Print a line for each kind of thing and reason, what may go first."""
     if not items:
         return
     groups = dict[tuple[bool, str, str], list[HomeItem]]()

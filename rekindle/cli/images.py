@@ -93,8 +93,9 @@ def _read(config: Path, overrides: Overrides) -> tuple[Spec, Code]:
 
 
 def _image_names(spec: Spec, platforms: tuple[str, ...]) -> list[str]:
-    """The names to push the image as, each once; those of platforms that are asked for
-    have to be tags."""
+    """The names to push the image as, each once.
+
+    The images of platforms that are asked for have to be tags."""
     fix = "set it to REGISTRY/NAME:TAG; its digest is written to rekindle.lock"
     names: dict[str, None] = {}
     problems: list[Problem] = []

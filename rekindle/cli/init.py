@@ -1,5 +1,4 @@
-"""`rekindle init [DIR]`: a config to start from; with --full, the shipped pipeline and
-components, too."""
+"""`rekindle init [DIR]`: a config to start from, or all that is shipped (--full)."""
 
 import shlex
 import shutil

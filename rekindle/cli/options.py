@@ -40,8 +40,7 @@ def of_config(function: Decorated) -> Decorated:
 
 
 def platform(help_text: str, *, here: bool = False, **settings: Any) -> Decorated:
-    """`--platform`, with click's `settings`; `here`: also `local`, which is this
-    machine."""
+    """`--platform`, with click's `settings`; `here`: also `local`, this machine."""
     names = ["local", *PLATFORMS] if here else [*PLATFORMS]
     return click.option("--platform", type=click.Choice(names), help=help_text, **settings)
 
@@ -73,8 +72,9 @@ def tell(record: Record, text: str, as_json: bool) -> None:
 
 
 def agree(yes: bool, question: str) -> None:
-    """Return if the user agrees; RequestError if not, or if there is no terminal to ask
-    at."""
+    """Return if the user agrees.
+
+    RequestError if not, or if there is no terminal to ask at."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

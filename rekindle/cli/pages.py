@@ -1,5 +1,4 @@
-"""What runs came to: the HTML card of one and the index of all, and several side by
-side."""
+"""Pages of runs: the card of one, the index of all, and several side by side."""
 
 from pathlib import Path
 

@@ -1,5 +1,4 @@
-"""`rekindle resume RUN`: continues a run that failed or was stopped, here or on a
-platform."""
+"""`rekindle resume RUN`: continues a run that failed or was stopped."""
 
 import shlex
 from pathlib import Path

@@ -111,8 +111,7 @@ def gate_text(decision: Decision, run_id: str) -> str:
 
 
 def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
-    """Execute one window, print how it ended, and deploy what was promoted where the
-    config says so."""
+    """Execute one window, print how it ended, and deploy it where the config says so."""
     progress = Progress()
     try:
         with progress:
@@ -172,8 +171,7 @@ def _conclusion(result: RunSummary) -> Iterator[tuple[str, str]]:
 
 
 def run_grid(grid: Sequence[Point], options: Options, as_json: bool) -> RunSummary:
-    """Train at every point, show the results, and run the best one's pipeline to its
-    end."""
+    """Train at every point, print the results, and run the best one to its end."""
     console = RunConsole(stderr=as_json)
     trained: list[Trained] = []
     for number, point in enumerate(grid, 1):

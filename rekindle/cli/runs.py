@@ -169,8 +169,7 @@ def _cells(entry: Entry, row: Row) -> dict[str, str]:
 
 
 def _metric(entry: Entry, row: Row) -> str:
-    """The metric that the gate looked at, or the validation loss of a training of a
-    grid."""
+    """The metric that the gate looked at, or the validation loss of a grid's training."""
     headline = entry.headline
     if headline:
         return f"{headline.name} {formats.metric(headline.value)}"

@@ -146,8 +146,7 @@ def _set_here(
     printed: bool,
     as_json: bool,
 ) -> None:
-    """Have this machine start `rekindle` with these arguments, or print what that would
-    write."""
+    """Have this machine start `rekindle` with these arguments, or print how it would."""
     scheduler = Here(printed)
     lowered = scheduler.lowered(schedule)
     command = (sys.executable, "-m", "rekindle.cli.main", *arguments, f"--home={home}")
@@ -164,8 +163,9 @@ def _set_here(
 
 
 def _compiled(target: Platform, spec: Spec, schedule: ScheduleSpec) -> tuple[Definition, Lowered]:
-    """What is sent; RequestError with everything that is wrong with the job and its
-    schedule."""
+    """The definition, and the schedule as the platform takes it.
+
+    RequestError with everything that is wrong with both."""
     problems: list[Problem] = []
     lowered = None
     with collected(problems):

@@ -76,8 +76,7 @@ def report_submission(
     as_json: bool,
     preview: SubmissionPreview | None = None,
 ) -> int:
-    """Print where the run is and what to do next, or wait until it is over; returns the
-    exit code."""
+    """Print where the run is, or wait until it is over; returns the exit code."""
     submission = record.submission
     assert submission is not None
     if wait:

@@ -86,8 +86,7 @@ def command(
 
 
 def _act(spec: Spec, platform: str | None, home: Path, yes: bool, as_json: bool) -> Act:
-    """What runs a turn that is due: on the platform, or on this machine where it is
-    None."""
+    """What runs a turn that is due: on the platform, or here where it is None."""
 
     def run_here(begun: Turn) -> tuple[str, str, Outcome | None]:
         result = carry_out(spec, Options(home, because=begun.because), as_json)
