@@ -44,6 +44,7 @@ def write(service: Monitoring, alarms: list[Watch], *, force: bool) -> tuple[Ala
     written = []
     for alarm in alarms:
         state = states[alarm.state]
+        # an edit by hand is overwritten on request only
         if force and alarm.state == "edited":
             state = "changed"
         if state in ("created", "changed"):

@@ -61,6 +61,7 @@ class Run:
 
     def refreshed(self) -> "Run":
         """The run as it is now; a run on a platform is asked for there."""
+        # imports stand in methods: `import rekindle` has to stay quick
         from rekindle.app.follow import refresh_from_platform
 
         record = refresh_from_platform(read_run(self.home, self.id), self.home)
@@ -71,6 +72,7 @@ class Run:
         from rekindle.app.follow import wait_until_ended
         from rekindle.app.progress import Progress
 
+        # `run` returns when a run on this machine is over
         if self.record.platform == "local":
             return self.refreshed()
         with Progress() as progress:

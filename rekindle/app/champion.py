@@ -48,6 +48,7 @@ def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registratio
     version = registration.version
     champion_before = models.aliases(registry).get("champion", "")
     was_champion = registration.decision == "promoted" and champion_before == version
+    # the registry first: records and cards repeat what it says
     promoted = promotion.promote(registry, registration, findings.files["evidence"], reason)
     promoted.write(findings.files["registration"])
     rewrite_record(record, home)
@@ -65,6 +66,7 @@ def publish(spec: Spec, home: Path) -> None:
         return
     model = models.served_model(registry, spec.data, spec.task)
     lineage = models.lineage_of(registry, model.version)
+    # what fails here, behind the alias, is completed by the same command
     for platform in spec.registration.publish:
         getattr(spec.platforms, platform).refuse_if_incomplete()
         publisher = Platform.of(platform, spec.platforms).publisher(registry.name)

@@ -35,6 +35,7 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
     with collected(problems):
         spec = settled(spec, platform)
     with collected(problems):
+        # refuses an image that was built from other files than those here
         code = user_code.code_of(spec, graph)
         problems += user_code.problems(platform, spec, graph, code)
         spec = user_code.placed(spec, code)

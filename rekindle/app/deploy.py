@@ -127,6 +127,7 @@ def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
         rollout.inputs = described(model)
         if spec.deploy.shadow and version_before not in ("", model.version):
             rollout.before = model_to_serve(spec, home, version_before, options.platform)
+        # else a command ended between the roll back and the move of the alias
         if not _was_rolled_back(last, model, change):
             last = rollout.to(model)
         if last and last.state == "rolled_back" and last.version == model.version:
@@ -153,10 +154,12 @@ def _end_roll_back(spec: Spec, home: Path, registry: Registry, last: RolloutEven
     answering = f"version {last.previous} answers" if last.previous else "no version answers"
     message = f"version {last.version} was rolled back, {answering}: {last.reason}"
     fix = "`rekindle promote RUN --reason WHY` makes it champion again, for another try"
+    # the champion is the version that answers
     if last.previous and champion_of(registry).version == last.version:
         champion.roll_back(home, registry, last.reason, last.previous)
         try:
             champion.publish(spec, home)
+        # the user has to know both: it went back, and this was not published
         except RekindleError as error:
             message += f"; this was not published: {error.problems[0].what}"
             fix = f"`rekindle rollback {registry.name} --to {last.previous}` publishes it"

@@ -135,6 +135,7 @@ def title(plan: Planned) -> str:
 
 def facts(plan: Planned) -> Iterator[tuple[str, str]]:
     """All else in words, each under a head; what belongs to the one before has none."""
+    # these four are known of every plan
     yield "machines", _machines(plan.chosen)
     yield "layout", _layout(plan.chosen)
     yield "memory", _memory(plan.chosen)

@@ -46,6 +46,7 @@ class Trained:
         if self.summary is None:
             return math.inf
         loss = self.summary.validation.get("loss", math.inf)
+        # a training that diverged is never the best
         return loss if math.isfinite(loss) else math.inf
 
 
@@ -95,6 +96,7 @@ def _refuse_comma(
 ) -> None:
     """Raise RequestError for a decimal comma, and for one between thousands."""
     key, _, text = override.partition("=")
+    # only what looks like one number: 1,1e-9 stays a grid
     has_leading_zero = re.fullmatch(r"-?\d+,0\d+", text) is not None
     is_decimal = re.fullmatch(r"-?0,\d+", text) is not None and _loads(
         config, choices, number, f"{key}={text.replace(',', '.')}"

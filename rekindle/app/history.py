@@ -45,6 +45,7 @@ def rest_of(
     if spec.data and spec.pipeline is None and platform != "local":
         nodes = spec.data.nodes
     for run in newest_first(home, plan.name, platform):
+        # steps of a run that failed may have been cut short
         if run.status != "succeeded":
             continue
         seconds = _seconds_by_step(run)

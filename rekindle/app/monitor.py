@@ -107,8 +107,10 @@ def _labels(
     where no row has an answer that they could be compared with."""
     if not settings.labels or not len(rows):
         return {}
+    # language models answer neither with a class nor with a number
     if not any(rows.column(name).null_count < len(rows) for name in ("label", "value")):
         return {}
+    # younger rows may wait for their label, and are not wrong answers
     labelled_until = now
     if settings.label_delay:
         labelled_until = shift(now, parse_duration(settings.label_delay), back=True)

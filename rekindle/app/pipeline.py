@@ -91,6 +91,7 @@ def arguments_of(
     parameters = graph.inputs.parameters
     if spec.pipeline is None and "deploy" in parameters:
         filled["deploy"] = _for_the_champion(spec, (platform,), deploy=True)
+    # the name of a user's parameter says nothing about what it is for
     received: Iterable[str] = spec.receives
     if spec.pipeline is None or spec.receives == "all":
         received = [name for name in filled if name in parameters]

@@ -136,6 +136,7 @@ def settled(spec: Spec, platform: str) -> Spec:
     """`spec` with the layout, the micro-batch and the activation checkpointing of its
     plan, where it leaves them open. RequestError where no layout fits. What the planner
     does not know stays as it is."""
+    # without prices and measured speeds: the same config gives the same layout
     plan = _plan(spec, platform, PriceBook(()))
     if plan is None:
         return spec

@@ -467,6 +467,7 @@ def _layout(spec: Spec) -> Iterator[Problem]:
         for precision in precisions:
             in_precision = train.model_copy(update={"precision": precision})
             cells.append(cell_of(kind, layout, in_precision, spec.model.lora is not None))
+        # the ranks may still choose a precision that trains
         if all(refusal(cell, train.untested) for cell in cells):
             require(cells[0], train.untested)
     except RekindleError as error:

@@ -69,6 +69,7 @@ def rehearse(spec: Spec, fault: Fault, home: Path) -> RehearsalRecord:
     stage = _Stage(spec, home.resolve())
     try:
         return _rehearse(stage, fault)
+    # its folder stays, so that the user can look at the logs
     except StepError:
         log.warning("what it left is in %s", stage.folder)
         raise
@@ -157,6 +158,7 @@ def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
             where="--rehearse-preemption",
         )
     checkpoints = stage.folder / "faulted" / "checkpoints"
+    # outlives restarts, and so holds the mark that the fault has happened
     checkpoints.mkdir(parents=True)
     fault = dataclasses.replace(fault, folder=str(checkpoints))
     faulted = stage.train("faulted", fault)

@@ -91,6 +91,7 @@ def execute(
 
     def on_record_change(record: RunRecord) -> None:
         running = {step.component for step in record.steps if step.status == "running"}
+        # imports take most of a short training on CPUs: they run while data are read
         if running & _BEFORE_RANKS:
             preloaded.start({**local.PRINTING, **environment})
         on_change(record)

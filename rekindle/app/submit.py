@@ -73,6 +73,7 @@ def begun(home: Path, platform: str, definition: str, token: str | None) -> RunR
             continue
         if submission.definition != definition:
             continue
+        # a call may take effect and its answer be lost: such a submission has no id
         if submission.token == token or (token is None and not submission.id):
             return record
     return None

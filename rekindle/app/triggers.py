@@ -144,6 +144,7 @@ def moved(triggers: TriggersSpec, monitored: Monitored) -> Moved:
 def _held_back(triggers: TriggersSpec, now: dt.datetime, past: Past) -> str:
     """What stands against a run that is due, or ""."""
     if triggers.cooldown is not None and past.began:
+        # doubles with each run in a row that came to nothing
         factor = 2 ** min(past.lost, MOST_DOUBLED)
         ends_at = shift(past.began[0], parse_duration(triggers.cooldown) * factor)
         if ends_at > now:

@@ -59,6 +59,7 @@ def turn(
     path = path_of(home, slug(spec.name))
     make_home(home)
     path.parent.mkdir(exist_ok=True)
+    # a watch may be started twice, and by hand beside a service
     with locked(path.with_suffix(".lock")) as is_ours:
         if not is_ours:
             return begun.model_copy(update={"because": "another watch of this name decides now"})
@@ -122,11 +123,13 @@ def _decide(
     if unfinished_run:
         return begun.model_copy(update={"because": f"{unfinished_run} goes on"})
     runs = _runs_of(spec, home)  # what was asked just now may have ended
+    # the last judged run is the state, also one that a person started
     past, findings = _past(runs, earlier, home)
     arrived = arrivals(spec.task, data, findings.fingerprint, findings.shards)
     if last_run is not None:
         if past.because == last_run.because or not past.has_judged(arrived):
             if not last_run.outcome and triggers.act == "run":
+                # a turn that was killed: the same run resumes, or is submitted once
                 return last_run
             has_failed = last_run.outcome.startswith(FAILED)
             past = dataclasses.replace(past, failed=last_run.outcome if has_failed else "")

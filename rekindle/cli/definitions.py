@@ -36,6 +36,7 @@ def parse_platforms(
     _context: click.Context, _option: click.Parameter, value: str
 ) -> tuple[str, ...]:
     """Platforms with commas between them, each once."""
+    # dict: each once, in order
     names = tuple(dict.fromkeys(value.split(","))) if value else ()
     for name in names:
         if name not in PLATFORMS:

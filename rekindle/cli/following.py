@@ -42,6 +42,7 @@ def status(run: str, home: Path, as_json: bool) -> None:
     record = find_run(home, run)
     if record.platform != "local":
         record = refresh_from_platform(record, home)
+    # its process was killed before it could close the record
     elif record.status == "running" and not is_alive(home, record.run_id):
         update = {"status": "cancelled", "error": "killed; the same command resumes"}
         record = record.model_copy(update=update)

@@ -71,6 +71,7 @@ def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_j
     else:
         agree(yes, f"Remove {len(to_remove):,} things, {_size(to_remove)}?")
         staying = [item for item in items if item.stays]
+        # only what is still removable by then, as `look` says once more
         items = staying + remove(root, retention.look, to_remove)
         render_index(root)
         removed = [item for item in items if not item.stays]

@@ -14,6 +14,7 @@ import click
 from rekindle.errors import Problem, RekindleError, RequestError, did_you_mean, fix_of
 from rekindle.masking import masked
 
+# in the order of `rekindle --help`
 VERBS = {
     "init": "a starter config, the shipped pipeline and components to change",
     "doctor": "check that a platform has everything that a run needs",
@@ -137,6 +138,7 @@ def _run_command(command_line: list[str], as_json: bool) -> int:
         result = cli.main(command_line, prog_name="rekindle", standalone_mode=False)
     except click.ClickException as error:
         return _report_usage(error, as_json)
+    # Ctrl-C, or the end of stdin at a question
     except click.Abort:
         print("interrupted", file=sys.stderr)
         return 130

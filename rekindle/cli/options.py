@@ -77,6 +77,7 @@ def agree(yes: bool, question: str) -> None:
     RequestError if not, or if there is no terminal to ask at."""
     if yes:
         return
+    # questions are printed on stderr: stdout may be a pipe
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise RequestError(
             "stdin is not a terminal, so this cannot be confirmed; nothing was changed",

@@ -39,6 +39,7 @@ def _resume_here(record: RunRecord, home: Path, as_json: bool) -> int:
     arguments = shlex.split(record.command)
     overrides = [word.removeprefix("--set=") for word in arguments if word.startswith("--set=")]
     spec = Spec.model_validate(record.spec)
+    # so that the new record repeats the command
     spec._origin = (record.config, tuple(overrides))
     result = carry_out(spec, Options(home), as_json)
     if as_json:

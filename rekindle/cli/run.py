@@ -82,6 +82,7 @@ def command(
             raise RequestError("a rehearsal takes one value of each field", where="--set")
         return _exit_code(run_grid(grid, options, as_json), require_promotion)
     spec = grid[0].spec
+    # before hours of training: the deployment comes last
     if spec.deploy.after_promotion:
         require(*SERVING)
     if fault is not None:

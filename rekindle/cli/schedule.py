@@ -151,6 +151,7 @@ def _set_here(
     lowered = scheduler.lowered(schedule)
     command = (sys.executable, "-m", "rekindle.cli.main", *arguments, f"--home={home}")
     job = Job(spec.name, command, Path.cwd(), home)
+    # printed also where this machine could not keep them
     for path, text in scheduler.files(job, schedule).items():
         click.echo(f"{path}:\n{text.rstrip()}\n", err=not printed)
     if printed:

@@ -81,6 +81,7 @@ def serve(
     The server is ready once the rows of its test split that the evidence keeps are
     answered as the model was judged. SIGTERM and Ctrl-C end it when all that was accepted
     is answered."""
+    # before the imports below, which need them
     require(*_PACKAGES)
     from rekindle.app.deploy import model_to_serve
 

@@ -69,6 +69,7 @@ def command(
     is_first = True
     while True:
         try:
+            # read at each look: the file may have been changed
             spec = windows(load_target(config, overrides))[-1]
             act = _act(spec, platform, home, yes, as_json)
             done = turn(spec, home, act, at, platform or "local")
