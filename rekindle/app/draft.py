@@ -89,7 +89,8 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         reading.append(f"encoding: {encoding}  # its bytes are not UTF-8; this is a guess")
     if name.endswith((".jsonl", ".ndjson")):
         return _json_rows(path, text), reading
-    rows, delimiter = _csv_rows(text, "\t" if name.endswith(".tsv") else ",")
+    usual_delimiter = "\t" if name.endswith(".tsv") else ","
+    rows, delimiter = _csv_rows(text, usual_delimiter)
     # what "auto" finds by itself is not written, so that files with others can be read, too
     if delimiter != delimiter_of(name, text.lstrip("\r\n").encode()):
         reading.append(f"delimiter: {json.dumps(delimiter)}")

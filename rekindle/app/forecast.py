@@ -158,10 +158,12 @@ def facts(plan: Planned) -> Iterator[tuple[str, str]]:
 
 
 def _layout(chosen: PlannedLayout) -> str:
-    zero = f" by DeepSpeed's {chosen.zero}" if chosen.zero else ""
-    precision = f", {chosen.precision}" if chosen.precision else ""
-    batch = f"micro-batch {chosen.micro_batch_size} x {chosen.accumulation}"
-    text = f"{chosen.layout}{zero}{precision}, {batch}"
+    text = chosen.layout
+    if chosen.zero:
+        text += f" by DeepSpeed's {chosen.zero}"
+    if chosen.precision:
+        text += f", {chosen.precision}"
+    text += f", micro-batch {chosen.micro_batch_size} x {chosen.accumulation}"
     if chosen.activation_checkpointing != "none":
         text += f", {chosen.activation_checkpointing} activation checkpointing"
     return text
@@ -182,9 +184,13 @@ def _step(chosen: PlannedLayout) -> str:
 
 def _other_steps(rest: PlannedRest) -> str:
     """The steps besides training, as they were in an earlier run."""
-    usd = "" if rest.usd is None else f", {formats.usd(rest.usd)}"
-    nodes = f", but ingest and shard on {rest.divided} nodes" if rest.divided else ""
-    return f"{formats.hours(rest.hours)}{usd} for other steps, as in {rest.run_id}{nodes}"
+    text = formats.hours(rest.hours)
+    if rest.usd is not None:
+        text += f", {formats.usd(rest.usd)}"
+    text += f" for other steps, as in {rest.run_id}"
+    if rest.divided:
+        text += f", but ingest and shard on {rest.divided} nodes"
+    return text
 
 
 def _spot(spot: PlannedSpot) -> Iterator[tuple[str, str]]:
@@ -224,9 +230,12 @@ def _others(plan: Planned) -> Iterator[tuple[str, str]]:
         if (other.machine, other.nodes) != (chosen.machine, chosen.nodes):
             machines = f"{_machines(other)}: "
         slower_by = other.step_seconds[1] / chosen.step_seconds[1] - 1
-        speed = "as fast"
-        if abs(slower_by) >= 0.005:  # less would be shown as 0 %
-            speed = f"{abs(slower_by):.0%} {'faster' if slower_by < 0 else 'slower'}"
+        if abs(slower_by) < 0.005:  # would be shown as 0 %
+            speed = "as fast"
+        elif slower_by < 0:
+            speed = f"{-slower_by:.0%} faster"
+        else:
+            speed = f"{slower_by:.0%} slower"
         yield (
             "or",
             f"{machines}{other.layout}: {speed}, most of its time {other.dominant}",
@@ -242,10 +251,12 @@ def _others(plan: Planned) -> Iterator[tuple[str, str]]:
 
 def _machines(layout: PlannedLayout) -> str:
     gpus = f"{layout.gpus_per_node} x {layout.gpu}"
-    region = f" in {layout.region}" if layout.region else ""
-    usd = layout.on_demand_usd_per_hour
-    price = "" if usd is None else f", ${usd:,.2f} an hour"
-    return f"{layout.nodes} x {layout.machine} ({gpus} each){region}{price}"
+    text = f"{layout.nodes} x {layout.machine} ({gpus} each)"
+    if layout.region:
+        text += f" in {layout.region}"
+    if layout.on_demand_usd_per_hour is not None:
+        text += f", ${layout.on_demand_usd_per_hour:,.2f} an hour"
+    return text
 
 
 def _bars(rows: list[tuple[str, float, str]]) -> Iterator[str]:

@@ -71,16 +71,19 @@ def push(record: RunRecord, home: Path) -> None:
     metrics = {}
     if findings.evidence is not None:
         metrics = {f"metric.{name}": value for name, value in findings.evidence.metrics.items()}
-    telemetry.set(
-        {
-            "run.seconds": record.seconds,
-            "run.failed": record.status == "failed",
-            "run.promoted": gate.promoted if gate else None,
-            "run.usd": usd,
-            "model.version": float(model.version) if model else None,
-            **metrics,
-        }
-    )
+    figures = {
+        "run.seconds": record.seconds,
+        "run.failed": record.status == "failed",
+        "run.promoted": None,
+        "run.usd": usd,
+        "model.version": None,
+        **metrics,
+    }
+    if gate is not None:
+        figures["run.promoted"] = gate.promoted
+    if model is not None:
+        figures["model.version"] = float(model.version)
+    telemetry.set(figures)
     telemetry.close()
 
 

@@ -42,7 +42,8 @@ def pipeline_of(spec: Spec, here: bool = False) -> str:
     if spec.pipeline:
         return spec.pipeline
     deploys = spec.deploy.after_promotion and not here
-    path, _, function = (DEPLOYING if deploys else PIPELINE).partition(":")
+    pipeline = DEPLOYING if deploys else PIPELINE
+    path, _, function = pipeline.partition(":")
     return f"{shipped(path)}:{function}"
 
 

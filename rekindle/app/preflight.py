@@ -157,7 +157,8 @@ def readiness_here(spec: Spec, home: Path) -> Readiness:
 
 def readiness_on(spec: Spec | None, platform: str, home: Path) -> Readiness:
     """What a platform and the config lack for each other, and the permissions of steps."""
-    target = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
+    sections = spec.platforms if spec else PlatformsSpec()
+    target = Platform.of(platform, sections)
     definition = None
     needs = Needs()
     problems: list[Problem] = []

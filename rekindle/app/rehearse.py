@@ -118,7 +118,8 @@ class _Stage:
         home = self.folder / name
         first_home = self.folder / "whole"
         # data steps come from the cache of the first training, or of the real home
-        lend(Store(first_home if first_home.exists() else self.home), Store(home))
+        home_with_data = first_home if first_home.exists() else self.home
+        lend(Store(home_with_data), Store(home))
         environment = fault.environment() if fault else {}
         try:
             return _trained(self._attempt(home, environment), 1)

@@ -88,8 +88,9 @@ def _note_undecided(
     path: Path, spec: Spec, begun: Turn, earlier: list[Turn], error: Exception
 ) -> None:
     """Record that a turn could not be decided, and tell it once for turns in a row."""
-    is_ours = isinstance(error, errors.RekindleError)
-    message = errors.first_line(error, None if is_ours else repr(error))
+    message = errors.first_line(error)
+    if not isinstance(error, errors.RekindleError):
+        message = errors.first_line(error, repr(error))  # with its type
     undecided = _note(path, begun, because=f"{_UNDECIDED}: {message}")
     if not earlier or earlier[-1].because != undecided.because:
         tell(spec.notify, "failure", f"{spec.name}: {undecided.because}")
@@ -131,8 +132,8 @@ def _decide(
             if not last_run.outcome and triggers.act == "run":
                 # a turn that was killed: the same run resumes, or is submitted once
                 return last_run
-            has_failed = last_run.outcome.startswith(FAILED)
-            past = dataclasses.replace(past, failed=last_run.outcome if has_failed else "")
+            failed = last_run.outcome if last_run.outcome.startswith(FAILED) else ""
+            past = dataclasses.replace(past, failed=failed)
         if not last_run.outcome:
             outcome = "given up: its data were judged meanwhile, or nothing may run"
             _note(path, last_run, outcome=outcome)

@@ -41,14 +41,8 @@ def command(
     else:
         readiness = readiness_on(spec, platform, home)
     checks = readiness.checks
-    no_answer = None
-    if checks and all(check.state == "not asked" for check in checks):
-        # nothing at all could be asked: the platform is not ready then
-        no_answer = PlatformError(
-            f"{platform} could not be asked: {checks[0].said}",
-            where=checks[0].where,
-            fix="check the network, and retry the command",
-        )
+    no_answer = _no_answer(platform, checks)
+    if no_answer is not None:
         errors = (*readiness.errors, *rows_of(no_answer))
         readiness = readiness.model_copy(update={"errors": errors})
     only_no_answer = no_answer is not None and len(readiness.errors) == 1
@@ -65,10 +59,27 @@ def command(
     if readiness.errors:
         raise RequestError([Problem(e.what, e.where, e.fix, e.code) for e in readiness.errors])
     if spec or checks:
-        unasked = sum(check.state == "not asked" for check in checks)
-        exception = f", but for {unasked} that could not be asked" if unasked else ""
-        click.echo(f"{platform} is ready{exception}", err=True)
+        _print_ready(platform, checks)
     return 0
+
+
+def _no_answer(platform: str, checks: tuple[ReadinessCheck, ...]) -> PlatformError | None:
+    """The error where nothing at all could be asked: the platform is not ready then."""
+    if not checks or any(check.state != "not asked" for check in checks):
+        return None
+    return PlatformError(
+        f"{platform} could not be asked: {checks[0].said}",
+        where=checks[0].where,
+        fix="check the network, and retry the command",
+    )
+
+
+def _print_ready(platform: str, checks: tuple[ReadinessCheck, ...]) -> None:
+    unasked = sum(check.state == "not asked" for check in checks)
+    text = f"{platform} is ready"
+    if unasked:
+        text += f", but for {unasked} that could not be asked"
+    click.echo(text, err=True)
 
 
 _COLOURS = {"ok": "green", "problem": "red", "not asked": "yellow"}
@@ -80,9 +91,11 @@ def _print_checks(checks: tuple[ReadinessCheck, ...]) -> None:
     groups = itertools.groupby(checks, lambda check: (check.state, check.said))
     for (state, answer_text), group in groups:
         counts = Counter(check.name for check in group)
-        names = ", ".join(_counted(name, count) for name, count in counts.items())
+        names = ", ".join(map(_counted, counts, counts.values()))
         click.secho(f"{state:<9} ", fg=_COLOURS[state], nl=False, err=True)
-        click.echo(plain(f"{names}: {answer_text}" if answer_text else names), err=True)
+        if answer_text:
+            names += f": {answer_text}"
+        click.echo(plain(names), err=True)
 
 
 def _counted(name: str, count: int) -> str:

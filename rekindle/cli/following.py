@@ -166,7 +166,9 @@ def logs(
     if raw:
         _print_raw(node_after_node, is_terminal)
         return
-    names = _node_names(list(texts), is_terminal) if len(texts) > 1 else {}
+    names: dict[int, str] = {}
+    if len(texts) > 1:
+        names = _node_names(list(texts), is_terminal)
     lines = _as_they_come(texts) if follow else merged(texts)
     piece = ""
     for piece in shown(lines, live=is_terminal, names=names, since=since or 0.0):
@@ -183,8 +185,10 @@ def logs(
 
 def _print_raw(pieces: Iterable[str], is_terminal: bool) -> None:
     for piece in pieces:
-        # a step may print what moves the cursor or renames the window of a terminal
-        sys.stdout.write(plain_but_colour(piece) if is_terminal else piece)
+        if is_terminal:
+            # a step may print what moves the cursor or renames the window
+            piece = plain_but_colour(piece)
+        sys.stdout.write(piece)
         sys.stdout.flush()
 
 

@@ -68,7 +68,10 @@ def answer(record: Record) -> None:
 
 def tell(record: Record, text: str, as_json: bool) -> None:
     """Print a record on stdout, as one JSON object or as the text for people."""
-    click.echo(record.to_json() if as_json else text)
+    if as_json:
+        answer(record)
+    else:
+        click.echo(text)
 
 
 def agree(yes: bool, question: str) -> None:

@@ -4,7 +4,7 @@ fault changes nothing."""
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -164,9 +164,11 @@ def _conclusion(result: RunSummary) -> Iterator[tuple[str, str]]:
     for warning in result.warnings:
         yield "warning", warning
     if model:
-        aliases = f" ({', '.join(model.aliases)})" if model.aliases else ""
+        version = f"{model.name} version {model.version}"
+        if model.aliases:
+            version += f" ({', '.join(model.aliases)})"
         age = "new" if model.created else "known"
-        yield "model", f"{model.name} version {model.version}{aliases}, {age}"
+        yield "model", f"{version}, {age}"
     if Path(result.card).is_file():
         yield "card", result.card
 
@@ -225,7 +227,9 @@ def _table(trained: Sequence[Trained], best: Trained) -> Table:
 
 
 def _row(training: Trained) -> GridRow:
-    validation = training.summary.validation if training.summary else {}
+    validation: Mapping[str, float] = {}
+    if training.summary is not None:
+        validation = training.summary.validation
     return GridRow(
         settings=training.point.settings,
         run_id=training.record.run_id,
@@ -242,7 +246,9 @@ def run_rehearsal(spec: Spec, fault_text: str, home: Path, as_json: bool) -> int
     every = spec.train.checkpoint.every
     # SIGTERM leaves time for a checkpoint, a kill and a hang do not
     if fault.kind != "term" and (every is None or fault.step <= every):
-        due = f"the first is due after step {every}" if every else "train.checkpoint.every is null"
+        due = "train.checkpoint.every is null"
+        if every:
+            due = f"the first is due after step {every}"
         log.warning(
             "step %d comes before any checkpoint (%s): training will begin from its start. To "
             "rehearse a resume, name a later step, or set train.checkpoint.every",

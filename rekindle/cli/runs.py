@@ -109,8 +109,9 @@ def command(
 def _print_costs(name: str | None, home: Path, as_json: bool) -> None:
     paid = ledger(home).paid(book(home), name or "")
     lines = formats.aligned([*table(paid)], right=(2, 3, 4, 5, 6, 7))
-    text = "\n".join(lines) if paid.runs else "no run on a platform is known"
-    tell(paid, text, as_json)
+    if not paid.runs:
+        lines = ["no run on a platform is known"]
+    tell(paid, "\n".join(lines), as_json)
 
 
 def _row(entry: Entry, home: Path, is_champion: bool) -> Row:
@@ -148,7 +149,9 @@ def _cells(entry: Entry, row: Row) -> dict[str, str]:
     began = formats.instant(entry.started_at)
     if began:
         started = f"{began.astimezone():%Y-%m-%d %H:%M}"
-    gate = row["gate"]
+    decision = ""
+    if row["gate"]:
+        decision = row["gate"]["decision"].replace("_", " ")
     model = row["model"]
     version = ""
     if model:
@@ -163,7 +166,7 @@ def _cells(entry: Entry, row: Row) -> dict[str, str]:
         "status": row["status"],
         "time": formats.duration(row["seconds"]),
         "metric": _metric(entry, row),
-        "gate": gate["decision"].replace("_", " ") if gate else "",
+        "gate": decision,
         "model": version,
     }
 

@@ -130,7 +130,8 @@ def delete(config: Path, overrides: Overrides, platform: str, home: Path, as_jso
     spec = load_target(config, overrides)
     deleted = _scheduler(platform, spec).delete_schedule(spec.name)
     record = ScheduleDeleted(platform=platform, deleted=deleted)
-    tell(record, "deleted" if deleted else "there was none", as_json)
+    text = "deleted" if deleted else "there was none"
+    tell(record, text, as_json)
 
 
 def _scheduler(platform: str, spec: Spec) -> Platform | Here:

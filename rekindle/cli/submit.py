@@ -82,16 +82,18 @@ def report_submission(
     if wait:
         return _wait(record, home, as_json)
     if as_json:
-        answer(
-            Submitted(
-                run_id=record.run_id,
-                platform=record.platform,
-                token=submission.token,
-                **dataclasses.asdict(submitted_run),
-                where=preview.where if preview else "",
-                steps=preview.steps if preview else (),
-            )
+        submitted = Submitted(
+            run_id=record.run_id,
+            platform=record.platform,
+            token=submission.token,
+            **dataclasses.asdict(submitted_run),
+            where="",
+            steps=(),
         )
+        if preview is not None:
+            update = {"where": preview.where, "steps": preview.steps}
+            submitted = submitted.model_copy(update=update)
+        answer(submitted)
         return 0
     if submission.resumed:
         state = "goes on"

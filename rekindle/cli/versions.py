@@ -72,7 +72,9 @@ def promote(run: str, reason: str, home: Path, as_json: bool) -> None:
     """Make the candidate of RUN the champion, after its evidence has been checked again.
     A candidate that the gate refused for other reasons is never promoted."""
     registration, was_champion = promote_run(home, find_run(home, run), reason)
-    state = "already the champion; nothing changed" if was_champion else "now the champion"
+    state = "now the champion"
+    if was_champion:
+        state = "already the champion; nothing changed"
     tell(
         registration,
         f"{registration.name} version {registration.version} is {state}",

@@ -115,9 +115,11 @@ def _line(turn: Turn) -> str:
     decision: str = turn.decision
     if decision == "suggested":
         decision = "a run is suggested"
-    outcome = f"; {turn.run_id} {turn.outcome}" if turn.outcome else ""
     minute = turn.at[:16].replace("T", " ")
-    return f"{minute} {turn.name}: {decision} because {turn.because}{outcome}"
+    line = f"{minute} {turn.name}: {decision} because {turn.because}"
+    if turn.outcome:
+        line += f"; {turn.run_id} {turn.outcome}"
+    return line
 
 
 def _seconds(interval: str) -> float:
