@@ -134,7 +134,8 @@ class Run:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """A dict for each optimizer step, for `pandas.DataFrame`: step, epoch, loss, ..."""
+        """A dict for each optimizer step, for `pandas.DataFrame`: step, epoch, loss,
+        ..."""
         return [row.model_dump() for row in self.findings.history]
 
     def plot(self, axes: Any = None) -> Any:

@@ -1,4 +1,5 @@
-"""`rekindle plan --calibrate RUN`: corrects the planner's times by a measured training."""
+"""`rekindle plan --calibrate RUN`: corrects the planner's times by a measured
+training."""
 
 import dataclasses
 import statistics

@@ -99,6 +99,7 @@ def _update_records(home: Path, registry: Registry, versions: Collection[str]) -
         if recorded is None or recorded.name != registry.name:
             continue
         current = _registration_now(registry, recorded)
+        # also where another home has moved the alias since
         if current != recorded:
             current.write(findings.files["registration"])
             rewrite_record(record, home)

@@ -1,4 +1,5 @@
-"""Deployments: rolls the champion out, and back with its alias; shows and deletes them."""
+"""Deployments: rolls the champion out, and back with its alias; shows and deletes
+them."""
 
 import contextlib
 import dataclasses

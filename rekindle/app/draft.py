@@ -51,7 +51,7 @@ def draft_config(path: Path, source: str) -> tuple[str, str]:
             raise RequestError(
                 f"{path.name} holds no rows", where="--data", fix="name a file with rows"
             )
-        columns = {name: [row.get(name) for row in rows] for name in rows[0]}
+        columns = {name: _column(rows, name) for name in rows[0]}
         values = {"reading": reading, **_tabular(path, columns)}
     stem = re.sub(r"[^a-z0-9_.-]+", "-", path.stem.lower())
     name = stem.strip("-._")[:60] or "model"
@@ -65,6 +65,10 @@ def draft_config(path: Path, source: str) -> tuple[str, str]:
     template = environment.get_template("draft.yaml.j2")
     text = template.render(most=f"{_ROWS:,}", name=name, source=source, **values)
     return text, values["task"]
+
+
+def _column(rows: Sequence[dict[str, Any]], name: str) -> Column:
+    return [row.get(name) for row in rows]
 
 
 def _unreadable(path: Path, error: Exception) -> RequestError:
@@ -162,11 +166,11 @@ def _csv_rows(text: str, usual: str) -> tuple[list[dict[str, Any]], str]:
     limit_before = csv.field_size_limit(_HEAD_BYTES)  # of the process
     try:
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-        read_rows = itertools.islice(reader, _ROWS)
-        # DictReader keeps what lies behind the last column under None
-        rows = [{k: v for k, v in row.items() if k is not None} for row in read_rows]
+        rows = list(itertools.islice(reader, _ROWS))
     finally:
         csv.field_size_limit(limit_before)
+    for row in rows:
+        row.pop(None, None)  # DictReader keeps there what lies behind the last column
     return rows, delimiter
 
 

@@ -103,6 +103,7 @@ def wait_until_ended(
             if time.monotonic() - silent_since > PATIENCE_SECONDS:
                 raise
             log.warning("%s does not answer, and is asked again: %s", record.platform, error)
+            # a service that is down is asked less and less often
             pause_seconds = min(LONGEST_PAUSE_SECONDS, pause_seconds * 2)
         else:
             pause_seconds = PAUSE_SECONDS

@@ -41,7 +41,8 @@ class Forecast:
 
     @property
     def hours(self) -> tuple[float, float, float] | None:
-        """Of training without interruptions: least, expected, most; None where unknown."""
+        """Of training without interruptions: least, expected, most; None where
+        unknown."""
         return self.record.hours
 
     @property

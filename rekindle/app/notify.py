@@ -89,6 +89,7 @@ def push(record: RunRecord, home: Path) -> None:
 
 def _send(url: str, text: str) -> None:
     def post() -> None:
+        # not parsed: Slack answers `ok`, which is not JSON
         request(url, body={"text": text}, timeout_seconds=_REQUEST_SECONDS, parse=False)
 
     try:

@@ -194,6 +194,7 @@ def _plan(spec: Spec, platform: str, prices: PriceBook, past: Known | None = Non
             world = spec.resources.nodes * spec.resources.gpus_per_node
             resolve(spec.train, world, known_shape(spec))
         return None
+    # no speed of this GPU is known for the precision
     if on_gpu(request, fleet.gpu).train.precision not in fleet.gpu.tflops:
         return None
     return make(spec, prices, platform, region, asked=request, known=past or Known())

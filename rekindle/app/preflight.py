@@ -156,7 +156,8 @@ def readiness_here(spec: Spec, home: Path) -> Readiness:
 
 
 def readiness_on(spec: Spec | None, platform: str, home: Path) -> Readiness:
-    """What a platform and the config lack for each other, and the permissions of steps."""
+    """What a platform and the config lack for each other, and the permissions of
+    steps."""
     sections = spec.platforms if spec else PlatformsSpec()
     target = Platform.of(platform, sections)
     definition = None
@@ -313,8 +314,9 @@ def first_look(spec: Spec, *, far: bool = False) -> list[Problem]:
     reads_rows = spec.pipeline is None and spec.task in BUILTIN_TASKS
     if data is None or not reads_rows:
         return []
-    if any(problem for part in data.parts for problem in _source(part.source)):
-        return []  # `_files` names what is not there
+    for part in data.parts:
+        if any(_source(part.source)):
+            return []  # `_files` names what is not there
     if data.columns.time is not None and "by" not in data.split.model_fields_set:
         log.warning("training rows lie after test rows: set data.split.by to time, or to hash")
     task = load_task(spec.task)
@@ -405,6 +407,7 @@ def _look_in_a_process(question: Question) -> list[Problem]:
     """The same from a process of its own: the control plane loads no torch, which takes
     seconds and memory, except where it is loaded already, as in a notebook."""
     answer = subprocess.run(
+        # -P: a file of the working directory may be called like a module
         [sys.executable, "-P", "-m", "rekindle.train.look"],
         input=question.model_dump_json(),
         capture_output=True,
@@ -415,6 +418,7 @@ def _look_in_a_process(question: Question) -> list[Problem]:
     if answer.returncode:
         lines = answer.stderr.strip().splitlines() or [f"it ended with {answer.returncode}"]
         raise RuntimeError(lines[-1])
+    # libraries may have printed lines before
     rows = json.loads(answer.stdout.splitlines()[-1])
     return [Problem(row["what"], row["where"], row["fix"]) for row in rows]
 

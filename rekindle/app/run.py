@@ -73,6 +73,7 @@ def execute(
     preflight(spec, options.home)
     spec, plan = planned_here(resolved(spec, options.home), options.home)
     _, graph = graph_of(spec, here=True)
+    # a grid trains many times, and judges only its best model
     if options.until is not None:
         graph = graph.until(options.until)
     hashes(spec, graph)  # refuses what cannot be read before anything is written

@@ -118,7 +118,12 @@ def records_to_compare(home: Path, runs: Sequence[RunRecord | str]) -> list[RunR
             where="RUN",
             fix=f"name 2 to {MOST_COMPARED} of them; `rekindle runs` lists them",
         )
-    records = [run if isinstance(run, RunRecord) else find_run(home, run) for run in runs]
+    records = []
+    for run in runs:
+        if isinstance(run, RunRecord):
+            records.append(run)
+        else:
+            records.append(find_run(home, run))
     ids = [record.run_id for record in records]
     for run_id in ids:
         if ids.count(run_id) > 1:
@@ -169,6 +174,7 @@ def new_record(
     command.append(config or "CONFIG")
     command += [f"--set={override}" for override in overrides]
     return RunRecord(
+        # the last part is by chance: two runs may begin in one second
         run_id=f"{spec.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
         name=spec.name,
         platform=platform,

@@ -1,4 +1,5 @@
-"""A submission: compiled, agreed to, recorded, and sent once, however often it is retried.
+"""A submission: compiled, agreed to, recorded, and sent once, however often it is
+retried.
 
 The record is written before anything is sent, so that the same command continues an
 interrupted submission."""
@@ -38,8 +39,8 @@ def submit_spec(
 ) -> tuple[RunRecord, SubmittedRun, SubmissionPreview]:
     """Submit a spec once; returns its record, where it runs, and the preview.
 
-    `consent` is called with the preview, and with the plan if there is one, before anything
-    is written or sent, and may raise."""
+    `consent` is called with the preview, and with the plan if there is one, before
+    anything is written or sent, and may raise."""
     if token is not None and not naming.TOKEN.fullmatch(token):
         fix = "up to 63 of a-z, 0-9, - and _"
         raise RequestError(f"`{token}` is not a token", where="--token", fix=fix)

@@ -48,9 +48,9 @@ def turn(
 ) -> Turn:
     """Decide whether a run is due, and `act` where it is; returns what was recorded.
 
-    What happened is told as `notify` asks. `now` (UTC) stands for the clock; `platform` is
-    where the model serves. RequestError where the config names no data; DataError where
-    they cannot be read; errors of the run are raised."""
+    What happened is told as `notify` asks. `now` (UTC) stands for the clock; `platform`
+    is where the model serves. RequestError where the config names no data; DataError
+    where they cannot be read; errors of the run are raised."""
     if spec.data is None or not spec.task:
         fix = "set task and data.source; other pipelines are started by `rekindle schedule`"
         raise errors.RequestError("nothing is there to be watched", where="data", fix=fix)

@@ -84,6 +84,7 @@ def compile(
         problems += wrong_anywhere(spec, whole=False)
         with collected(problems):
             files |= compiled(name, spec, text, graph).files
+    # nothing is written unless all platforms can have it
     if problems:
         raise RequestError(dict.fromkeys(problems))
     if len(platforms) > 1:

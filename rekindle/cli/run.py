@@ -88,6 +88,7 @@ def command(
     if fault is not None:
         return run_rehearsal(windows(spec)[-1], fault, home, as_json)
     *earlier, last = [carry_out(windowed, options, as_json) for windowed in windows(spec)]
+    # one object on stdout: that of the last window names the others
     if as_json:
         answer(last.model_copy(update={"earlier": tuple(result.run_id for result in earlier)}))
     return _exit_code(last, require_promotion)

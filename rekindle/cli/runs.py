@@ -139,7 +139,9 @@ def _print_table(pairs: list[tuple[Entry, Row]]) -> None:
     for name in _MAY_BE_EMPTY:
         if not any(cells[name] for cells in rows):
             columns.remove(name)
-    lines = [columns] + [[cells[name] for name in columns] for cells in rows]
+            for cells in rows:
+                del cells[name]
+    lines = [columns, *(list(cells.values()) for cells in rows)]
     click.echo("\n".join(formats.aligned(lines)))
 
 
