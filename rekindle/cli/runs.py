@@ -135,13 +135,12 @@ def _print_table(pairs: list[tuple[Entry, Row]]) -> None:
         click.echo("no runs match; run `rekindle run CONFIG`, or change --name or --status")
         return
     rows = [_cells(entry, row) for entry, row in pairs]
-    columns = list(rows[0])
     for name in _MAY_BE_EMPTY:
         if not any(cells[name] for cells in rows):
-            columns.remove(name)
             for cells in rows:
                 del cells[name]
-    lines = [columns, *(list(cells.values()) for cells in rows)]
+    heads = list(rows[0])
+    lines = [heads, *(list(cells.values()) for cells in rows)]
     click.echo("\n".join(formats.aligned(lines)))
 
 
