@@ -12,13 +12,20 @@ from typing import Any
 
 from rekindle import formats
 from rekindle.app.forecast import Forecast
-from rekindle.app.runs import all_runs, found_records, home_of, read_run, wanted
+from rekindle.app.runs import (
+    all_runs,
+    home_of,
+    load_target_spec,
+    read_run,
+    records_to_compare,
+)
 from rekindle.errors import RequestError
 from rekindle.outputs import Compared
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import ChampionRecord, Deployment, Evidence, RunRecord
 from rekindle.report.collect import Findings, collect, gate_of, model_of
-from rekindle.report.comparison import compared, lines
+from rekindle.report.comparison import compared as compare_runs
+from rekindle.report.comparison import lines
 from rekindle.report.page import render
 from rekindle.report.readable_log import lines_of, shown
 from rekindle.spec.load import load_target
@@ -53,40 +60,48 @@ class Run:
         return self.record.seconds
 
     def refreshed(self) -> "Run":
-        """The run as it is now: of one on a platform, what that says of it."""
-        from rekindle.app.follow import asked
+        """The run as it is now; a run on a platform is asked for there."""
+        # imports stand in methods: `import rekindle` has to stay quick
+        from rekindle.app.follow import refresh_from_platform
 
-        return Run(asked(read_run(self.home, self.id), self.home), self.home)
+        record = refresh_from_platform(read_run(self.home, self.id), self.home)
+        return Run(record, self.home)
 
     def wait(self) -> "Run":
-        """The run when it is over, however it ended; says what changes meanwhile."""
-        from rekindle.app.follow import waited_for
+        """Wait until the run is over, however it ends; shows progress meanwhile."""
+        from rekindle.app.follow import wait_until_ended
         from rekindle.app.progress import Progress
 
+        # `run` returns when a run on this machine is over
         if self.record.platform == "local":
             return self.refreshed()
         with Progress() as progress:
-            return Run(waited_for(self.record, self.home, progress.changed), self.home)
+            record = wait_until_ended(self.record, self.home, progress.changed)
+        return Run(record, self.home)
 
     def logs(self, step: str | None = None, *, raw: bool = False) -> str:
-        """What a step printed, by default the first that failed or the last that began; `raw`: with
-        all that launchers print. RequestError where there is no such step, or no log."""
-        from rekindle.app.follow import chosen, log_of
+        """What a step printed, by default the first that failed or the last that began.
 
-        now = self.refreshed().record
-        found = chosen(now, step)
-        log = Path(found.failed_log or found.log)
+        `raw`: with all that launchers print. RequestError where there is no such step, or
+        no log."""
+        from rekindle.app.follow import log_of, step_with_log
+
+        record = self.refreshed().record
+        step_record = step_with_log(record, step)
+        log = Path(step_record.failed_log or step_record.log)
         if log.is_file():
             text = log.read_text(encoding="utf-8", errors="replace")
         else:
-            text = "".join(log_of(now, found, self.home))
-        return text if raw else "".join(shown(lines_of([text]), live=False, names={}))
+            text = "".join(log_of(record, step_record, self.home))
+        if raw:
+            return text
+        return "".join(shown(lines_of([text]), live=False, names={}))
 
     def cancel(self) -> None:
-        """Have it stop."""
-        from rekindle.app.follow import cancelled
+        """Ask the run to stop; its steps save what they can."""
+        from rekindle.app.follow import request_cancel
 
-        cancelled(self.record, self.home)
+        request_cancel(self.record, self.home)
 
     def __repr__(self) -> str:
         return f"Run({self.id!r}, {self.status}, {formats.duration(self.seconds)})"
@@ -110,18 +125,23 @@ class Run:
 
     @property
     def evidence(self) -> Evidence:
-        """Why the candidate was promoted or not; LookupError for a run that evaluated nothing."""
+        """Why the candidate was promoted or not.
+
+        LookupError for a run that evaluated nothing."""
         if self.findings.evidence is None:
             raise LookupError(f"the run {self.id} evaluated nothing")
         return self.findings.evidence
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One dict an optimizer step, for a `pandas.DataFrame`: step, epoch, loss, lr, ..."""
+        """A dict for each optimizer step, for `pandas.DataFrame`: step, epoch, loss,
+        ..."""
         return [row.model_dump() for row in self.findings.history]
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw the losses by epoch with matplotlib, into `axes` or new ones, which it returns."""
+        """Draw the losses by epoch with matplotlib.
+
+        Returns `axes`, or new ones where it is None."""
         try:
             import matplotlib.pyplot as plt
         except ImportError:
@@ -133,16 +153,18 @@ class Run:
             ("training", self.history, "loss", "-"),
             ("validation", held_out, "validation_loss", "o--"),
         ):
-            values = [row["epoch"] for row in rows], [row[key] for row in rows]
-            (line,) = axes.plot(*values, style, color=colour, label=f"{self.id}, {kind}")
-            colour = line.get_color()
+            epochs = [row["epoch"] for row in rows]
+            losses = [row[key] for row in rows]
+            label = f"{self.id}, {kind}"
+            (line,) = axes.plot(epochs, losses, style, color=colour, label=label)
+            colour = line.get_color()  # both curves of a run have one colour
         axes.set(xlabel="epoch", ylabel="loss", ylim=(0, None))
         axes.legend(frameon=False)
         return axes
 
     @property
     def confusion(self) -> list[list[int]]:
-        """Counts: row = true class, column = predicted class, in the order of `labels`."""
+        """Counts by true class (row) and predicted class (column), as in `labels`."""
         return [list(row) for row in self.evidence.confusion]
 
     @property
@@ -157,14 +179,33 @@ class Run:
 
     def _repr_html_(self) -> str:
         """A step table, the gate and the model, for a notebook's output cell."""
-        found = self.findings
-        values = {"gate": gate_of(found), "model": self.model, "evidence": found.evidence}
-        return render("run.html.j2", run=self.record, **values)
+        return render(
+            "run.html.j2",
+            run=self.record,
+            gate=gate_of(self.findings),
+            model=self.model,
+            evidence=self.findings.evidence,
+        )
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
-    """The frozen spec of a config with `overrides`; raises SpecError with all problems."""
+    """The frozen spec of a config with `overrides`.
+
+    Raises SpecError with all problems."""
     return load_target(path, overrides)
+
+
+def _resolved(spec: Spec | str | Path, overrides: Sequence[str]) -> Spec:
+    """A spec as it is, or the one of a config or pipeline, with `overrides`."""
+    return spec if isinstance(spec, Spec) else load_target(spec, overrides)
+
+
+def _spec_of(target: Spec | str | None, home: Path) -> Spec:
+    """The spec behind a spec, a model, a run or a config; None is the latest run."""
+    if isinstance(target, Spec):
+        return target
+    spec, _ = load_target_spec(target, home)
+    return spec
 
 
 def run(
@@ -176,19 +217,21 @@ def run(
     from_step: str | None = None,
     quiet: bool = False,
 ) -> Run:
-    """Run the spec's pipeline here and now; unchanged steps come from the cache. `spec` is a spec,
-    the path of a config, or a pipeline (`path.py:function`), which are loaded with `overrides`.
-    Raises RekindleError; the same call goes on where it stopped."""
+    """Run the spec's pipeline here and now; unchanged steps come from the cache. `spec`
+    is a spec, the path of a config, or a pipeline (`path.py:function`), which are loaded
+    with `overrides`. Raises RekindleError; the same call goes on where it stopped."""
     from rekindle.app.progress import Progress
     from rekindle.app.run import Options, execute
 
-    resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
-    options = Options(home_of(home), fresh, from_step)
+    resolved = _resolved(spec, overrides)
+    root = home_of(home)
+    options = Options(root, fresh, from_step)
     if quiet:
-        return Run(execute(resolved, options), home_of(home).resolve())
-    with Progress() as progress:
-        record = execute(resolved, options, progress.changed, progress.event)
-    return Run(record, home_of(home).resolve())
+        record = execute(resolved, options)
+    else:
+        with Progress() as progress:
+            record = execute(resolved, options, progress.changed, progress.event)
+    return Run(record, root.resolve())
 
 
 def planned(
@@ -201,18 +244,20 @@ def planned(
     prices: Sequence[str | Path] = (),
     home: str | Path | None = None,
 ) -> Forecast:
-    """What training the spec needs, how long it takes and what it costs, by the options of
-    `rekindle plan`. What cannot end in time, or would cost more than it may, is in `refused`.
-    Raises RekindleError where it cannot be planned, or nothing fits."""
+    """What training the spec needs, how long it takes and what it costs; the options are
+    those of `rekindle plan`.
+
+    What cannot end in time, or would cost more than it may, is in `refused`. Raises
+    RekindleError where it cannot be planned, or nothing fits."""
     from rekindle.app.plan import figures
 
-    known = ("local", *PLATFORMS)
-    if platform and platform not in known:
-        raise RequestError(f"there is no platform `{platform}`", fix=f"one of {', '.join(known)}")
-    resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
-    return Forecast(
-        figures(resolved, platform, region, examples, home_of(home), [*map(Path, prices)])
-    )
+    platforms = ("local", *PLATFORMS)
+    if platform and platform not in platforms:
+        fix = f"one of {', '.join(platforms)}"
+        raise RequestError(f"there is no platform `{platform}`", fix=fix)
+    resolved = _resolved(spec, overrides)
+    price_files = [Path(path) for path in prices]
+    return Forecast(figures(resolved, platform, region, examples, home_of(home), price_files))
 
 
 def submit(
@@ -223,13 +268,16 @@ def submit(
     home: str | Path | None = None,
     token: str | None = None,
 ) -> Run:
-    """Have a platform run the spec's pipeline, once for a `token`; `run.wait()`, `run.refreshed()`,
-    `run.logs(STEP)` and `run.cancel()` follow it. Raises RekindleError; the same call goes on with
-    what was cut off. Nothing is asked: call `rekindle submit` for that."""
-    from rekindle.app.submit import submitted
+    """Have a platform run the spec's pipeline, once for a `token`; `run.wait()`,
+    `run.refreshed()`, `run.logs(STEP)` and `run.cancel()` follow it.
 
-    resolved, root = spec if isinstance(spec, Spec) else load_target(spec, overrides), home_of(home)
-    record, _, _ = submitted(resolved, platform, root, token, lambda outline, plan: None)
+    Raises RekindleError; the same call continues what was cut off. Does not ask for
+    consent, which `rekindle submit` does."""
+    from rekindle.app.submit import submit_spec
+
+    resolved = _resolved(spec, overrides)
+    root = home_of(home)
+    record, _, _ = submit_spec(resolved, platform, root, token, lambda outline, plan: None)
     return Run(record, root.resolve())
 
 
@@ -242,34 +290,39 @@ def deploy(
     wait: bool = False,
     home: str | Path | None = None,
 ) -> Deployment:
-    """Roll the champion out; with `wait` until the canary has had its requests, else call it again.
-    Raises RekindleError where it was rolled back. Nothing is asked, as `rekindle deploy` does."""
+    """Roll the champion out; `wait` for the canary's requests, else call it again.
+
+    Raises RekindleError where it was rolled back. Does not ask for consent, which
+    `rekindle deploy` does."""
     from rekindle.app.deploy import Options, deploy
 
-    resolved = spec if isinstance(spec, Spec) else load_target(spec, overrides)
-    found = deploy(resolved, home_of(home), Options(platform, port=port, wait=wait))
-    assert found is not None  # it may
-    return found
+    resolved = _resolved(spec, overrides)
+    deployment = deploy(resolved, home_of(home), Options(platform, port=port, wait=wait))
+    assert deployment is not None  # None is for those who are asked and refuse
+    return deployment
 
 
 def champion(target: Spec | str | None = None, home: str | Path | None = None) -> ChampionRecord:
-    """Which version is champion, of the model of a spec, a name, a run or a config (None: of the
-    latest run), with its history and where it answers here."""
+    """Which version is champion, of the model of a spec, a name, a run or a config (None:
+    of the latest run), with its history and where it answers here."""
     from rekindle.app.deploy import champion_here
 
-    spec = target if isinstance(target, Spec) else wanted(target, home_of(home))[0]
-    return champion_here(spec, home_of(home))
+    root = home_of(home)
+    return champion_here(_spec_of(target, root), root)
 
 
 def rollback(
     target: Spec | str | None, reason: str, to: str = "", home: str | Path | None = None
 ) -> ChampionRecord:
-    """Make the champion before, or `to`, the champion again; deployments of this home follow."""
+    """Make the champion before, or `to`, the champion again.
+
+    Deployments of this home follow."""
     from rekindle.app.deploy import champion_here, roll_back
 
-    spec = target if isinstance(target, Spec) else wanted(target, home_of(home))[0]
-    roll_back(spec, home_of(home), reason, to)
-    return champion_here(spec, home_of(home))
+    root = home_of(home)
+    spec = _spec_of(target, root)
+    roll_back(spec, root, reason, to)
+    return champion_here(spec, root)
 
 
 def runs(home: str | Path | None = None) -> list[Run]:
@@ -298,11 +351,22 @@ class Comparison:
         return f"<pre>{html.escape(repr(self))}</pre>"
 
 
-def compare(*wanted: Run | str, home: str | Path | None = None) -> Comparison:
-    """Runs, or their ids, side by side: `rekindle.compare(*rekindle.runs()[-2:])`. Raises
-    RekindleError for an id that is not there, fewer than two runs or more than twenty."""
+def compare(*runs_or_ids: Run | str, home: str | Path | None = None) -> Comparison:
+    """Runs, or their ids, side by side: `rekindle.compare(*rekindle.runs()[-2:])`.
+
+    Raises RekindleError for an id that is not there, fewer than two runs or more than
+    twenty."""
     root = home_of(home).resolve()
-    given = {one.id: one for one in wanted if isinstance(one, Run)}
-    records = found_records(root, [one.record if isinstance(one, Run) else one for one in wanted])
-    runs = tuple(given.get(record.run_id, Run(record, root)) for record in records)
-    return Comparison(runs, compared([(run.record, run.findings) for run in runs]))
+    given_runs: dict[str, Run] = {}
+    records_or_ids: list[RunRecord | str] = []
+    for run_or_id in runs_or_ids:
+        if isinstance(run_or_id, Run):
+            given_runs[run_or_id.id] = run_or_id
+            records_or_ids.append(run_or_id.record)
+        else:
+            records_or_ids.append(run_or_id)
+    records = records_to_compare(root, records_or_ids)
+    # a run that was given keeps its home and what it has read
+    compared_runs = [given_runs.get(record.run_id, Run(record, root)) for record in records]
+    pairs = [(run.record, run.findings) for run in compared_runs]
+    return Comparison(tuple(compared_runs), compare_runs(pairs))

@@ -1,4 +1,5 @@
-"""What a training that ran tells about the planner's times: `rekindle plan --calibrate RUN`."""
+"""`rekindle plan --calibrate RUN`: corrects the planner's times by a measured
+training."""
 
 import dataclasses
 import statistics
@@ -23,33 +24,44 @@ from rekindle.report.collect import collect, history_beside
 from rekindle.report.plan_vs_actual import FEWEST, measured, otherwise_trained
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import Spec
-from rekindle.tables import problems_in
-
-_problem = problems_in(__file__)
 
 
-def calibrate(home: Path, wanted: str) -> Calibration:
-    """Measure a training that is over, or under way, and keep that; RequestError without steps."""
-    run = find_run(home, wanted)
-    found = collect(run)
-    history = found.history
-    if not history and found.fingerprint is not None:  # under way: it lies beside the checkpoints
-        folder = home / "checkpoints" / found.fingerprint.run_key
+def calibrate(home: Path, wanted_run: str) -> Calibration:
+    """Measure a training that is over, or under way, and keep what was measured;
+    RequestError without enough steps, or without a plan to compare them with."""
+    run = find_run(home, wanted_run)
+    findings = collect(run)
+    history = findings.history
+    if not history and findings.fingerprint is not None:
+        # under way: it lies beside the checkpoints
+        folder = home / "checkpoints" / findings.fingerprint.run_key
         history = history_beside(folder / "training.json", [])
     rows, left_out = measured(history)
     if len(rows) < FEWEST:
-        about = {"run": run.run_id, "steps": len(rows), "least": FEWEST}
-        raise RequestError([_problem("few_steps", **about)])
-    if (plan := found.plan) is None:
-        raise RequestError([_problem("no_plan", run=run.run_id)])
-    if differs := otherwise_trained(plan, found.training):
-        raise RequestError([_problem("trained_otherwise", run=run.run_id, differs=differs)])
+        raise RequestError(
+            f"{run.run_id} has {len(rows)} steps that were measured, and {FEWEST} are needed",
+            fix="wait until it has trained; of a run elsewhere, ask `rekindle status` first",
+        )
+    plan = findings.plan
+    if plan is None:
+        raise RequestError(
+            f"{run.run_id} has no plan to compare with",
+            fix="the planner supports causal_lm and text_classification, on GPUs of its catalog "
+            "or on this machine",
+        )
+    differences = otherwise_trained(plan, findings.training)
+    if differences:
+        raise RequestError(
+            f"{run.run_id} was not trained as it was planned: {differences}",
+            fix="measure a run that was, or plan for the machines that it had",
+        )
     work, cluster = _planned(run, plan.chosen)
     seconds = statistics.median(row.step_seconds or 0.0 for row in rows)
-    trained = dataclasses.replace(work, sequence=_sequence(rows, work, run))
+    # predicted for the lengths that came, so that only the speed is corrected
+    trained_work = dataclasses.replace(work, sequence=_sequence(rows, work, run))
     constants = profile_of(cluster.gpu.name, work.compile, work.engine).constants
-    predicted = step_time(trained, cluster, constants).seconds
-    kept = Calibration(
+    predicted = step_time(trained_work, cluster, constants).seconds
+    calibration = Calibration(
         run_id=run.run_id,
         gpu=cluster.gpu.name,
         compiled=work.compile,
@@ -61,45 +73,57 @@ def calibrate(home: Path, wanted: str) -> Calibration:
         left_out=left_out,
         job=job_of(work, cluster),
         constants=stamp(),
-        sequence=trained.sequence,
+        sequence=trained_work.sequence,
         engine=work.engine,
     )
-    kept.write(home / SPEEDS / f"{run.run_id}.json")
-    return kept
+    calibration.write(home / SPEEDS / f"{run.run_id}.json")
+    return calibration
 
 
-def lines(found: Calibration) -> list[str]:
-    """The same for people."""
-    low, high = sorted((found.measured, found.predicted))
-    word = "faster" if found.measured < found.predicted else "slower"
+def lines(calibration: Calibration) -> list[str]:
+    """A calibration as text for people."""
+    low, high = sorted((calibration.measured, calibration.predicted))
+    word = "faster" if calibration.measured < calibration.predicted else "slower"
+    same_job = f"{spread_of('same_job'):.0%}"
+    other_jobs = f"{spread_of('calibrated'):.0%}"
     return [
-        f"measured   {found.measured:.3g} s a step (median of {found.steps}, the first"
-        f" {found.left_out} left out) of {found.run_id}, on {found.gpu}, {found.layout}",
-        f"predicted  {found.predicted:.3g} s: it is {high / low:.2f} times {word}",
-        f"from now   plans for {found.gpu} are corrected by that: within"
-        f" {spread_of('same_job'):.0%} for the same work, {spread_of('calibrated'):.0%} for other"
-        " work",
+        f"measured   {calibration.measured:.3g} s a step (median of {calibration.steps}, the first"
+        f" {calibration.left_out} left out) of {calibration.run_id}, on {calibration.gpu},"
+        f" {calibration.layout}",
+        f"predicted  {calibration.predicted:.3g} s: it is {high / low:.2f} times {word}",
+        f"from now   plans for {calibration.gpu} are corrected by that: within"
+        f" {same_job} for the same work, {other_jobs} for other work",
     ]
 
 
-def _planned(run: RunRecord, had: PlannedLayout) -> tuple[Work, Cluster]:
+def _planned(run: RunRecord, planned: PlannedLayout) -> tuple[Work, Cluster]:
     """What every rank of the run did, on which machines, as its plan has it."""
     spec = Spec.model_validate(run.spec)
-    layout = Layout(**had.degrees, schedule=had.schedule, micro_batch_size=had.micro_batch_size)  # type: ignore[arg-type]
-    machines = spec.resources.model_copy(
-        update={}
-        if run.platform == "local"
-        else {"machine": had.machine, "nodes": had.nodes, "gpus_per_node": had.gpus_per_node}
+    layout = Layout(
+        **planned.degrees,
+        schedule=planned.schedule,  # type: ignore[arg-type]
+        micro_batch_size=planned.micro_batch_size,
     )
-    fleet = fleets(machines, run.platform, had.region, PriceBook(()), had.gpus_per_node)[0]
-    asked = on_gpu(asked_of(spec, ask_hub=False), fleet.gpu)
-    return work_of(asked, layout, had.activation_checkpointing), fleet.cluster  # type: ignore[arg-type]
+    resources = spec.resources
+    if run.platform != "local":
+        machines = {
+            "machine": planned.machine,
+            "nodes": planned.nodes,
+            "gpus_per_node": planned.gpus_per_node,
+        }
+        resources = resources.model_copy(update=machines)
+    no_prices = PriceBook(())
+    fleet = fleets(resources, run.platform, planned.region, no_prices, planned.gpus_per_node)[0]
+    request = on_gpu(asked_of(spec, ask_hub=False), fleet.gpu)
+    work = work_of(request, layout, planned.activation_checkpointing)  # type: ignore[arg-type]
+    return work, fleet.cluster
 
 
 def _sequence(rows: Sequence[HistoryRow], work: Work, run: RunRecord) -> int:
-    """Tokens of an example as it came, which may be shorter than the longest that may come."""
-    each = [row.tokens for row in rows if row.tokens]
-    if not each:
+    """Tokens of an example as it came, which may be fewer than the most that may come."""
+    tokens_by_step = [row.tokens for row in rows if row.tokens]
+    if not tokens_by_step:
         return work.sequence
     examples = Spec.model_validate(run.spec).train.global_batch_size
-    return max(1, min(work.sequence, round(statistics.mean(each) / examples)))
+    mean = round(statistics.mean(tokens_by_step) / examples)
+    return max(1, min(work.sequence, mean))

@@ -1,8 +1,9 @@
-"""Runs after they began: asked for where they are, followed to their end, cancelled, resumed, and
-what is brought home then: records of their steps, the log of the one that failed, the card.
+"""Runs after they began: refreshed from their platform, followed to their end, cancelled,
+resumed; and what is copied under the home at their end: records of their steps, the log
+of the one that failed, the card.
 
-A platform is asked again and again while a run goes on; that it does not answer for a while does
-not end the waiting."""
+A platform is asked again and again while a run goes on; that it does not answer for a
+while does not end the waiting."""
 
 import contextlib
 import datetime
@@ -23,155 +24,222 @@ from rekindle.platforms.local.store import owner, slug
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.snapshot import ENDED_RUN, first_failed, merged
 from rekindle.platforms.submission import RunTag, SubmittedRun
-from rekindle.records import RECORD_FILES, ArtifactRecord, RunRecord, StepRecord, Submission
+from rekindle.records import (
+    RECORD_FILES,
+    ArtifactRecord,
+    RunRecord,
+    StepRecord,
+    Submission,
+)
 from rekindle.report.collect import HISTORY, PROFILE
 from rekindle.spec.platforms import PlatformsSpec
 
 log = logging.getLogger(__name__)
 
-PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 60.0
+PAUSE_SECONDS = 5.0
+LONGEST_PAUSE_SECONDS = 60.0
 PATIENCE_SECONDS = 6 * 3600.0  # with a platform that does not answer at all
 
 
 def place_of(record: RunRecord) -> tuple[Platform, Submission]:
-    """The record's platform, and the submission there; RequestError before that is confirmed."""
-    sent = record.submission
-    if sent is None or not sent.id:
-        what = f"the submission of {record.run_id} was interrupted before"
-        fix = f"rerun the command to continue it: {record.command}"
-        raise RequestError(f"{what} {record.platform} confirmed it", fix=fix)
+    """The record's platform, and the submission there.
+
+    RequestError where the platform did not confirm the submission."""
+    submission = record.submission
+    if submission is None or not submission.id:
+        raise RequestError(
+            f"the submission of {record.run_id} was interrupted before {record.platform} "
+            "confirmed it",
+            fix=f"rerun the command to continue it: {record.command}",
+        )
     sections = PlatformsSpec.model_validate(record.spec["platforms"])
-    return Platform.of(record.platform, sections), sent
+    return Platform.of(record.platform, sections), submission
 
 
-def asked(record: RunRecord, home: Path) -> RunRecord:
-    """The record as its platform, if any, knows the run now, kept under `home` if it changed."""
-    if record.submission is None or not record.submission.id or record.submission.settled:
+def refresh_from_platform(record: RunRecord, home: Path) -> RunRecord:
+    """Ask the run's platform, if it has one, for its state; returns the new record.
+
+    A changed record is written under `home`. At the end of a run what its steps left is
+    copied there, its card is written, and `notify` and the monitoring system are told,
+    once."""
+    submission = record.submission
+    if submission is None or not submission.id or submission.settled:
         return record
-    there, sent = place_of(record)
+    platform, submission = place_of(record)
+    had_ended = record.status in ENDED_RUN
     now = record
-    if record.status not in ENDED_RUN:
-        now = merged(record, there.describe(sent.id), datetime.datetime.now(datetime.UTC))
-        # a platform repeats what a step said last
+    if not had_ended:
+        snapshot = platform.describe(submission.id)
+        now = merged(record, snapshot, datetime.datetime.now(datetime.UTC))
+        # a platform repeats what a step printed last, secrets included
         steps = tuple(step.model_copy(update={"error": masked(step.error)}) for step in now.steps)
         now = now.model_copy(update={"steps": steps, "error": masked(now.error)})
-    if now.status in ENDED_RUN:
-        now = _brought_home(now, home)
+    has_ended = now.status in ENDED_RUN
+    if has_ended:
+        now = _with_files_at_home(now, home)
     if now != record:
         now.write(home / "runs" / now.run_id / "run.json")
-    if now.status in ENDED_RUN:
+    if has_ended:
         write_card(home, now.run_id)
-        if record.status not in ENDED_RUN:
-            tell_of(now)
-            push(now, home)
+    if has_ended and not had_ended:
+        tell_of(now)
+        push(now, home)
     return now
 
 
-def waited_for(record: RunRecord, home: Path, on_change: Callable[[RunRecord], None]) -> RunRecord:
-    """The record of the run when it is over; UnreachableError after hours without an answer."""
-    pause, silent_since = PAUSE_SECONDS, None
+def wait_until_ended(
+    record: RunRecord, home: Path, on_change: Callable[[RunRecord], None]
+) -> RunRecord:
+    """Wait until the run is over, and return its record.
+
+    UnreachableError after hours without an answer."""
+    pause_seconds = PAUSE_SECONDS
+    silent_since: float | None = None
     while record.status not in ENDED_RUN:
         try:
-            record = asked(record, home)
+            record = refresh_from_platform(record, home)
         except UnreachableError as error:
             silent_since = silent_since or time.monotonic()
             if time.monotonic() - silent_since > PATIENCE_SECONDS:
                 raise
             log.warning("%s does not answer, and is asked again: %s", record.platform, error)
-            pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
+            # a service that is down is asked less and less often
+            pause_seconds = min(LONGEST_PAUSE_SECONDS, pause_seconds * 2)
         else:
-            pause, silent_since = PAUSE_SECONDS, None
+            pause_seconds = PAUSE_SECONDS
+            silent_since = None
             on_change(record)
         if record.status not in ENDED_RUN:
-            time.sleep(pause)
+            time.sleep(pause_seconds)
     return record
 
 
 def log_of(record: RunRecord, step: StepRecord, home: Path, follow: bool = False) -> Iterator[str]:
     """What the step printed, in pieces, without secrets; with `follow` until it ends."""
-    there, sent = place_of(record)
-    cursor, over, shown = "", not follow, Masked()
+    platform, submission = place_of(record)
+    masking = Masked()  # a secret may go across two pieces
+    cursor = ""
+    is_over = not follow
     while True:
-        piece = there.read_log(sent.id, step, cursor)
+        piece = platform.read_log(submission.id, step, cursor)
         cursor = piece.cursor
         if piece.text:
-            yield shown.feed(piece.text.encode()).decode()
-        if over:
-            yield shown.rest().decode()
+            yield masking.feed(piece.text.encode()).decode()
+        if is_over:
+            yield masking.rest().decode()
             return
-        record = asked(record, home)
+        record = refresh_from_platform(record, home)
         step = record.step(step.name)
-        over = step.status not in ("pending", "running")
-        if not over:
+        # once it is over the log is read once more: it may have grown until then
+        is_over = step.status not in ("pending", "running")
+        if not is_over:
             time.sleep(PAUSE_SECONDS)
 
 
-def chosen(record: RunRecord, wanted: str | None) -> StepRecord:
-    """The step called `wanted`, or the one to look at; RequestError where that printed nothing."""
-    ran = [one for one in record.steps if one.log]
-
-    def longest(step: StepRecord) -> float:
-        return math.inf if step.status == "running" else step.seconds or 0.0
-
+def step_with_log(record: RunRecord, name: str | None) -> StepRecord:
+    """The step of this name, else the first that failed, else the one that runs or took
+    longest; RequestError where it printed nothing."""
     try:
-        found = record.step(wanted) if wanted else first_failed(ran) or max(ran, key=longest)
-    except (KeyError, ValueError):
-        found = None
-    if found is None or not found.log:
-        which = f"a step `{wanted}`" if wanted else "any step"
-        what = f"the run {record.run_id} has no log of {which}"
-        raise RequestError(what, fix=steps_with_a_log(record, found))
-    return found
+        step = record.step(name) if name else _step_to_look_at(record)
+    except KeyError:
+        step = None
+    if step is None or not step.log:
+        wanted_step = f"a step `{name}`" if name else "any step"
+        raise RequestError(
+            f"the run {record.run_id} has no log of {wanted_step}",
+            fix=steps_with_a_log(record, step),
+        )
+    return step
 
 
-def steps_with_a_log(record: RunRecord, wanted: StepRecord | None) -> str:
-    """Their names, for who looks for a log; or the run that has that of a cached step."""
-    if wanted is not None and wanted.cached and (of := re.search(r"in run (\S+)", wanted.reason)):
-        return f"rekindle logs {of[1]} --step {wanted.name}"
-    names = ", ".join(one.name for one in record.steps if one.log and Path(one.log).is_file())
-    return f"steps with a log: {names}" if names else "no step has begun yet; rekindle status"
+def _step_to_look_at(record: RunRecord) -> StepRecord | None:
+    """The first step that failed, else the one that runs or took longest, if any ran."""
+
+    def seconds(step: StepRecord) -> float:
+        if step.status == "running":
+            return math.inf
+        return step.seconds or 0.0
+
+    steps = [step for step in record.steps if step.log]
+    return first_failed(steps) or max(steps, key=seconds, default=None)
 
 
-def cancelled(record: RunRecord, home: Path) -> RunRecord:
-    """The record of a run that was told to stop."""
+def steps_with_a_log(record: RunRecord, step: StepRecord | None) -> str:
+    """What to do where `step` has no log: the command for the run that a cached step came
+    from, or the names of steps with a log."""
+    if step is not None and step.cached:
+        origin = re.search(r"in run (\S+)", step.reason)
+        if origin is not None:
+            return f"rekindle logs {origin[1]} --step {step.name}"
+    names = [s.name for s in record.steps if s.log and Path(s.log).is_file()]
+    if not names:
+        return "no step has begun yet; rekindle status"
+    return f"steps with a log: {', '.join(names)}"
+
+
+def request_cancel(record: RunRecord, home: Path) -> RunRecord:
+    """Ask the run to stop, and return its record; one that is over is left as it is."""
     if record.status in ENDED_RUN:
         return record
     if record.platform != "local":
-        there, sent = place_of(record)
-        there.cancel(sent.id)
-        return asked(record, home)
+        platform, submission = place_of(record)
+        platform.cancel(submission.id)
+        return refresh_from_platform(record, home)
     pid = owner(home, record.run_id)
     if pid is None:
-        what = f"no process works on {record.run_id}: it was killed"
-        raise RequestError(what, fix=f"rekindle resume {record.run_id}")
+        raise RequestError(
+            f"no process works on {record.run_id}: it was killed",
+            fix=f"rekindle resume {record.run_id}",
+        )
     os.kill(pid, signal.SIGINT)  # as Ctrl-C does
     return record
 
 
-def resumed(record: RunRecord, home: Path) -> tuple[RunRecord, SubmittedRun]:
-    """The record of a run that its platform goes on with, and where that is."""
-    there, sent = place_of(record)
-    mark = RunTag(record.run_id, sent.definition, f"{sent.token}-{sent.resumed + 1}")
-    placed = there.resume(sent_definition(record, home), sent.id, mark)
-    update = {"id": placed.id, "url": placed.url, "resumed": sent.resumed + 1, "settled": False}
+def resume_on_platform(record: RunRecord, home: Path) -> tuple[RunRecord, SubmittedRun]:
+    """Have the platform continue a run; returns its record, and where the run is now."""
+    platform, submission = place_of(record)
+    resumed = submission.resumed + 1
+    # a token of its own for each time, so that a retried command resumes once
+    tag = RunTag(record.run_id, submission.definition, f"{submission.token}-{resumed}")
+    submitted_run = platform.resume(sent_definition(record, home), submission.id, tag)
+    submission = submission.model_copy(
+        update={
+            "id": submitted_run.id,
+            "url": submitted_run.url,
+            "resumed": resumed,
+            "settled": False,
+        }
+    )
     # what the steps did before is not what they do now, least of all in another job
     steps = tuple(StepRecord(name=step.name, component=step.component) for step in record.steps)
-    update = {"submission": sent.model_copy(update=update), "steps": steps}
-    record = record.model_copy(update={**update, "status": "running", "error": ""})
+    record = record.model_copy(
+        update={
+            "submission": submission,
+            "steps": steps,
+            "status": "running",
+            "error": "",
+        }
+    )
     record.write(home / "runs" / record.run_id / "run.json")
-    return record, placed
+    return record, submitted_run
 
 
-def _brought_home(record: RunRecord, home: Path) -> RunRecord:
-    """With what steps left in files under `home`; what does not answer now is asked for later."""
-    folder, settled, steps = home.resolve() / "runs" / record.run_id, True, list[StepRecord]()
+def _with_files_at_home(record: RunRecord, home: Path) -> RunRecord:
+    """The record of a run that ended, after what its steps left was copied under `home`.
+
+    Its submission is settled unless something did not answer, which is asked for again
+    later."""
+    folder = home.resolve() / "runs" / record.run_id
     failed = first_failed(record.steps)
+    steps: list[StepRecord] = []
+    settled = True
     for step in record.steps:
+        is_first_failed = failed is not None and step.name == failed.name
         try:
             if step.status == "succeeded":
                 step = step.model_copy(update={"artifacts": _artifacts(record, step, folder)})
-            elif failed and step.name == failed.name and step.log and not Path(step.log).is_file():
-                step = step.model_copy(update={"log": _kept_log(record, step, folder)})
+            elif is_first_failed and step.log and not Path(step.log).is_file():
+                step = step.model_copy(update={"log": _copy_log(record, step, folder)})
         except PlatformError as error:
             settled = False
             log.warning("what `%s` left could not be read: %s", step.name, error)
@@ -182,36 +250,47 @@ def _brought_home(record: RunRecord, home: Path) -> RunRecord:
 
 
 def _artifacts(record: RunRecord, step: StepRecord, folder: Path) -> dict[str, ArtifactRecord]:
-    there, sent = place_of(record)
-    found = dict(there.artifacts(sent.id, step))
-    for name, artifact in found.items():
+    """The artifacts of a step; records of ours among them are copied into `folder`."""
+    platform, submission = place_of(record)
+    artifacts = dict(platform.artifacts(submission.id, step))
+    for name, artifact in artifacts.items():
         kind = artifact.metadata.get("record")
-        if kind in RECORD_FILES:
-            kept = folder / "records" / slug(step.name) / slug(name)
-            if _copied(there.read, artifact.uri, kind, kept):
-                model = {"schema_title": "system.Model"} if kind == "training" else {}
-                found[name] = artifact.model_copy(update={"kept": str(kept), **model})
-    return found
+        if kind not in RECORD_FILES:
+            continue
+        record_folder = folder / "records" / slug(step.name) / slug(name)
+        if _copy_record(platform.read, artifact.uri, kind, record_folder):
+            update = {"kept": str(record_folder)}
+            if kind == "training":  # it lies in the model's folder
+                update["schema_title"] = "system.Model"
+            artifacts[name] = artifact.model_copy(update=update)
+    return artifacts
 
 
-def _copied(read: Callable[[str], bytes], uri: str, kind: str, folder: Path) -> bool:
-    """Whether the record is there; a file in the artifact's folder, or the artifact."""
+def _copy_record(read: Callable[[str], bytes], uri: str, kind: str, folder: Path) -> bool:
+    """Copy a record; False where it is not there.
+
+    It is a file in the artifact's folder, or the artifact itself."""
     name = RECORD_FILES[kind]
-    for place in (f"{uri}/{name}", uri):
-        with contextlib.suppress(FileNotFoundError):
-            content = read(place)
-            break
-    else:
+    content: bytes | None = None
+    for path in (f"{uri}/{name}", uri):
+        try:
+            content = read(path)
+        except FileNotFoundError:
+            continue
+        break
+    if content is None:
         return False
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(content)
-    for beside in (HISTORY, PROFILE) if kind == "training" else ():
-        with contextlib.suppress(FileNotFoundError):
-            (folder / beside).write_bytes(read(f"{uri}/{beside}"))
+    if kind == "training":
+        for name_beside in (HISTORY, PROFILE):
+            with contextlib.suppress(FileNotFoundError):
+                (folder / name_beside).write_bytes(read(f"{uri}/{name_beside}"))
     return True
 
 
-def _kept_log(record: RunRecord, step: StepRecord, folder: Path) -> str:
+def _copy_log(record: RunRecord, step: StepRecord, folder: Path) -> str:
+    """Copy the log of a step into `folder`; returns the path of the copy."""
     path = folder / "logs" / f"{slug(step.name)}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:

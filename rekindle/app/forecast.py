@@ -1,23 +1,31 @@
-"""A plan in words, with bars of memory and time; and as a value for notebooks that shows them."""
+"""A plan in words, with bars of memory and time, and as a value for notebooks."""
 
 import dataclasses
 import html
 from collections.abc import Iterator
-from typing import Any
 
 from rekindle import formats
-from rekindle.outputs import Planned, PlannedLayout, PlannedSpot
+from rekindle.outputs import Planned, PlannedLayout, PlannedRest, PlannedSpot
 
 GIB = 2**30
 HEAD = 11  # characters of a line before its text
-_BAR = 40
+_BAR = 40  # characters of the longest bar
 _MOST_REASONS = 8
-_TOLD = ("machines", "layout", "memory", "step", "training", "on demand", "spot", "besides")
+_OUTLOOK = (
+    "machines",
+    "layout",
+    "memory",
+    "step",
+    "training",
+    "on demand",
+    "spot",
+    "besides",
+)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Forecast:
-    """What a training needs, how long it takes and what it costs: `record` holds all of it."""
+    """What a training needs, how long it takes and what it costs, all in `record`."""
 
     record: Planned
 
@@ -33,7 +41,8 @@ class Forecast:
 
     @property
     def hours(self) -> tuple[float, float, float] | None:
-        """Of training without interruptions: least, expected, most; None for uncounted data."""
+        """Of training without interruptions: least, expected, most; None where
+        unknown."""
         return self.record.hours
 
     @property
@@ -43,19 +52,19 @@ class Forecast:
 
     @property
     def refused(self) -> list[str]:
-        """Why it should not be submitted, and what to do; empty where nothing speaks against it."""
+        """Why it should not be submitted, and what to do; empty where it may be."""
         return [f"{error.what}: {error.fix}" for error in self.record.errors]
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, object]]:
         """The chosen layout, then the next best: `pandas.DataFrame(plan.rows)`."""
         layouts = (self.record.chosen, *self.record.others)
-        return [_row(one, one is self.record.chosen) for one in layouts]
+        return [_row(layout, layout is self.record.chosen) for layout in layouts]
 
     @property
     def rejected(self) -> list[dict[str, str]]:
         """Why not the others: `pandas.DataFrame(plan.rejected)`."""
-        return [{"layout": one.layout, "reason": one.reason} for one in self.record.rejected]
+        return [{"layout": r.layout, "reason": r.reason} for r in self.record.rejected]
 
     def __str__(self) -> str:
         return "\n".join(lines(self.record))
@@ -67,7 +76,7 @@ class Forecast:
         return f'<pre style="white-space:pre-wrap">{html.escape(str(self))}</pre>'
 
 
-def _row(layout: PlannedLayout, chosen: bool) -> dict[str, Any]:
+def _row(layout: PlannedLayout, chosen: bool) -> dict[str, object]:
     least, expected, most = layout.step_seconds
     return {
         "layout": layout.layout,
@@ -95,11 +104,12 @@ def _row(layout: PlannedLayout, chosen: bool) -> dict[str, Any]:
 
 def lines(plan: Planned) -> Iterator[str]:
     """The plan for people, with bars of memory and time."""
-    whole = plan.chosen.step_seconds[1]
-    bars = {
-        "memory": [(t.name, t.amount, formats.binary(t.amount)) for t in plan.memory],
-        "step": [(t.name, t.amount, f"{t.amount / whole:.0%}") for t in plan.time],
-    }
+    step_seconds = plan.chosen.step_seconds[1]
+    bars: dict[str, list[tuple[str, float, str]]] = {"memory": [], "step": []}
+    for term in plan.memory:
+        bars["memory"].append((term.name, term.amount, formats.binary(term.amount)))
+    for term in plan.time:
+        bars["step"].append((term.name, term.amount, f"{term.amount / step_seconds:.0%}"))
     yield title(plan)
     for head, text in facts(plan):
         yield f"{head:<{HEAD}}{text}"
@@ -108,10 +118,13 @@ def lines(plan: Planned) -> Iterator[str]:
 
 def outlook(plan: Planned | None) -> Iterator[str]:
     """The figures in a few lines, for the user who confirms."""
-    told = False
-    for head, text in facts(plan) if plan else ():
-        told = head in _TOLD if head else told
-        if told:
+    if plan is None:
+        return
+    is_shown = False
+    for head, text in facts(plan):
+        if head:  # a line without one belongs to the line before
+            is_shown = head in _OUTLOOK
+        if is_shown:
             yield f"  {head:<{HEAD}}{text}"
 
 
@@ -123,21 +136,11 @@ def title(plan: Planned) -> str:
 
 def facts(plan: Planned) -> Iterator[tuple[str, str]]:
     """All else in words, each under a head; what belongs to the one before has none."""
-    chosen = plan.chosen
-    yield "machines", _machines(chosen)
-    how = chosen.activation_checkpointing
-    size = f"micro-batch {chosen.micro_batch_size} x {chosen.accumulation}"
-    again = f", {how} activation checkpointing" if how != "none" else ""
-    numbers = f", {chosen.precision}" if chosen.precision else ""
-    by = f" by DeepSpeed's {chosen.zero}" if chosen.zero else ""
-    yield "layout", f"{chosen.layout}{by}{numbers}, {size}{again}"
-    tensors = f"{formats.binary(chosen.memory_bytes)} of it tensors"
-    needed, has = map(formats.binary, (chosen.needed_bytes, chosen.device_bytes))
-    per = "a process" if chosen.gpu == "CPU" else "a GPU"
-    yield "memory", f"{needed} of {has} {per}, {tensors}"
-    low, middle, high = map(formats.seconds, chosen.step_seconds)
-    mfu = f", {chosen.mfu:.0%} MFU" if chosen.mfu else ""
-    yield "step", f"{middle} ({low} to {high}), {chosen.tokens_per_second:,.0f} tokens/s{mfu}"
+    # these four are known of every plan
+    yield "machines", _machines(plan.chosen)
+    yield "layout", _layout(plan.chosen)
+    yield "memory", _memory(plan.chosen)
+    yield "step", _step(plan.chosen)
     if plan.hours is not None:
         least, expected, most = map(formats.hours, plan.hours)
         yield "training", f"{expected} ({least} to {most}), {plan.steps:,} steps"
@@ -147,10 +150,7 @@ def facts(plan: Planned) -> Iterator[tuple[str, str]]:
     if plan.spot is not None:
         yield from _spot(plan.spot)
     if plan.rest is not None:
-        usd = "" if plan.rest.usd is None else f", {formats.usd(plan.rest.usd)}"
-        hours = formats.hours(plan.rest.hours)
-        nodes = f", but ingest and shard on {plan.rest.divided} nodes" if plan.rest.divided else ""
-        yield "besides", f"{hours}{usd} for other steps, as in {plan.rest.run_id}{nodes}"
+        yield "besides", _other_steps(plan.rest)
     yield from _others(plan)
     yield from (("advice", line) for line in plan.advice)
     yield from (("if", line) for line in plan.if_else)
@@ -158,58 +158,116 @@ def facts(plan: Planned) -> Iterator[tuple[str, str]]:
     yield from (("refused", f"{error.what}: {error.fix}") for error in plan.errors)
 
 
+def _layout(chosen: PlannedLayout) -> str:
+    text = chosen.layout
+    if chosen.zero:
+        text += f" by DeepSpeed's {chosen.zero}"
+    if chosen.precision:
+        text += f", {chosen.precision}"
+    text += f", micro-batch {chosen.micro_batch_size} x {chosen.accumulation}"
+    if chosen.activation_checkpointing != "none":
+        text += f", {chosen.activation_checkpointing} activation checkpointing"
+    return text
+
+
+def _memory(chosen: PlannedLayout) -> str:
+    needed = formats.binary(chosen.needed_bytes)
+    device = formats.binary(chosen.device_bytes)
+    owner = "a process" if chosen.gpu == "CPU" else "a GPU"
+    return f"{needed} of {device} {owner}, {formats.binary(chosen.memory_bytes)} of it tensors"
+
+
+def _step(chosen: PlannedLayout) -> str:
+    low, middle, high = map(formats.seconds, chosen.step_seconds)
+    mfu = f", {chosen.mfu:.0%} MFU" if chosen.mfu else ""
+    return f"{middle} ({low} to {high}), {chosen.tokens_per_second:,.0f} tokens/s{mfu}"
+
+
+def _other_steps(rest: PlannedRest) -> str:
+    """The steps besides training, as they were in an earlier run."""
+    text = formats.hours(rest.hours)
+    if rest.usd is not None:
+        text += f", {formats.usd(rest.usd)}"
+    text += f" for other steps, as in {rest.run_id}"
+    if rest.divided:
+        text += f", but ingest and shard on {rest.divided} nodes"
+    return text
+
+
 def _spot(spot: PlannedSpot) -> Iterator[tuple[str, str]]:
-    times = f"{spot.interruptions[0]:.1f}", f"{spot.interruptions[1]:.1f}"
+    fewest, most = spot.interruptions
+    interruptions = f"{_range(f'{fewest:.1f}', f'{most:.1f}')} interruptions"
     rate = f"{spot.hazard}: {spot.hazard_per_node_hour:g} a node and hour"
-    usd, hours = _to(*map(formats.usd, spot.usd)), _to(*map(formats.hours, spot.hours))
-    often = f"{_to(*times)} interruptions ({rate}), a checkpoint every {spot.every} steps"
-    yield "spot", f"{usd}, {hours}, {often}"
+    usd = _range(*map(formats.usd, spot.usd))
+    hours = _range(*map(formats.hours, spot.hours))
+    yield (
+        "spot",
+        f"{usd}, {hours}, {interruptions} ({rate}), a checkpoint every {spot.every} steps",
+    )
     for name, chances in (("in time", spot.in_time), ("in budget", spot.in_budget)):
-        known = [f"{chance:.0%}" for chance in chances if chance is not None]
-        if known:
-            yield "", f"{_to(known[-1], known[0])} {name}"
+        percents = [f"{chance:.0%}" for chance in chances if chance is not None]
+        if percents:
+            yield "", f"{_range(percents[-1], percents[0])} {name}"
     if spot.fallback and spot.fallback_usd and spot.slack_hours is not None:
-        likely = _to(*(f"{chance:.0%}" for chance in spot.fallback))
-        behind = f"once {formats.hours(spot.slack_hours)} behind"
-        when = behind if spot.slack_hours > 0 else "from the start"
-        usd = _to(*map(formats.usd, spot.fallback_usd))
-        yield "", f"on demand {when}, for the deadline: {likely} likely, {usd} expected in all"
+        chance = _range(*(f"{chance:.0%}" for chance in spot.fallback))
+        when = "from the start"
+        if spot.slack_hours > 0:
+            when = f"once {formats.hours(spot.slack_hours)} behind"
+        usd = _range(*map(formats.usd, spot.fallback_usd))
+        yield (
+            "",
+            f"on demand {when}, for the deadline: {chance} likely, {usd} expected in all",
+        )
     if spot.viable != "yes":
         viable = "not viable" if spot.viable == "no" else f"viable {spot.viable}"
         yield "", f"{viable}: {'; '.join(spot.reasons)}"
 
 
 def _others(plan: Planned) -> Iterator[tuple[str, str]]:
-    mine = plan.chosen.machine, plan.chosen.nodes
-    best = plan.chosen.step_seconds[1]
+    """The next best layouts, and why not the first of those that were rejected."""
+    chosen = plan.chosen
     for other in plan.others:
-        where = "" if (other.machine, other.nodes) == mine else f"{_machines(other)}: "
-        by = other.step_seconds[1] / best - 1
-        word = "faster" if by < 0 else "slower"
-        speed = f"{abs(by):.0%} {word}" if abs(by) >= 0.005 else "as fast"
-        yield "or", f"{where}{other.layout}: {speed}, most of its time {other.dominant}"
-    shown = {other.layout for other in plan.others}
-    left = [r for r in plan.rejected if r.layout not in shown]
-    yield from (("not", f"{one.layout}: {one.reason}") for one in left[:_MOST_REASONS])
-    if (more := len(left) - _MOST_REASONS) > 0:
-        yield "", f"and {more} more (--json); {plan.weighed:,} candidates weighed"
+        machines = ""
+        if (other.machine, other.nodes) != (chosen.machine, chosen.nodes):
+            machines = f"{_machines(other)}: "
+        slower_by = other.step_seconds[1] / chosen.step_seconds[1] - 1
+        if abs(slower_by) < 0.005:  # would be shown as 0 %
+            speed = "as fast"
+        elif slower_by < 0:
+            speed = f"{-slower_by:.0%} faster"
+        else:
+            speed = f"{slower_by:.0%} slower"
+        yield (
+            "or",
+            f"{machines}{other.layout}: {speed}, most of its time {other.dominant}",
+        )
+    shown_layouts = {other.layout for other in plan.others}
+    rejected = [r for r in plan.rejected if r.layout not in shown_layouts]
+    for rejection in rejected[:_MOST_REASONS]:
+        yield "not", f"{rejection.layout}: {rejection.reason}"
+    not_shown = len(rejected) - _MOST_REASONS
+    if not_shown > 0:
+        yield "", f"and {not_shown} more (--json); {plan.weighed:,} candidates weighed"
 
 
 def _machines(layout: PlannedLayout) -> str:
     gpus = f"{layout.gpus_per_node} x {layout.gpu}"
-    where = f" in {layout.region}" if layout.region else ""
-    usd = layout.on_demand_usd_per_hour
-    price = "" if usd is None else f", ${usd:,.2f} an hour"
-    return f"{layout.nodes} x {layout.machine} ({gpus} each){where}{price}"
+    text = f"{layout.nodes} x {layout.machine} ({gpus} each)"
+    if layout.region:
+        text += f" in {layout.region}"
+    if layout.on_demand_usd_per_hour is not None:
+        text += f", ${layout.on_demand_usd_per_hour:,.2f} an hour"
+    return text
 
 
 def _bars(rows: list[tuple[str, float, str]]) -> Iterator[str]:
-    most = max((amount for _, amount, _ in rows), default=0.0)
+    """A bar for each row: its name, its length, and the text behind it."""
+    longest = max((amount for _, amount, _ in rows), default=0.0)
     width = max((len(name) for name, _, _ in rows), default=0)
-    for name, amount, said in rows:
-        length = max(1, round(_BAR * amount / most)) if most else 0
-        yield f"  {name:<{width}}  {'█' * length} {said}"
+    for name, amount, text in rows:
+        length = max(1, round(_BAR * amount / longest)) if longest else 0
+        yield f"  {name:<{width}}  {'█' * length} {text}"
 
 
-def _to(first: str, last: str) -> str:
+def _range(first: str, last: str) -> str:
     return first if first == last else f"{first} to {last}"

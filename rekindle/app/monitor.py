@@ -1,10 +1,12 @@
-"""`rekindle monitor`: a check of what serves, kept under the home for pages and for `watch`."""
+"""`rekindle monitor`: checks what serves; checks are kept for pages and for `watch`."""
 
 import datetime as dt
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from rekindle import formats, monitor
@@ -15,121 +17,177 @@ from rekindle.errors import RequestError
 from rekindle.platforms.local.store import make_home, slug
 from rekindle.records import Evidence, Monitored, Signal, write_atomically
 from rekindle.registry.models import served_model
+from rekindle.serve.messages import ServedModel
 from rekindle.spec.deploy import MonitorSpec
-from rekindle.spec.model import Spec
+from rekindle.spec.model import DataSpec, Spec
 from rekindle.tasks import load_task
 from rekindle.telemetry import Telemetry
 
+Verdict = Literal["alarm", "quiet", "too_few"]
 _MOST_KEPT = 1_000  # checks
 _SHARES = ("unknown", "prediction", "accuracy", "confidence", "brightness", "contrast")
+_WORDS = {
+    "unknown": "unknown words",
+    "prediction": "the most frequent class",
+    "latency": "the median latency",
+}
 
 
 def check(
     spec: Spec, home: Path, platform: str = "local", now: dt.datetime | None = None
 ) -> Monitored:
-    """Judge what the champion answered within `monitor.window` before `now` (UTC), and keep what
-    was found. RequestError where nothing is to be logged, or the champion keeps no reference."""
-    asked, to = spec.monitor or MonitorSpec(), log_to(spec, home, platform)
-    if to is None or spec.data is None:
-        fix = "add `monitor: {}`, deploy, and send requests"
-        raise RequestError("the config has no section `monitor`", where="monitor", fix=fix)
+    """Judge what the champion answered within `monitor.window` before `now` (UTC), and
+    keep the result. RequestError where nothing is to be logged, or the champion keeps no
+    reference."""
+    settings = spec.monitor or MonitorSpec()
+    log_of_predictions = log_to(spec, home, platform)
+    if log_of_predictions is None or spec.data is None:
+        raise RequestError(
+            "the config has no section `monitor`",
+            where="monitor",
+            fix="add `monitor: {}`, deploy, and send requests",
+        )
+    root = log_of_predictions.root
     now = now or dt.datetime.now(dt.UTC)
-    window = parse_duration(asked.window)
+    window = parse_duration(settings.window)
     start = shift(now, window, back=True)
+    start_of_earlier = shift(start, window, back=True)
     model = served_model(champion.registry_of(spec, home), spec.data, spec.task)
-    evidence = Evidence.read(model.evidence) if model.evidence else None
-    if evidence is None or evidence.reference is None:
-        what = f"version {model.version} was registered without rows to compare with"
-        fix = "train it again: what is registered now keeps them"
-        raise RequestError(what, where=model.name, fix=fix)
-    seen = monitor.seen(to.root, model.name, model.digest, start, now)
-    rows, labels = seen.rows, dict[str, monitor.Label]()
-    answers = (rows.column(name).null_count < len(rows) for name in ("label", "value"))
-    if asked.labels and len(rows) and any(answers):
-        young = now
-        if asked.label_delay:
-            young = shift(now, parse_duration(asked.label_delay), back=True)
-        old = rows.filter(pc.less(rows.column("time"), young))
-        modality, ids = load_task(spec.task).modality, {*old.column("id").to_pylist()}
-        labels = monitor.labels(spec.data, modality, asked.labels, ids)
-    begin = shift(start, window, back=True)
-    earlier = monitor.seen(to.root, model.name, model.digest, begin, start)
+    evidence = _evidence_of(model)
+    logged = monitor.seen(root, model.name, model.digest, start, now)
+    rows = logged.rows
+    labels = _labels(spec.task, spec.data, settings, rows, now)
+    # the latency of now is compared with that of the window before
+    earlier = monitor.seen(root, model.name, model.digest, start_of_earlier, start)
     signals = monitor.judge(
-        evidence, rows, labels, asked.min_rows, asked.false_alarms, earlier.rows
+        evidence, rows, labels, settings.min_rows, settings.false_alarms, earlier.rows
     )
-    found = Monitored(
+    verdict, reason = _verdict(signals, logged, settings.min_rows, f"{root}/{model.name}")
+    p99_seconds = None
+    if len(rows):
+        p99_seconds = float(np.quantile(rows.column("seconds"), 0.99))
+    monitored = Monitored(
         name=spec.name,
         version=model.version,
         at=now.isoformat(timespec="seconds"),
         start=start.isoformat(timespec="seconds"),
         end=now.isoformat(timespec="seconds"),
-        **_said(signals, seen, asked.min_rows, f"{to.root}/{model.name}"),
+        verdict=verdict,
+        reason=reason,
         signals=signals,
-        rows=seen.total,
-        different=_different(seen),
-        left_out=seen.left_out,
+        rows=logged.total,
+        different=_different(logged),
+        left_out=logged.left_out,
         expected_accuracy=monitor.expected_accuracy(evidence, rows),
-        p99_seconds=float(np.quantile(rows.column("seconds"), 0.99)) if len(rows) else None,
+        p99_seconds=p99_seconds,
     )
+    _keep(monitored, home)
+    _push(monitored, platform)
+    return monitored
+
+
+def _evidence_of(model: ServedModel) -> Evidence:
+    """The evidence of a version, with the rows to compare with.
+
+    RequestError where it has none."""
+    evidence = Evidence.read(model.evidence) if model.evidence else None
+    if evidence is None or evidence.reference is None:
+        raise RequestError(
+            f"version {model.version} was registered without rows to compare with",
+            where=model.name,
+            fix="train it again: what is registered now keeps them",
+        )
+    return evidence
+
+
+def _labels(
+    task: str, data: DataSpec, settings: MonitorSpec, rows: pa.Table, now: dt.datetime
+) -> dict[str, monitor.Label]:
+    """The labels that have arrived for the rows, by id; none where none are to arrive, or
+    where no row has an answer that they could be compared with."""
+    if not settings.labels or not len(rows):
+        return {}
+    # language models answer neither with a class nor with a number
+    if not any(rows.column(name).null_count < len(rows) for name in ("label", "value")):
+        return {}
+    # younger rows may wait for their label, and are not wrong answers
+    labelled_until = now
+    if settings.label_delay:
+        labelled_until = shift(now, parse_duration(settings.label_delay), back=True)
+    old_rows = rows.filter(pc.less(rows.column("time"), labelled_until))
+    ids = set(old_rows.column("id").to_pylist())
+    return monitor.labels(data, load_task(task).modality, settings.labels, ids)
+
+
+def _keep(monitored: Monitored, home: Path) -> None:
+    """Append a check to those of its config under `home`; the oldest go."""
     make_home(home)
-    file = home / "monitored" / f"{slug(spec.name)}.jsonl"
-    file.parent.mkdir(exist_ok=True)
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    before = text.rstrip("\n").split("\n") if text else []
-    write_atomically(file, "\n".join([*before[-_MOST_KEPT:], found.to_json(), ""]))
-    _push(found, platform)
-    return found
+    path = home / "monitored" / f"{slug(monitored.name)}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = text.rstrip("\n").split("\n") if text else []
+    write_atomically(path, "\n".join([*lines[-_MOST_KEPT:], monitored.to_json(), ""]))
 
 
-def _push(found: Monitored, platform: str) -> None:
+def _push(monitored: Monitored, platform: str) -> None:
     """Give a monitoring system the figures, as telemetry.py is asked to."""
-    telemetry = Telemetry(config=found.name, platform=platform)
+    telemetry = Telemetry(config=monitored.name, platform=platform)
     telemetry.set(
         {
-            "monitor.rows": found.rows,
-            "monitor.alarm": found.verdict == "alarm",
-            "monitor.expected_accuracy": found.expected_accuracy,
-            "monitor.p99_seconds": found.p99_seconds,
+            "monitor.rows": monitored.rows,
+            "monitor.alarm": monitored.verdict == "alarm",
+            "monitor.expected_accuracy": monitored.expected_accuracy,
+            "monitor.p99_seconds": monitored.p99_seconds,
         }
     )
-    for one in found.signals:
-        figures = {"now": one.now, "effect": one.effect, "p_value": one.p_value}
-        named = {f"monitor.signal.{name}": value for name, value in figures.items()}
-        telemetry.set({**named, "monitor.signal.alarm": one.alarm}, signal=one.name)
+    for signal in monitored.signals:
+        telemetry.set(
+            {
+                "monitor.signal.now": signal.now,
+                "monitor.signal.effect": signal.effect,
+                "monitor.signal.p_value": signal.p_value,
+                "monitor.signal.alarm": signal.alarm,
+            },
+            signal=signal.name,
+        )
     telemetry.close()
 
 
-def _different(seen: monitor.Seen) -> int:
+def _different(logged: monitor.Seen) -> int:
     """How many contents are among the rows; of more rows than are drawn, among those."""
-    return len(monitor.distinct(seen.rows))
+    return len(monitor.distinct(logged.rows))
 
 
-def _said(
-    signals: tuple[Signal, ...], seen: monitor.Seen, least: int, place: str
-) -> dict[str, str]:
-    counted, drawn = _different(seen), len(seen.rows)
-    repeats = f" (of {drawn:,} rows {counted:,} different)" if counted < drawn else ""
-    alarms = [one for one in signals if one.alarm]
+def _verdict(
+    signals: tuple[Signal, ...], logged: monitor.Seen, min_rows: int, folder: str
+) -> tuple[Verdict, str]:
+    """The verdict on the signals, and the reason in words."""
+    drawn = len(logged.rows)
+    different = _different(logged)
+    repeats = ""
+    if different < drawn:
+        repeats = f" (of {drawn:,} rows {different:,} different)"
+    alarms = [sentence(signal) for signal in signals if signal.alarm]
     if alarms:
-        return {"verdict": "alarm", "reason": "; ".join(map(sentence, alarms)) + repeats}
+        return "alarm", "; ".join(alarms) + repeats
     if not signals:
-        different = "different rows" if repeats else "rows"
-        reason = f"{counted:,} {different} in {place} are too few to tell: {least:,} are needed"
-        return {"verdict": "too_few", "reason": reason + repeats}
-    reason = f"{len(signals)} signals are as they were before{repeats}"
-    return {"verdict": "quiet", "reason": reason}
+        rows = "different rows" if repeats else "rows"
+        return "too_few", (
+            f"{different:,} {rows} in {folder} are too few to tell: {min_rows:,} are needed"
+            f"{repeats}"
+        )
+    return "quiet", f"{len(signals)} signals are as they were before{repeats}"
 
 
-def sentence(one: Signal) -> str:
-    """What a signal says, in words."""
-    is_share = one.name.partition(":")[0] in _SHARES
-    shown: Callable[[float], str] = "{:.1%}".format if is_share else formats.metric
-    rows, shown = ("requests", formats.seconds) if one.name == "latency" else ("rows", shown)
-    before, now = map(shown, (one.before, one.now))
-    words = {
-        "unknown": "unknown words",
-        "prediction": "the most frequent class",
-        "latency": "the median latency",
-    }
-    what = words.get(one.name, one.name)
-    return f"{what} went from {before} to {now} ({one.rows:,} {rows}, p = {one.p_value:.2g})"
+def sentence(signal: Signal) -> str:
+    """What a signal found, in words."""
+    rows = "rows"
+    shown: Callable[[float], str] = formats.metric
+    if signal.name == "latency":
+        rows = "requests"
+        shown = formats.seconds
+    elif signal.name.partition(":")[0] in _SHARES:
+        shown = "{:.1%}".format
+    name = _WORDS.get(signal.name, signal.name)
+    change = f"from {shown(signal.before)} to {shown(signal.now)}"
+    return f"{name} went {change} ({signal.rows:,} {rows}, p = {signal.p_value:.2g})"

@@ -1,6 +1,6 @@
-"""Tells a webhook how a run ended, as `notify` asks: one short text that Slack, Mattermost and
-Teams show; and a monitoring system in figures. That they cannot be told changes nothing of the
-run."""
+"""Tells a webhook how a run ended, as `notify` asks: one short text that Slack,
+Mattermost and Teams show; and a monitoring system in figures. A failure to tell them
+changes nothing of the run."""
 
 import contextlib
 import logging
@@ -21,15 +21,20 @@ from rekindle.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
-SECONDS = 20.0  # of repetition; a request takes at most 10
+SECONDS = 20.0  # of repetition
+_REQUEST_SECONDS = 10
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def tell_of(record: RunRecord) -> None:
-    """Tell the webhook of the record's config how the run ended, if it is to be told of that."""
+    """Tell the webhook of the record's config how the run ended, if it asks for that."""
     section = record.spec.get("notify")
-    if section and (found := _outcome(record)):
-        tell(NotifySpec.model_validate(section), *found)
+    if not section:
+        return
+    outcome = _outcome(record)
+    if outcome is not None:
+        kind, text = outcome
+        tell(NotifySpec.model_validate(section), kind, text)
 
 
 def tell(notify: NotifySpec | None, outcome: Outcome, text: str) -> None:
@@ -44,7 +49,7 @@ def tell(notify: NotifySpec | None, outcome: Outcome, text: str) -> None:
             # in a thread: an answer that drips in would hold the run up
             sending = threading.Thread(target=_send, args=(url, masked(text)), daemon=True)
             sending.start()
-            sending.join(SECONDS + 10)
+            sending.join(SECONDS + _REQUEST_SECONDS)
             if sending.is_alive():
                 log.warning("notify.webhook takes too long to answer")
             return
@@ -52,52 +57,63 @@ def tell(notify: NotifySpec | None, outcome: Outcome, text: str) -> None:
 
 
 def push(record: RunRecord, home: Path) -> None:
-    """Give a monitoring system what a run that ended came to, as telemetry.py is asked to."""
+    """Give a monitoring system the figures of a run that ended, if telemetry is on."""
     telemetry = Telemetry(config=record.name, platform=record.platform)
     if not telemetry.on:
         return
-    found = collect(record, history=False)
-    gate, model, metrics = gate_of(found), model_of(found), dict[str, float]()
+    findings = collect(record, history=False)
+    gate = gate_of(findings)
+    model = model_of(findings)
     usd = None
     if record.submission:
         with contextlib.suppress(RekindleError):  # `rekindle runs --costs` says what is wrong
             usd = Entry.of(record).cost(book(home)).usd
-    if found.evidence is not None:
-        metrics = {f"metric.{name}": value for name, value in found.evidence.metrics.items()}
-    telemetry.set(
-        {
-            "run.seconds": record.seconds,
-            "run.failed": record.status == "failed",
-            "run.promoted": gate.promoted if gate else None,
-            "run.usd": usd,
-            "model.version": float(model.version) if model else None,
-            **metrics,
-        }
-    )
+    metrics = {}
+    if findings.evidence is not None:
+        metrics = {f"metric.{name}": value for name, value in findings.evidence.metrics.items()}
+    figures = {
+        "run.seconds": record.seconds,
+        "run.failed": record.status == "failed",
+        "run.promoted": None,
+        "run.usd": usd,
+        "model.version": None,
+        **metrics,
+    }
+    if gate is not None:
+        figures["run.promoted"] = gate.promoted
+    if model is not None:
+        figures["model.version"] = float(model.version)
+    telemetry.set(figures)
     telemetry.close()
 
 
 def _send(url: str, text: str) -> None:
+    def post() -> None:
+        # not parsed: Slack answers `ok`, which is not JSON
+        request(url, body={"text": text}, timeout_seconds=_REQUEST_SECONDS, parse=False)
+
     try:
-        retried(
-            lambda: request(url, body={"text": text}, timeout_seconds=10, parse=False),
-            growing(1, 8, SECONDS),
-        )
+        retried(post, growing(1, 8, SECONDS))
     except HttpError as error:  # the address is a secret: the error names its host only
         log.warning("notify.webhook was not told: %s", error)
 
 
 def _outcome(record: RunRecord) -> tuple[Outcome, str] | None:
-    why = f"It ran because {record.because}. " if record.because else ""
-    about = f"{why}Run {record.run_id}" + f" on {record.platform}" * (record.platform != "local")
+    """How a run ended, in kind and in words; None for what is not told."""
+    reason = f"It ran because {record.because}. " if record.because else ""
+    platform = "" if record.platform == "local" else f" on {record.platform}"
+    run = f"{reason}Run {record.run_id}{platform}"
     if record.status == "failed":
-        return "failure", f"{record.name}: the run failed: {record.error}. {about}"
+        return "failure", f"{record.name}: the run failed: {record.error}. {run}"
     if record.status != "succeeded":
         return None  # it was stopped, or goes on elsewhere
     gate = gate_of(collect(record, history=False))
     if gate is None and record.settings:
         return None  # one training of a grid
     if gate is None:
-        return "success", f"{record.name}: the run succeeded. {about}"
-    words = f"{record.name}: {gate.decision.replace('_', ' ')}: {gate.reason.rstrip('.')}. {about}"
-    return ("refusal" if gate.decision == "refused" else "success"), words
+        return "success", f"{record.name}: the run succeeded. {run}"
+    decision = gate.decision.replace("_", " ")
+    text = f"{record.name}: {decision}: {gate.reason.rstrip('.')}. {run}"
+    if gate.decision == "refused":
+        return "refusal", text
+    return "success", text

@@ -1,7 +1,6 @@
-"""What can be known to be wrong with a config, this machine and a platform before anything is
-written or started: all of it at once, each with its fix."""
+"""What can be known to be wrong with a config, this machine and a platform before
+anything is written or started: all of it at once, each with its fix."""
 
-import contextlib
 import functools
 import glob
 import importlib.util
@@ -14,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rekindle.app.compile import compiled
@@ -34,10 +33,10 @@ from rekindle.launch.process import has_gpu
 from rekindle.outputs import Readiness, ReadinessCheck, rows_of
 from rekindle.plan.request import known_shape
 from rekindle.platforms.checks import Needs, run_checks
-from rekindle.platforms.checks import problems as wrong_ones
+from rekindle.platforms.checks import problems as problems_of
 from rekindle.platforms.docker import find
 from rekindle.platforms.platform import Platform
-from rekindle.platforms.submission import Definition, problems_in
+from rekindle.platforms.submission import Definition
 from rekindle.spec.checks import unknown_classes
 from rekindle.spec.layout import resolve
 from rekindle.spec.layout_support import KIND_OF, cell_of, refusal, require
@@ -49,30 +48,46 @@ from rekindle.train.look import Question, look
 
 log = logging.getLogger(__name__)
 
+# package -> extra of rekindle that installs it
 NEEDED = {"pyarrow": "data", "numpy": "data", "torch": "train", "mlflow": "registry"}
-REGISTRY_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+REGISTRY_SCHEMES = (
+    "http",
+    "https",
+    "sqlite",
+    "postgresql",
+    "mysql",
+    "mssql",
+    "databricks",
+)
 LOOK_SECONDS = 120
+_MPIRUN_SECONDS = 20
+_FEWEST_MODEL_TYPES = 50  # fewer: transformers' tables are written in another way
 _PLACEHOLDER = re.compile(r"\{window(:[^}]*)?\}")
-_problem = problems_in(__file__)
+_INSTALL_OPEN_MPI = "install Open MPI (apt-get install openmpi-bin), or use torchrun"
+_CHECK_THE_PATH = "check the path; relative ones start at the config's folder"
 
 
 def preflight(spec: Spec, home: Path) -> None:
-    """Raise RequestError with everything that would make a local run of `spec` fail at once."""
-    if problems := [problem for found in looks(spec, home).values() for problem in found]:
+    """Raise RequestError with everything that would make a local run fail at once."""
+    problems = list(itertools.chain.from_iterable(problems_by_check(spec, home).values()))
+    if problems:
         raise RequestError(problems)
 
 
-def looks(spec: Spec, home: Path, *, whole: bool = False) -> dict[str, list[Problem]]:
-    """What was looked at, and what is wrong with it; writes nothing. `whole`: the network of an
-    inline config is built, too, without values, which takes seconds."""
-    found = {
+def problems_by_check(spec: Spec, home: Path, *, whole: bool = False) -> dict[str, list[Problem]]:
+    """The problems of a local run, by the check that found them; writes nothing.
+
+    `whole`: the network of an inline config is built, too, without values, which takes
+    seconds."""
+    checks_network = whole or _is_folder(spec.model.source)
+    checks: dict[str, Iterable[Problem]] = {
         "packages": _packages(spec),
         "files": _files(spec),
         "task": _task(spec),
         "first rows of the data": [*first_look(spec, far=True), *_classes(spec)],
         "architecture": _architecture(spec),
         "adapters": _adapters(spec),
-        "network": _network(spec) if whole or _is_folder(spec.model.source) else (),
+        "network": _network(spec) if checks_network else [],
         "layout": _layout(spec),
         "engine": _engine(spec),
         "secrets": _secrets(spec),
@@ -80,12 +95,14 @@ def looks(spec: Spec, home: Path, *, whole: bool = False) -> dict[str, list[Prob
         "registry": _registry(spec),
         "home": _home(home),
     }
-    return {name: list(problems) for name, problems in found.items()}
+    return {name: list(problems) for name, problems in checks.items()}
 
 
-def ready(platform: str, spec: Spec, *, whole: bool = True) -> Definition:
-    """The definition; RequestError with everything that is wrong with it or not said. `whole` as in
-    `looks`: nothing is trained yet where it is False."""
+def compile_for(platform: str, spec: Spec, *, whole: bool = True) -> Definition:
+    """The definition for a platform.
+
+    RequestError with everything that is wrong or missing in it. `whole` as in
+    `problems_by_check`: False where nothing is trained yet."""
     problems: list[Problem] = list(Platform.of(platform, spec.platforms).settings.missing())
     problems += wrong_anywhere(spec, whole=whole)
     with collected(problems):
@@ -96,18 +113,21 @@ def ready(platform: str, spec: Spec, *, whole: bool = True) -> Definition:
 
 
 def wrong_anywhere(spec: Spec, *, whole: bool = True) -> list[Problem]:
-    """What is wrong with the config wherever it runs; `whole` as in `looks`."""
-    checks = [_task(spec), _architecture(spec), _adapters(spec)]
-    problems = [problem for check in checks for problem in check]
+    """The problems of a config that do not depend on the platform.
+
+    `whole` as in `problems_by_check`."""
+    problems = [*_task(spec), *_architecture(spec), *_adapters(spec)]
     if not problems and whole:
         problems += _network(spec)
     return problems
 
 
 def refuse_early(platform: Platform, definition: Definition) -> None:
-    """RequestError with what would make a submission fail later, as far as it can be asked."""
-    if found := wrong_ones(run_checks(platform.checks(definition, Needs()), early=True)):
-        raise RequestError(dict.fromkeys(found))
+    """Raise RequestError with the problems that the early checks of a platform find."""
+    checks = run_checks(platform.checks(definition, Needs()), early=True)
+    problems = problems_of(checks)
+    if problems:
+        raise RequestError(dict.fromkeys(problems))
 
 
 def needs_of(spec: Spec, platform: str) -> Needs:
@@ -120,100 +140,159 @@ def needs_of(spec: Spec, platform: str) -> Needs:
     )
 
 
-def ready_here(spec: Spec, home: Path) -> Readiness:
-    """What this machine and the config lack for a run here."""
-    found = looks(spec, home, whole=True)
-    problems = list(itertools.chain.from_iterable(found.values()))
-    ok = functools.partial(ReadinessCheck, where="", state="ok", said="no problem found")
-    wrong = functools.partial(ReadinessCheck, where="", state="problem", said="")
-    checks = tuple((wrong if lacks else ok)(name=name) for name, lacks in found.items())
+def readiness_here(spec: Spec, home: Path) -> Readiness:
+    """What this machine and the config lack for a run on this machine."""
+    checks: list[ReadinessCheck] = []
+    problems: list[Problem] = []
+    for name, check_problems in problems_by_check(spec, home, whole=True).items():
+        problems += check_problems
+        if check_problems:
+            check = ReadinessCheck(name=name, where="", state="problem", said="")
+        else:
+            check = ReadinessCheck(name=name, where="", state="ok", said="no problem found")
+        checks.append(check)
     errors = rows_of(RequestError(problems)) if problems else ()
-    return Readiness(platform="local", checks=checks, errors=errors)
+    return Readiness(platform="local", checks=tuple(checks), errors=errors)
 
 
-def ready_there(spec: Spec | None, platform: str, home: Path) -> Readiness:
-    """What a platform and the config lack for each other; the permissions that steps need."""
-    there = Platform.of(platform, spec.platforms if spec else PlatformsSpec())
-    definition, lacks = None, list[Problem]()
-    spec = on_any_machine(spec, platform, home, lacks) if spec else None
-    with collected(lacks):
-        definition = ready(platform, spec) if spec else None
-    needs = needs_of(spec, platform) if spec else Needs()
-    found = run_checks(there.checks(definition, needs))
-    errors = dict.fromkeys((*lacks, *wrong_ones(found)))
+def readiness_on(spec: Spec | None, platform: str, home: Path) -> Readiness:
+    """What a platform and the config lack for each other, and the permissions of
+    steps."""
+    sections = spec.platforms if spec else PlatformsSpec()
+    target = Platform.of(platform, sections)
+    definition = None
+    needs = Needs()
+    problems: list[Problem] = []
+    if spec is not None:
+        spec = on_any_machine(spec, platform, home, problems)
+        with collected(problems):
+            definition = compile_for(platform, spec)
+        needs = needs_of(spec, platform)
+    checks = run_checks(target.checks(definition, needs))
+    problems += problems_of(checks)
+    errors = rows_of(RequestError(dict.fromkeys(problems))) if problems else ()
     return Readiness(
         platform=platform,
-        permissions=there.permissions(needs),
-        checks=found,
-        errors=rows_of(RequestError(errors)) if errors else (),
+        permissions=target.permissions(needs),
+        checks=checks,
+        errors=errors,
     )
 
 
 def _packages(spec: Spec) -> Iterator[Problem]:
+    """Packages that the shipped pipeline needs; a user's may need others."""
     if spec.pipeline is not None:
         return
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+    missing = [name for name in NEEDED if not _is_installed(name)]
+    if missing:
         extras = ",".join(sorted({NEEDED[name] for name in missing}))
-        yield _problem("packages", missing=", ".join(missing), extras=extras)
+        yield Problem(
+            f"a local run needs {', '.join(missing)}",
+            fix=f"pip install 'rekindle[{extras}]', or [local] for all",
+        )
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _engine(spec: Spec) -> Iterator[Problem]:
-    """Whether what another engine, launcher, precision or base needs is installed."""
+    """What another engine, launcher, precision or base needs and is not installed."""
+    train = spec.train
     lora = spec.model.lora
-    if lora is not None and lora.base == "4bit" and not importlib.util.find_spec("bitsandbytes"):
-        yield _problem("no_bitsandbytes")
-    if spec.train.launcher == "mpirun":
-        if (mpirun := shutil.which("mpirun")) is None:
-            yield _problem("no_mpirun")
-        else:
-            found = ""
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                words = [mpirun, "--version"]
-                found = subprocess.run(words, capture_output=True, text=True, timeout=20).stdout
-            if "Open MPI" not in found:
-                yield _problem("other_mpirun", path=mpirun)
-    if spec.train.precision == "fp8" and not importlib.util.find_spec("torchao"):
-        yield _problem("no_torchao")
-    engine = engine_of(spec.train.engine)
-    if engine is not None and importlib.util.find_spec(engine.package) is None:
-        yield _problem("no_engine", engine=spec.train.engine, package=engine.package)
-    for program in engine.programs(spec.train) if engine is not None else ():
+    if lora is not None and lora.base == "4bit" and not _is_installed("bitsandbytes"):
+        yield Problem(
+            "a base in 4 bits needs the package bitsandbytes",
+            "model.lora.base",
+            "pip install 'rekindle[qlora]'",
+        )
+    if train.launcher == "mpirun":
+        mpirun = shutil.which("mpirun")
+        if mpirun is None:
+            yield Problem("there is no mpirun", "train.launcher", _INSTALL_OPEN_MPI)
+        elif not _is_open_mpi(mpirun):
+            yield Problem(f"{mpirun} is not Open MPI's", "train.launcher", _INSTALL_OPEN_MPI)
+    if train.precision == "fp8" and not _is_installed("torchao"):
+        yield Problem(
+            "fp8 needs the package torchao",
+            "train.precision",
+            "pip install 'rekindle[fp8]'",
+        )
+    engine = engine_of(train.engine)
+    if engine is None:
+        return
+    if not _is_installed(engine.package):
+        yield Problem(
+            f"the engine {train.engine} needs the package {engine.package}",
+            "train.engine",
+            f"pip install 'rekindle[{train.engine}]'",
+        )
+    for program in engine.programs(train):
         if shutil.which(program) is None:
-            yield _problem("no_program", engine=spec.train.engine, program=program)
+            yield Problem(
+                f"the engine {train.engine} needs {program} for these settings",
+                "train.engine_config",
+                f"install {program}, or remove offload",
+            )
+
+
+def _is_open_mpi(mpirun: str) -> bool:
+    """Whether this mpirun is Open MPI's: MPICH and others take other options."""
+    try:
+        answer = subprocess.run(
+            [mpirun, "--version"], capture_output=True, text=True, timeout=_MPIRUN_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return "Open MPI" in answer.stdout
 
 
 def _files(spec: Spec) -> Iterator[Problem]:
-    for part in spec.data.parts if spec.data else ():
-        yield from _source(part.source)
+    """Local files and folders that the config names and that are not there."""
+    if spec.data is not None:
+        for part in spec.data.parts:
+            yield from _source(part.source)
     if spec.pipeline is not None:
         path, colon, _ = spec.pipeline.partition(".py:")
         yield from _file(path + colon.removesuffix(":"), "pipeline")
     if spec.train.entrypoint:
-        script, *_ = shlex.split(spec.train.entrypoint)
-        yield from _file(script, "train.entrypoint") if script != "-m" else ()
-    fields = {name: getattr(spec.model, name) for name in ("source", "tokenizer", "init_from")}
+        script = shlex.split(spec.train.entrypoint)[0]
+        if script != "-m":  # what follows is a module, which the step imports
+            yield from _file(script, "train.entrypoint")
+    sources = {
+        "source": spec.model.source,
+        "tokenizer": spec.model.tokenizer,
+        "init_from": spec.model.init_from,
+    }
     if spec.model.teacher is not None:
-        fields["teacher.source"] = spec.model.teacher.source
-    for field, value in fields.items():
-        if isinstance(value, str) and value.startswith("/") and not Path(value).exists():
-            yield _problem("no_model", field=field, path=value)
+        sources["teacher.source"] = spec.model.teacher.source
+    for field, source in sources.items():
+        # other names are the hub's, or URIs
+        if isinstance(source, str) and source.startswith("/") and not Path(source).exists():
+            yield Problem(
+                f"folder not found: {source}",
+                f"model.{field}",
+                "check the path; a hub name has no leading slash",
+            )
 
 
 def _source(source: str) -> Iterator[Problem]:
+    """A source of data on this machine that matches no file."""
     if "://" in source or source.startswith(("sklearn:", "hub:")):
         return
     pattern = _PLACEHOLDER.sub("*", source)
     # Path.glob refuses absolute patterns
     if not Path(pattern).exists() and not glob.glob(pattern, recursive=True):  # noqa: PTH207
-        yield _problem("no_source", source=source)
+        yield Problem(f"no such file or folder: {source}", "data.source", _CHECK_THE_PATH)
 
 
 def _file(path: str, field: str) -> Iterator[Problem]:
     if not Path(path).is_file():
-        yield _problem("no_file", where=field, path=path)
+        yield Problem(f"file not found: {path}", field, _CHECK_THE_PATH)
 
 
 def _task(spec: Spec) -> Iterator[Problem]:
+    """What the task refuses of the sections `data` and `model`."""
     if not spec.task:
         return
     if spec.task not in BUILTIN_TASKS:
@@ -228,27 +307,36 @@ def _task(spec: Spec) -> Iterator[Problem]:
 
 
 def first_look(spec: Spec, *, far: bool = False) -> list[Problem]:
-    """What the first rows of a source, here or `far` away, show that `ingest` would refuse."""
-    data, known = spec.data, spec.pipeline is None and spec.task in BUILTIN_TASKS
-    if data is None or not known or any(any(_source(part.source)) for part in data.parts):
+    """The problems that `ingest` would refuse, as far as the first rows show them.
+
+    `far`: sources elsewhere are read, too."""
+    data = spec.data
+    reads_rows = spec.pipeline is None and spec.task in BUILTIN_TASKS
+    if data is None or not reads_rows:
         return []
+    for part in data.parts:
+        if any(_source(part.source)):
+            return []  # `_files` names what is not there
     if data.columns.time is not None and "by" not in data.split.model_fields_set:
         log.warning("training rows lie after test rows: set data.split.by to time, or to hash")
     task = load_task(spec.task)
-    modality, found = task.modality, list[Problem]()
     try:
         refusal = task.refusals(data, spec.model)
     except RekindleError as error:
         return list(error.problems)
+    problems: list[Problem] = []
     for part in data.parts:
-        found += first_rows(part, modality, far=far, refusal=refusal)
-    return [*found, *(golden_rows(spec.must_pass, modality) if spec.must_pass else ())]
+        problems += first_rows(part, task.modality, far=far, refusal=refusal)
+    if spec.must_pass:
+        problems += golden_rows(spec.must_pass, task.modality)
+    return problems
 
 
 def _classes(spec: Spec) -> Iterator[Problem]:
-    """Labels of a small local source that are all the same, and classes that have a weight and do
-    not occur in it."""
-    data, weights = spec.data, spec.train.class_weights
+    """Labels of a small local source that are all the same, and classes that have a
+    weight and do not occur in it."""
+    data = spec.data
+    weights = spec.train.class_weights
     if data is None or data.labels or spec.pipeline is not None or spec.task not in BUILTIN_TASKS:
         return
     task = load_task(spec.task)
@@ -260,8 +348,8 @@ def _classes(spec: Spec) -> Iterator[Problem]:
     elif len(labels) == 1:
         yield from one_class(labels[0])
     if labels and isinstance(weights, dict):
-        for path, what, fix in unknown_classes(spec.train, labels):
-            yield Problem(what, ".".join(map(str, path)), fix)
+        for path, message, fix in unknown_classes(spec.train, labels):
+            yield Problem(message, ".".join(map(str, path)), fix)
 
 
 def _architecture(spec: Spec) -> Iterator[Problem]:
@@ -269,19 +357,26 @@ def _architecture(spec: Spec) -> Iterator[Problem]:
     source = spec.model.source
     if not isinstance(source, dict) or "model_type" not in source:
         return
-    wanted, known = source["model_type"], model_types()
-    if known and wanted not in known:
-        near = did_you_mean(str(wanted), known) or "see transformers' list of models"
-        yield _problem("architecture", wanted=wanted, near=near)
+    model_type = source["model_type"]
+    known_types = model_types()
+    if known_types and model_type not in known_types:
+        nearest = did_you_mean(str(model_type), known_types)
+        yield Problem(
+            f"transformers has no architecture `{model_type}`",
+            "model.source.model_type",
+            nearest or "see transformers' list of models",
+        )
 
 
 def _adapters(spec: Spec) -> Iterator[Problem]:
     """Adapters on a network whose weights nothing has trained."""
     model = spec.model
     if model.lora is not None and isinstance(model.source, dict) and model.init_from == "base":
-        message = "adapters need trained weights: model.source describes a new network"
-        fix = "name a pretrained model as model.source or model.init_from, or leave out model.lora"
-        yield Problem(message, "model.lora", fix)
+        yield Problem(
+            "adapters need trained weights: model.source describes a new network",
+            "model.lora",
+            "name a pretrained model as model.source or model.init_from, or leave out model.lora",
+        )
 
 
 def _is_folder(source: object) -> bool:
@@ -289,74 +384,95 @@ def _is_folder(source: object) -> bool:
 
 
 def _network(spec: Spec) -> list[Problem]:
-    """What is wrong with the network of a text task and the checkpoint in a local folder, asked of
-    transformers; nothing where it is not installed."""
-    texts = spec.task in BUILTIN_TASKS and spec.task != "image_classification"
-    if not texts or spec.data is None or spec.pipeline is not None or spec.train.entrypoint:
+    """The problems of a text task's network and of the checkpoint in a local folder, as
+    transformers sees them; none where it is not installed."""
+    is_text = spec.task in BUILTIN_TASKS and spec.task != "image_classification"
+    if not is_text or spec.data is None or spec.pipeline is not None or spec.train.entrypoint:
         return []
     if not (isinstance(spec.model.source, dict) or _is_folder(spec.model.source)):
         return []
-    needed = ("torch", "transformers", "safetensors")
-    if any(importlib.util.find_spec(name) is None for name in needed):
+    if not all(_is_installed(name) for name in ("torch", "transformers", "safetensors")):
         return []
-    engine = spec.train.engine
-    question = Question(task=spec.task, data=spec.data, model=spec.model, engine=engine)
+    question = Question(task=spec.task, data=spec.data, model=spec.model, engine=spec.train.engine)
     try:
-        return look(question) if "torch" in sys.modules else _looked_elsewhere(question)
+        if "torch" in sys.modules:
+            return look(question)
+        return _look_in_a_process(question)
     except Exception as error:  # noqa: BLE001 - it says nothing of the config
         log.warning("the network was not looked at: %s", first_line(error))
         return []
 
 
-def _looked_elsewhere(question: Question) -> list[Problem]:
-    """What a process of its own finds: the control plane loads no torch, which takes seconds and
-    memory, but where it is loaded already, as in a notebook."""
-    words = [sys.executable, "-P", "-m", "rekindle.train.look"]
-    asked = question.model_dump_json()
+def _look_in_a_process(question: Question) -> list[Problem]:
+    """The same from a process of its own: the control plane loads no torch, which takes
+    seconds and memory, except where it is loaded already, as in a notebook."""
     answer = subprocess.run(
-        words, input=asked, capture_output=True, text=True, timeout=LOOK_SECONDS, env=look_env()
+        # -P: a file of the working directory may be called like a module
+        [sys.executable, "-P", "-m", "rekindle.train.look"],
+        input=question.model_dump_json(),
+        capture_output=True,
+        text=True,
+        timeout=LOOK_SECONDS,
+        env=look_env(),
     )
     if answer.returncode:
         lines = answer.stderr.strip().splitlines() or [f"it ended with {answer.returncode}"]
         raise RuntimeError(lines[-1])
+    # libraries may have printed lines before
     rows = json.loads(answer.stdout.splitlines()[-1])
     return [Problem(row["what"], row["where"], row["fix"]) for row in rows]
 
 
 def look_env() -> dict[str, str]:
-    """One thread, and nothing from the network: a look takes no more than this machine has."""
-    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    return {**os.environ, **quiet}
+    """The environment of that process: one thread and no network, so that a look takes no
+    more than this machine has."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
 
 
 @functools.cache
 def model_types() -> frozenset[str]:
-    """The architectures that transformers' tables name as text: importing them takes seconds."""
-    found = importlib.util.find_spec("transformers")
-    folders = found.submodule_search_locations if found is not None else None
-    texts = [
-        path.read_text(encoding="utf-8", errors="replace")
-        for folder in folders or ()
-        for path in Path(folder, "models", "auto").glob("*.py")
-        if path.name in ("auto_mappings.py", "configuration_auto.py")
-    ]
-    names = re.findall(r"[\"']([\w.-]+)[\"'][,:]\s*[\"']\w+Config[\"']", "\n".join(texts))
-    return frozenset(names if len(names) > 50 else ())
+    """The architectures that transformers' tables name, read as text: importing them
+    takes seconds. Empty where transformers is not installed, or has other tables."""
+    package = importlib.util.find_spec("transformers")
+    if package is None:
+        return frozenset()
+    texts: list[str] = []
+    for folder in package.submodule_search_locations or ():
+        tables = Path(folder, "models", "auto").glob("*.py")
+        texts += [
+            path.read_text(encoding="utf-8", errors="replace")
+            for path in tables
+            if path.name in ("auto_mappings.py", "configuration_auto.py")
+        ]
+    pattern = r"[\"']([\w.-]+)[\"'][,:]\s*[\"']\w+Config[\"']"
+    names = re.findall(pattern, "\n".join(texts))
+    if len(names) <= _FEWEST_MODEL_TYPES:
+        return frozenset()
+    return frozenset(names)
 
 
 def _layout(spec: Spec) -> Iterator[Problem]:
-    """What the ranks here would refuse, once the data is ready: a layout that does not divide them
-    or the model, a combination that no test has trained."""
-    kind, train = KIND_OF.get(spec.task), spec.train
+    """What the ranks on this machine would refuse once the data is ready: a layout that
+    does not divide them or the model, a combination that no test has trained."""
+    kind = KIND_OF.get(spec.task)
+    train = spec.train
     if kind is None or train.entrypoint:
         return
     try:
         layout = resolve(train, spec.platforms.local.ranks, known_shape(spec))
-        wanted = [train.precision]
+        precisions = [train.precision]
         if train.precision == "auto":  # which the ranks decide
-            wanted = ["bf16", "fp32"] if has_gpu() else ["fp32"]
-        trains = (train.model_copy(update={"precision": precision}) for precision in wanted)
-        cells = [cell_of(kind, layout, each, spec.model.lora is not None) for each in trains]
+            precisions = ["bf16", "fp32"] if has_gpu() else ["fp32"]
+        cells = []
+        for precision in precisions:
+            in_precision = train.model_copy(update={"precision": precision})
+            cells.append(cell_of(kind, layout, in_precision, spec.model.lora is not None))
+        # the ranks may still choose a precision that trains
         if all(refusal(cell, train.untested) for cell in cells):
             require(cells[0], train.untested)
     except RekindleError as error:
@@ -367,7 +483,11 @@ def _secrets(spec: Spec) -> Iterator[Problem]:
     for name, reference in spec.platforms.local.secrets.items():
         variable = reference.removeprefix("env:")
         if variable not in os.environ:
-            yield _problem("no_secret", name=name, variable=variable)
+            yield Problem(
+                f"the environment variable {variable} is not set",
+                f"platforms.local.secrets.{name}",
+                f"export {variable}=...",
+            )
 
 
 def _docker(spec: Spec) -> Iterator[Problem]:
@@ -382,17 +502,28 @@ def _registry(spec: Spec) -> Iterator[Problem]:
     uri = spec.registration.tracking_uri
     scheme = uri.partition("://")[0].partition("+")[0]
     if uri and ("://" not in uri or scheme not in REGISTRY_SCHEMES):
-        yield _problem("tracking_uri", uri=uri)
+        yield Problem(
+            f"{uri!r} is not a tracking URI that MLflow 3 takes",
+            "register.tracking_uri",
+            "https://..., postgresql://..., sqlite:///file.db, or empty for the embedded one",
+        )
 
 
 def _home(home: Path) -> Iterator[Problem]:
-    places = (home.absolute(), *home.absolute().parents)
-    existing = next((p for p in places if p.exists()), Path("/"))
-    lost = [p for p in places if p.is_symlink() and not p.exists()]
-    if lost:
-        yield _problem("lost_home", link=lost[0])
+    """A home that cannot be made, or not be written to."""
+    paths = (home.absolute(), *home.absolute().parents)
+    existing = next((path for path in paths if path.exists()), Path("/"))
+    dangling_links = [path for path in paths if path.is_symlink() and not path.exists()]
+    if dangling_links:
+        yield Problem(
+            f"the link {dangling_links[0]} leads nowhere", "--home", "name another folder"
+        )
     elif not existing.is_dir():
-        yield _problem("home_is_a_file", path=existing)
+        yield Problem(f"{existing} is a file, not a folder", "--home", "name another folder")
     # by mode and mount, without writing: root passes every mode check
     elif not os.access(existing, os.W_OK | os.X_OK) or os.statvfs(existing).f_flag & os.ST_RDONLY:
-        yield _problem("read_only_home", folder=existing)
+        yield Problem(
+            f"the folder {existing} is not writable",
+            "--home",
+            "correct its permissions, or name another --home",
+        )

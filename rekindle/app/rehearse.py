@@ -1,8 +1,9 @@
 """A proof that training survives a fault: the rehearsal of a preemption.
 
-Decides how: the pipeline is cut behind its step `finetune` and runs in two scratch homes, first
-left alone, then with a real fault and as many further attempts as it takes; data steps come from
-the cache of the real home. Then losses and weights are compared bit for bit."""
+Decides how: the pipeline is cut behind its step `finetune` and runs in two scratch homes,
+first left alone, then with a real fault and as many further attempts as it takes; data
+steps come from the cache of the real home. Then losses and weights are compared bit for
+bit."""
 
 import dataclasses
 import datetime
@@ -25,16 +26,20 @@ from rekindle.launch.fault import Fault
 from rekindle.platforms.local import execute as local
 from rekindle.platforms.local.cache import lend
 from rekindle.platforms.local.store import Store
-from rekindle.records import HistoryRow, Rehearsal, RehearsalRecord, RunRecord, TrainingSummary
+from rekindle.records import (
+    HistoryRow,
+    Rehearsal,
+    RehearsalRecord,
+    RunRecord,
+    TrainingSummary,
+)
 from rekindle.spec.identity import source_hash
 from rekindle.spec.model import Spec
-from rekindle.tables import problems_in
 from rekindle.train.history import read_history
 
 log = logging.getLogger(__name__)
 
-HANG_SECONDS = 30.0
-_problem = problems_in(__file__)
+HANG_SECONDS = 30.0  # a rehearsal does not wait longer for a rank that hangs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,18 +52,24 @@ class Trained:
 
     @property
     def losses(self) -> list[tuple[object, ...]]:
-        """What has to be equal, step by step."""
+        """What has to be equal in both trainings, step by step."""
         return [(row.step, row.loss, row.lr, row.grad_norm) for row in self.rows]
 
 
 def rehearse(spec: Spec, fault: Fault, home: Path) -> RehearsalRecord:
-    """Train twice and compare; RequestError where the fault cannot be caused, or StepError."""
+    """Train twice, the second time with the fault, and compare. RequestError where the
+    fault cannot be caused; StepError where a training fails otherwise."""
     preflight(spec, home)
     if spec.train.entrypoint:
-        raise RequestError([_problem("entrypoint")])
+        raise RequestError(
+            "a rehearsal needs rekindle's own training loop, which causes the fault",
+            where="train.entrypoint",
+            fix="try your script with `kill` by hand; the launcher restarts it the same way",
+        )
     stage = _Stage(spec, home.resolve())
     try:
         return _rehearse(stage, fault)
+    # its folder stays, so that the user can look at the logs
     except StepError:
         log.warning("what it left is in %s", stage.folder)
         raise
@@ -67,20 +78,35 @@ def rehearse(spec: Spec, fault: Fault, home: Path) -> RehearsalRecord:
         raise
 
 
+def _rehearsed_spec(spec: Spec) -> Spec:
+    """The spec with nothing that reaches beyond a scratch home.
+
+    It waits only a short time for ranks that hang."""
+    model = spec.model
+    train = spec.train
+    if model.init_from == "champion":  # the registry is left alone
+        model = model.model_copy(update={"init_from": "base"})
+    hang_seconds = min(train.hang_seconds, HANG_SECONDS)
+    update = {
+        "model": model,
+        "train": train.model_copy(update={"hang_seconds": hang_seconds}),
+        "registration": spec.registration.model_copy(update={"tracking_uri": ""}),
+    }
+    return spec.model_copy(update=update)
+
+
 class _Stage:
-    """Scratch homes of one rehearsal, below the real one; removed when it has succeeded."""
+    """Scratch homes of one rehearsal, below the real one; removed when it succeeds."""
 
     def __init__(self, spec: Spec, home: Path) -> None:
-        model, train = spec.model, spec.train
-        if model.init_from == "champion":  # the registry is left alone
-            model = model.model_copy(update={"init_from": "base"})
-        train = train.model_copy(update={"hang_seconds": min(train.hang_seconds, HANG_SECONDS)})
-        register = spec.registration.model_copy(update={"tracking_uri": ""})
-        update = {"model": model, "train": train, "registration": register}
-        self.spec, _ = planned_here(resolved(spec.model_copy(update=update), home), home)
-        graph = graph_of(self.spec, here=True)[1]
+        self.spec, _ = planned_here(resolved(_rehearsed_spec(spec), home), home)
+        _, graph = graph_of(self.spec, here=True)
         if TRAINING not in graph.dag.nodes:
-            raise RequestError([_problem("no_step", step=TRAINING)])
+            raise RequestError(
+                f"the pipeline has no step `{TRAINING}` to rehearse",
+                where="pipeline",
+                fix="a rehearsal knows the shipped component `finetune` only",
+            )
         self.graph = graph.until(TRAINING)
         self.home = home
         self.started = datetime.datetime.now(datetime.UTC)
@@ -88,16 +114,20 @@ class _Stage:
         self.folder = home / "rehearsals" / self.name
 
     def train(self, name: str, fault: Fault | None) -> Trained:
-        """Run the cut pipeline in the scratch home `name`; once more if the fault ended it."""
+        """Run the cut pipeline in the scratch home `name`, again if the fault ended
+        it."""
         home = self.folder / name
-        earlier = self.folder / "whole"
-        lend(Store(earlier if earlier.exists() else self.home), Store(home))
+        first_home = self.folder / "whole"
+        # data steps come from the cache of the first training, or of the real home
+        home_with_data = first_home if first_home.exists() else self.home
+        lend(Store(home_with_data), Store(home))
         environment = fault.environment() if fault else {}
         try:
             return _trained(self._attempt(home, environment), 1)
         except (PreemptedError, StepError) as error:
-            asked = isinstance(error, PreemptedError)  # perhaps not by the fault
-            if fault is None or asked != (fault.kind == "term"):
+            was_preempted = isinstance(error, PreemptedError)
+            # a user may stop a rehearsal, and a training may fail without the fault
+            if fault is None or was_preempted != (fault.kind == "term"):
                 raise
             log.warning("%s\n\nthe same command again:", error)
         return _trained(self._attempt(home, environment), 2)
@@ -125,20 +155,24 @@ def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
     began = time.monotonic()
     whole = stage.train("whole", None)
     if fault.step > whole.summary.steps:
-        what = f"step {fault.step} never comes: the training has {whole.summary.steps}"
-        raise RequestError(what, where="--rehearse-preemption")
+        raise RequestError(
+            f"step {fault.step} never comes: the training has {whole.summary.steps}",
+            where="--rehearse-preemption",
+        )
     checkpoints = stage.folder / "faulted" / "checkpoints"
+    # outlives restarts, and so holds the mark that the fault has happened
     checkpoints.mkdir(parents=True)
     fault = dataclasses.replace(fault, folder=str(checkpoints))
     faulted = stage.train("faulted", fault)
     if not fault.mark.exists():
         raise StepError(f"the fault {fault.kind} did not happen", fix="report this: it is a bug")
-    resumed, done = _resumed_from(checkpoints, faulted.summary.steps)
-    steps_lost = max(0, fault.step - 1 - resumed, done - resumed)
-    found = Rehearsal(
+    resumed_from, steps_before = _resumed_from(checkpoints, faulted.summary.steps)
+    # the step of the fault was never finished; the attempt before may have gone further than that
+    steps_lost = max(0, fault.step - 1 - resumed_from, steps_before - resumed_from)
+    rehearsal = Rehearsal(
         fault=fault.kind,
         step=fault.step,
-        resumed_from_step=resumed,
+        resumed_from_step=resumed_from,
         samples_lost=steps_lost * stage.spec.train.global_batch_size,
         losses_equal=whole.losses == faulted.losses,
         weights_equal=whole.summary.weights_sha256 == faulted.summary.weights_sha256,
@@ -150,7 +184,7 @@ def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
         seconds=round(time.monotonic() - began, 1),
         ranks=stage.spec.platforms.local.ranks,
         attempts=faulted.attempts,
-        rehearsal=found,
+        rehearsal=rehearsal,
     )
     record.write(stage.folder.with_suffix(".json"))
     stage.clear()
@@ -164,9 +198,13 @@ def _trained(record: RunRecord, attempts: int) -> Trained:
 
 
 def _resumed_from(checkpoints: Path, steps: int) -> tuple[int, int]:
-    """The step after which the last attempt went on (all of them if there was nothing left), and
-    how many the attempt before it had done."""
-    found = checkpoints.glob("*/attempts/*/rank-0.signs")
-    *before, last = sorted(found, key=lambda path: path.stat().st_mtime)
-    done = heartbeats.read(before[-1].parent)[0].step - 1 if before else 0
-    return (heartbeats.read(last.parent)[0].first_step or steps + 1) - 1, done
+    """The step after which the last attempt went on (all `steps` if there was nothing
+    left), and how many the attempt before it had done."""
+    paths = checkpoints.glob("*/attempts/*/rank-0.signs")
+    *before, last = sorted(paths, key=lambda path: path.stat().st_mtime)
+    done_before = 0
+    if before:
+        # heartbeats name the step in work, which was not done
+        done_before = heartbeats.read(before[-1].parent)[0].step - 1
+    first_step = heartbeats.read(last.parent)[0].first_step or steps + 1
+    return first_step - 1, done_before

@@ -21,7 +21,7 @@ from rekindle.platforms.local import execute as local
 from rekindle.platforms.local.containers import prepare
 from rekindle.platforms.local.content import describe, digest, local_path
 from rekindle.platforms.user_code import hashes, included_hash
-from rekindle.records import Ignored, RunRecord
+from rekindle.records import ArtifactRecord, Ignored, RunRecord
 from rekindle.spec.identity import source_hash
 from rekindle.spec.imports import INCLUDED
 from rekindle.spec.model import Spec
@@ -35,15 +35,29 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How to run; `until` leaves out later steps; `settings` are those of a training of a grid;
-    `because` says why it runs, where that was decided by triggers."""
+    """How to run a pipeline on this machine."""
 
     home: Path
     fresh: bool = False
+    """Every step runs: none comes from the cache."""
     from_step: str | None = None
+    """The step that runs, with all that depend on it, whatever the cache has."""
     until: str | None = None
+    """The last step; later ones are left out."""
     settings: tuple[str, ...] = ()
+    """Those that a training of a grid has for itself."""
     because: str = ""
+    """Why it runs, where triggers decided that."""
+
+
+# components of steps that run shortly before ranks start
+_BEFORE_RANKS = {"ingest", "shard", "finetune"}
+# what the ranks of training and scoring import, and torchrun before them
+_RANK_IMPORTS = (
+    "torch.distributed.run",
+    "rekindle.train.worker",
+    "rekindle.train.score_rank",
+)
 
 
 def execute(
@@ -52,29 +66,35 @@ def execute(
     on_change: OnChange = lambda record: None,
     on_event: OnEvent = lambda step, event: None,
 ) -> RunRecord:
-    """Run the spec's pipeline on this machine; the record says what happened. RequestError before
-    anything is written; StepError, PreemptedError or InterruptedRunError after record and card
-    are."""
+    """Run the spec's pipeline on this machine; the record says what happened.
+
+    RequestError before anything is written; StepError, PreemptedError or
+    InterruptedRunError after record and card are."""
     preflight(spec, options.home)
     spec, plan = planned_here(resolved(spec, options.home), options.home)
     _, graph = graph_of(spec, here=True)
+    # a grid trains many times, and judges only its best model
     if options.until is not None:
         graph = graph.until(options.until)
     hashes(spec, graph)  # refuses what cannot be read before anything is written
-    home, env, here = options.home.resolve(), environment_of(spec), spec.platforms.local
-    containers = prepare(graph, here.containers, env, tuple(here.secrets))
+    home = options.home.resolve()
+    environment = environment_of(spec)
+    local_section = spec.platforms.local
+    secret_names = tuple(local_section.secrets)
+    containers = prepare(graph, local_section.containers, environment, secret_names)
     arguments = arguments_of(spec, graph, str(home))
     ignored = local.ignored(graph, containers, arguments) + _ignored(spec)
     record = numbered(new_record(spec, ignored, plan=plan), home)
     record = record.model_copy(update={"settings": options.settings, "because": options.because})
-    # what the ranks of training and scoring import, and torchrun before them
-    ranks = ("torch.distributed.run", "rekindle.train.worker", "rekindle.train.score_rank")
-    preloaded = Preloaded((*ranks, *(load_task(spec.task).imports if spec.task in TASKS else ())))
-    env = {**preloaded.environment, **env}
+    task_imports = load_task(spec.task).imports if spec.task in TASKS else ()
+    preloaded = Preloaded((*_RANK_IMPORTS, *task_imports))
+    environment = {**preloaded.environment, **environment}
 
-    def changed(record: RunRecord) -> None:
-        if {step.component for step in record.steps if step.status == "running"} & _BEFORE_RANKS:
-            preloaded.start({**local.PRINTING, **env})
+    def on_record_change(record: RunRecord) -> None:
+        running = {step.component for step in record.steps if step.status == "running"}
+        # imports take most of a short training on CPUs: they run while data are read
+        if running & _BEFORE_RANKS:
+            preloaded.start({**local.PRINTING, **environment})
         on_change(record)
 
     try:
@@ -83,91 +103,125 @@ def execute(
             arguments,
             home=home,
             record=record,
-            env=env,
+            env=environment,
             containers=containers,
             source_hash=source_hash(),
             own_code=functools.partial(hashes, spec, graph),
             fresh=options.fresh,
             from_step=options.from_step,
-            imports=_imports(spec),
-            on_change=changed,
+            imports=_step_imports(spec),
+            on_change=on_record_change,
             on_event=on_event,
             grace_seconds=spec.train.grace_seconds,
         )
     finally:
         preloaded.close()
-        try:
-            write_card(home, record.run_id)
-        except OSError as error:  # what the run came to matters more
-            log.warning("the card could not be written: %s", error.strerror)
-        with contextlib.suppress(OSError, ValueError):  # refused before it had a record
-            record = read_run(home, record.run_id)
-            push(record, home)
-            if not options.because:  # else who decided that it runs tells what came of it
-                tell_of(record)
+        _report_end(home, record.run_id, because=options.because)
 
 
-def _imports(spec: Spec) -> tuple[str, ...]:
-    """What most steps of the shipped pipeline import; the first sets what the second reads."""
+def _report_end(home: Path, run_id: str, because: str) -> None:
+    """Write the card of a run that ended, however it did, and tell of that."""
+    try:
+        write_card(home, run_id)
+    except OSError as error:  # how the run ended matters more
+        log.warning("the card could not be written: %s", error.strerror)
+    with contextlib.suppress(OSError, ValueError):  # refused before it had a record
+        record = read_run(home, run_id)
+        push(record, home)
+        if not because:  # else the watch that decided to run tells how it ended
+            tell_of(record)
+
+
+def _step_imports(spec: Spec) -> tuple[str, ...]:
+    """What most steps of the shipped pipeline import; the order matters.
+
+    The first module sets what the second reads."""
     if spec.pipeline is not None:
         return ()
-    stores = [f"mlflow.store.{kind}.sqlalchemy_store" for kind in ("tracking", "model_registry")]
-    embedded = () if spec.registration.tracking_uri else stores
-    return ("rekindle.registry.client", "mlflow", *embedded)
-
-
-_BEFORE_RANKS = {"ingest", "shard", "finetune"}  # when they are at work, ranks will be
+    imports = ["rekindle.registry.client", "mlflow"]
+    if not spec.registration.tracking_uri:  # the embedded registry
+        imports.append("mlflow.store.tracking.sqlalchemy_store")
+        imports.append("mlflow.store.model_registry.sqlalchemy_store")
+    return tuple(imports)
 
 
 def environment_of(spec: Spec) -> dict[str, str]:
-    """What the steps of a local run see: ours, their secrets, and how ranks find each other."""
-    here = spec.platforms.local
-    secrets_of = {name: os.environ[ref.removeprefix("env:")] for name, ref in here.secrets.items()}
-    rendezvous = Rendezvous(ranks_per_node=here.ranks)
-    included = {INCLUDED: hash_} if (hash_ := included_hash(spec)) else {}
-    return {**os.environ, **secrets_of, **rendezvous.environment(), **included}
+    """The environment of a local run's steps: ours, their secrets, and the rendezvous."""
+    local_section = spec.platforms.local
+    environment = dict(os.environ)
+    for name, reference in local_section.secrets.items():
+        environment[name] = os.environ[reference.removeprefix("env:")]
+    environment |= Rendezvous(ranks_per_node=local_section.ranks).environment()
+    code_hash = included_hash(spec)
+    if code_hash:
+        environment[INCLUDED] = code_hash
+    return environment
 
 
 def resolved(spec: Spec, home: Path) -> Spec:
-    """`model.init_from: run:ID` becomes the folder of that run's model."""
+    """The spec with a run's model folder in the place of `model.init_from: run:ID`."""
     if not spec.model.init_from.startswith("run:"):
         return spec
     run = find_run(home, spec.model.init_from.removeprefix("run:"))
+    artifact = _model_of(run)
+    if artifact is None:
+        raise RequestError(
+            f"the run {run.run_id} left no model",
+            where="model.init_from",
+            fix="name a run whose finetune step succeeded",
+        )
+    path = local_path(artifact.uri)
+    if path and artifact.digest and digest(describe(path)) != artifact.digest:
+        raise RequestError(
+            f"the model of the run {run.run_id} changed on disk, or is gone",
+            where=str(path),
+            fix="run that run's config again: the model is made again",
+        )
+    model = spec.model.model_copy(update={"init_from": artifact.uri})
+    return spec.model_copy(update={"model": model})
+
+
+def _model_of(run: RunRecord) -> ArtifactRecord | None:
+    """The first model that a step of the run left."""
     for step in run.steps:
         for artifact in step.artifacts.values():
             if artifact.schema_title == "system.Model":
-                path = local_path(artifact.uri)
-                if path and artifact.digest and digest(describe(path)) != artifact.digest:
-                    what = f"the model of the run {run.run_id} changed on disk, or is gone"
-                    fix = "run that run's config again: the model is made again"
-                    raise RequestError(what, where=str(path), fix=fix)
-                model = spec.model.model_copy(update={"init_from": artifact.uri})
-                return spec.model_copy(update={"model": model})
-    fix = "name a run whose finetune step succeeded"
-    raise RequestError(f"the run {run.run_id} left no model", where="model.init_from", fix=fix)
+                return artifact
+    return None
 
 
 def _ignored(spec: Spec) -> tuple[Ignored, ...]:
     """What the spec asks of a platform that this machine does not give."""
-    asked, notes = spec.resources, []
-    if asked.nodes > 1 or asked.gpus_per_node:
-        what = f"{spec.platforms.local.ranks} processes share this machine"
-        fields = f"nodes={asked.nodes}", f"gpus_per_node={asked.gpus_per_node}"
-        notes.append(Ignored(what=what, asked_by=tuple(f"resources.{field}" for field in fields)))
-    if asked.spot:
-        notes.append(Ignored(what="This machine is not taken away", asked_by=("resources.spot",)))
-    return tuple(notes)
+    resources = spec.resources
+    ignored: list[Ignored] = []
+    if resources.nodes > 1 or resources.gpus_per_node:
+        ignored.append(
+            Ignored(
+                what=f"{spec.platforms.local.ranks} processes share this machine",
+                asked_by=(
+                    f"resources.nodes={resources.nodes}",
+                    f"resources.gpus_per_node={resources.gpus_per_node}",
+                ),
+            )
+        )
+    if resources.spot:
+        ignored.append(Ignored(what="This machine is not taken away", asked_by=("resources.spot",)))
+    return tuple(ignored)
 
 
 def windows(spec: Spec) -> Sequence[Spec]:
-    """The spec for each window to run: `backfill` earlier ones, oldest first, then its own."""
+    """The spec for each window to run, oldest first: `backfill` earlier ones, its own."""
     if spec.data is None or spec.data.window is None or not spec.data.window.backfill:
         return [spec]
-    window, (config, overrides), found = spec.data.window, spec.origin, list[Spec]()
+    window = spec.data.window
+    config, overrides = spec.origin
+    specs: list[Spec] = []
     for offset in range(window.offset + window.backfill, window.offset - 1, -1):
         moved = window.model_copy(update={"offset": offset, "backfill": 0})
         data = spec.data.model_copy(update={"window": moved})
-        found.append(spec.model_copy(update={"data": data}))
-        words = (f"data.window.offset={offset}", "data.window.backfill=0")
-        found[-1]._origin = (config, (*overrides, *words))
-    return found
+        windowed = spec.model_copy(update={"data": data})
+        # the recorded command is that of this window alone
+        by_hand = (f"data.window.offset={offset}", "data.window.backfill=0")
+        windowed._origin = (config, (*overrides, *by_hand))
+        specs.append(windowed)
+    return specs

@@ -1,8 +1,7 @@
-"""The records of runs under a home: read, found by name, numbered, begun; their cards, and what was
-submitted for them."""
+"""The records of runs under a home: read, found by name, numbered, begun; their cards,
+and what was submitted for them."""
 
 import datetime
-import itertools
 import logging
 import os
 import secrets
@@ -13,10 +12,10 @@ from pathlib import Path
 import rekindle
 from rekindle.errors import RequestError, first_line
 from rekindle.outputs import Planned
-from rekindle.platforms.submission import Definition, problems_in
+from rekindle.platforms.submission import Definition
 from rekindle.records import Ignored, RunRecord, RunSummary
 from rekindle.report.collect import collect, summarised
-from rekindle.report.ledger import ledger, record_in
+from rekindle.report.ledger import Entry, ledger, record_in
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 
@@ -26,7 +25,7 @@ DEFAULT_HOME = Path(".rekindle")
 HOME = "REKINDLE_HOME"  # the variable that names another
 DEFINITION = "definition"  # folder of a run with what was submitted
 MOST_COMPARED = 20
-_problem = problems_in(__file__)
+_MOST_NAMED = 5  # runs in a message
 
 
 def home_of(named: str | Path | None) -> Path:
@@ -40,21 +39,24 @@ def all_runs(home: Path) -> list[RunRecord]:
 
 
 def newest_first(home: Path, name: str = "", platform: str = "") -> Iterator[RunRecord]:
-    """All runs under `home`, or those of a name, the newest first, those on `platform` before all
-    others, read one by one."""
-    entries = ledger(home).entries[::-1]
-    for entry in sorted(entries, key=lambda entry: entry.platform != platform):
+    """All runs under `home`, or those of a name, the newest first, those on `platform`
+    before all others, read one by one."""
+    newest_entries = ledger(home).entries[::-1]
+    for entry in sorted(newest_entries, key=lambda entry: entry.platform != platform):
         if name in ("", entry.name):
             try:
                 yield read_run(home, entry.run_id)
-            except (OSError, ValueError) as error:  # since a moment ago
+            except (
+                OSError,
+                ValueError,
+            ) as error:  # removed or damaged since the ledger was read
                 log.warning("%s cannot be read: %s", entry.run_id, first_line(error))
 
 
 def numbered(record: RunRecord, home: Path) -> RunRecord:
     """The record of a run that begins, with a number above all others under `home`."""
-    number = 1 + max((entry.number for entry in ledger(home).entries), default=0)
-    return record.model_copy(update={"number": number, "home": str(home.absolute())})
+    highest = max((entry.number for entry in ledger(home).entries), default=0)
+    return record.model_copy(update={"number": highest + 1, "home": str(home.absolute())})
 
 
 def read_run(home: Path, run_id: str) -> RunRecord:
@@ -63,74 +65,123 @@ def read_run(home: Path, run_id: str) -> RunRecord:
 
 
 def find_run(home: Path, wanted: str) -> RunRecord:
-    """The run whose id is `wanted`, starts with it, or is the latest, or the first one that came to
-    MODEL@VERSION; raises RequestError."""
-    entries, (name, _, version) = ledger(home).entries, wanted.rpartition("@")
+    """The run that `wanted` names: `latest`, MODEL@VERSION (the first that came to it),
+    an id, or a unique prefix of one; raises RequestError."""
+    entries = ledger(home).entries
     ids = [entry.run_id for entry in entries]
-    models = [entry.summary["model"] or {} for entry in entries]
     if wanted == "latest" and ids:
         return read_run(home, ids[-1])
-    made = [(one.get("name"), one.get("version")) == (name, version) for one in models]
-    found = [*itertools.compress(ids, made)][:1] or [run_id for run_id in ids if run_id == wanted]
-    found = found or [run_id for run_id in ids if run_id.startswith(wanted)]
-    if len(found) == 1:
-        return read_run(home, found[0])
-    if found:
-        names = ", ".join(found[:-6:-1]) + (", ..." if len(found) > 5 else "")
-        raise RequestError([_problem("ambiguous", wanted=wanted, count=len(found), names=names)])
+    matching_ids = _ids_of(wanted, entries)
+    if len(matching_ids) == 1:
+        return read_run(home, matching_ids[0])
+    if matching_ids:
+        newest_ids = matching_ids[::-1]
+        names = ", ".join(newest_ids[:_MOST_NAMED])
+        if len(newest_ids) > _MOST_NAMED:
+            names += ", ..."
+        raise RequestError(
+            f"`{wanted}` matches {len(matching_ids)} runs, the newest first: {names}",
+            fix="use a longer prefix",
+        )
     if not ids:
-        raise RequestError([_problem("none", home=home)])
-    raise RequestError([_problem("unknown", wanted=wanted, home=home, latest=ids[-1])])
+        raise RequestError(
+            f"there are no runs under {home}",
+            fix="`rekindle run CONFIG`, or name another --home",
+        )
+    raise RequestError(
+        f"there is no run `{wanted}` under {home}",
+        fix=f"the latest is {ids[-1]}; `rekindle runs` lists all that `rekindle gc` left",
+    )
 
 
-def found_records(home: Path, wanted: Sequence[RunRecord | str]) -> list[RunRecord]:
-    """The records of runs, by name (see `find_run`) or as they are; RequestError for fewer than
-    two, more than `MOST_COMPARED`, or the same one twice."""
-    if not 2 <= len(wanted) <= MOST_COMPARED:
-        several = f"{len(wanted)} run{'' if len(wanted) == 1 else 's'}"
-        raise RequestError([_problem("too_few_or_many", runs=several, most=MOST_COMPARED)])
-    records = [one if isinstance(one, RunRecord) else find_run(home, one) for one in wanted]
+def _ids_of(wanted: str, entries: Sequence[Entry]) -> list[str]:
+    """The ids of runs that `wanted` may name.
+
+    A model's version goes before an id, and that before prefixes."""
+    name, _, version = wanted.rpartition("@")
+    for entry in entries:
+        model = entry.summary["model"] or {}
+        if (model.get("name"), model.get("version")) == (name, version):
+            return [entry.run_id]
+    ids = [entry.run_id for entry in entries]
+    exact_ids = [run_id for run_id in ids if run_id == wanted]
+    return exact_ids or [run_id for run_id in ids if run_id.startswith(wanted)]
+
+
+def records_to_compare(home: Path, runs: Sequence[RunRecord | str]) -> list[RunRecord]:
+    """The records of runs, by name (see `find_run`) or as they are; RequestError for
+    fewer than two, more than `MOST_COMPARED`, or the same one twice."""
+    if not 2 <= len(runs) <= MOST_COMPARED:
+        count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+        raise RequestError(
+            f"{count} cannot be compared",
+            where="RUN",
+            fix=f"name 2 to {MOST_COMPARED} of them; `rekindle runs` lists them",
+        )
+    records = []
+    for run in runs:
+        if isinstance(run, RunRecord):
+            records.append(run)
+        else:
+            records.append(find_run(home, run))
     ids = [record.run_id for record in records]
-    if twice := [run_id for run_id in ids if ids.count(run_id) > 1]:
-        raise RequestError([_problem("twice", run=twice[0])])
+    for run_id in ids:
+        if ids.count(run_id) > 1:
+            raise RequestError(f"`{run_id}` is named twice", where="RUN", fix="name each run once")
     return records
 
 
-def wanted(target: str | None, home: Path) -> tuple[Spec, str]:
-    """The config behind a MODEL, RUN or CONFIG (None: the latest run), and the version that a RUN
-    registered; "" stands for the champion. Raises RequestError."""
+def load_target_spec(target: str | None, home: Path) -> tuple[Spec, str]:
+    """The config behind a MODEL, RUN or CONFIG (None: the latest run), and the version
+    that a RUN registered; "" stands for the champion. Raises RequestError."""
     if target is not None and (Path(target).is_file() or target.endswith((".yaml", ".yml"))):
         return load_target(target), ""
     for record in newest_first(home):
         spec = Spec.model_validate(record.spec)
         if target in (None, spec.model_name):
             return spec, ""
-    known = [entry.run_id for entry in ledger(home).entries]
-    if known and target not in (None, "latest") and not any(i.startswith(target) for i in known):
-        raise RequestError([_problem("no_target", where=str(home), target=target)])
+    ids = [entry.run_id for entry in ledger(home).entries]
+    is_name = target not in (None, "latest")
+    # without any run `find_run` says so
+    if ids and is_name and not any(run_id.startswith(str(target)) for run_id in ids):
+        raise RequestError(
+            f"no config, model or run is called `{target}`",
+            where=str(home),
+            fix="`rekindle runs` lists them",
+        )
     record = find_run(home, target or "latest")
-    registered = collect(record, history=False).registration
-    if registered is None:
-        raise RequestError([_problem("no_model", run=record.run_id)])
-    return Spec.model_validate(record.spec), registered.version
+    registration = collect(record, history=False).registration
+    if registration is None:
+        raise RequestError(
+            f"the run {record.run_id} registered no model",
+            fix="name a run that did; `rekindle runs` lists them",
+        )
+    return Spec.model_validate(record.spec), registration.version
 
 
 def new_record(
-    spec: Spec, ignored: tuple[Ignored, ...], platform: str = "local", plan: Planned | None = None
+    spec: Spec,
+    ignored: tuple[Ignored, ...],
+    platform: str = "local",
+    plan: Planned | None = None,
 ) -> RunRecord:
     """The record of a run that is about to begin."""
     now = datetime.datetime.now(datetime.UTC)
     config, overrides = spec.origin
-    verb = ["run"] if platform == "local" else ["submit", f"--platform={platform}"]
-    words = ["rekindle", *verb, config or "CONFIG", *(f"--set={text}" for text in overrides)]
+    command = ["rekindle", "run"]
+    if platform != "local":
+        command = ["rekindle", "submit", f"--platform={platform}"]
+    command.append(config or "CONFIG")
+    command += [f"--set={override}" for override in overrides]
     return RunRecord(
+        # the last part is by chance: two runs may begin in one second
         run_id=f"{spec.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
         name=spec.name,
         platform=platform,
         status="running",
         started_at=now.isoformat(timespec="milliseconds"),
         config=config,
-        command=shlex.join(words),
+        command=shlex.join(command),
         spec=spec.model_dump(mode="json"),
         ignored=ignored,
         plan=plan.model_dump(mode="json") if plan else {},
@@ -139,7 +190,7 @@ def new_record(
 
 
 def write_card(home: Path, run_id: str) -> None:
-    """The card of a run, and the index of all."""
+    """Write the card of a run, and the index of all."""
     from rekindle.report.card import render_card
     from rekindle.report.index import render_index
 
@@ -148,13 +199,14 @@ def write_card(home: Path, run_id: str) -> None:
         render_index(home)
 
 
-def shown_anew(record: RunRecord, home: Path) -> None:
-    """What a run of before came to has changed: lists, its card and the index show it."""
+def rewrite_record(record: RunRecord, home: Path) -> None:
+    """Write the record of an earlier run once more, and its card and the index, so that
+    all lists show what its steps' records say now."""
     try:
         # lists know what they have read by the record's time and inode (report/ledger.py)
         record.write(home / "runs" / record.run_id / "run.json")
         write_card(home, record.run_id)
-    except OSError as error:  # it has happened all the same
+    except OSError as error:  # what is to be shown has happened all the same
         log.warning("the card and the list could not be written: %s", error.strerror)
 
 
@@ -166,21 +218,31 @@ def summary(record: RunRecord, home: Path) -> RunSummary:
 def sent_definition(record: RunRecord, home: Path) -> Definition:
     """What was submitted, from the run's folder; RequestError where that is lost."""
     folder = home / "runs" / record.run_id / DEFINITION
-    if not (files := files_in(folder)):
-        raise RequestError([_problem("lost", record=record, folder=folder)])
+    files = files_in(folder)
+    if not files:
+        raise RequestError(
+            f"what was submitted as {record.run_id} is not in {folder}",
+            fix=f"submit it again: {record.command}",
+        )
     return Definition(files)
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
     """The files below the folder, by their paths in it."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def last_sent(name: str, platform: str, home: Path) -> Path:
-    """The folder with what was submitted last to the platform; RequestError if nothing was."""
+    """The folder with what was submitted last to the platform.
+
+    RequestError if nothing was."""
     for record in newest_first(home):
         folder = home / "runs" / record.run_id / DEFINITION
         if (record.platform, record.name) == (platform, name) and folder.is_dir():
             return folder
-    raise RequestError([_problem("nothing_sent", name=name, platform=platform, home=home)])
+    raise RequestError(
+        f"nothing of {name} was submitted to {platform} from {home}",
+        where="--against",
+        fix="name a folder that `rekindle compile` wrote",
+    )

@@ -1,7 +1,8 @@
-"""A submission: compiled, agreed to, recorded, and sent once, however often it is retried.
+"""A submission: compiled, agreed to, recorded, and sent once, however often it is
+retried.
 
-The record is written before anything is sent, so that the same command continues an interrupted
-submission."""
+The record is written before anything is sent, so that the same command continues an
+interrupted submission."""
 
 import dataclasses
 import secrets
@@ -9,83 +10,109 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rekindle.app.plan import on_machines, planned
-from rekindle.app.preflight import ready, refuse_early
+from rekindle.app.preflight import compile_for, refuse_early
 from rekindle.app.runs import DEFINITION, new_record, newest_first, numbered
 from rekindle.errors import PlatformError, RequestError
 from rekindle.outputs import Planned
 from rekindle.platforms import submission as naming
 from rekindle.platforms.local.store import make_home
 from rekindle.platforms.platform import Platform
-from rekindle.platforms.submission import Definition, RunTag, SubmissionPreview, SubmittedRun
+from rekindle.platforms.submission import (
+    Definition,
+    RunTag,
+    SubmissionPreview,
+    SubmittedRun,
+)
 from rekindle.records import RunRecord, StepRecord, Submission
 from rekindle.spec.model import Spec
 
 Consent = Callable[[SubmissionPreview, Planned | None], None]
 
 
-def submitted(
-    spec: Spec, platform: str, home: Path, token: str | None, consent: Consent, because: str = ""
+def submit_spec(
+    spec: Spec,
+    platform: str,
+    home: Path,
+    token: str | None,
+    consent: Consent,
+    because: str = "",
 ) -> tuple[RunRecord, SubmittedRun, SubmissionPreview]:
-    """The record of the run, which is on the platform now, where it is, and what was made.
-    `consent` is called with that, and with the plan if there is one, before anything is written or
-    sent, and may raise."""
+    """Submit a spec once; returns its record, where it runs, and the preview.
+
+    `consent` is called with the preview, and with the plan if there is one, before
+    anything is written or sent, and may raise."""
     if token is not None and not naming.TOKEN.fullmatch(token):
         fix = "up to 63 of a-z, 0-9, - and _"
         raise RequestError(f"`{token}` is not a token", where="--token", fix=fix)
-    there, spec = Platform.of(platform, spec.platforms), on_machines(spec, platform, home)
-    definition = ready(platform, spec)
-    figures, digest = planned(spec, platform, home), naming.digest_of(definition.files)
+    target = Platform.of(platform, spec.platforms)
+    spec = on_machines(spec, platform, home)
+    definition = compile_for(platform, spec)
+    plan = planned(spec, platform, home)
+    digest = naming.digest_of(definition.files)
     record = begun(home, platform, digest, token)
     if record is None:
-        sent = Submission(definition=digest, token=token or secrets.token_hex(8))
-        record = numbered(new_record(spec, (), platform, figures), home)
-        update = {"status": "submitting", "submission": sent, "because": because}
+        submission = Submission(definition=digest, token=token or secrets.token_hex(8))
+        record = numbered(new_record(spec, (), platform, plan), home)
+        update = {"status": "submitting", "submission": submission, "because": because}
         record = record.model_copy(update=update)
     assert record.submission is not None
-    outline = there.outline(definition, record.submission.token)
-    consent(outline, figures)
-    refuse_early(there, definition)
+    preview = target.outline(definition, record.submission.token)
+    consent(preview, plan)
+    refuse_early(target, definition)
     if not record.steps:
-        steps = tuple(StepRecord(name=step.step) for step in outline.steps)
-        machines = {step.step: (step.machine, step.machines) for step in outline.steps}
-        spot = tuple(step.step for step in outline.steps if step.spot)
-        sent = record.submission.model_copy(update={"machines": machines, "spot": spot})
-        record = record.model_copy(update={"steps": steps, "submission": sent})
-    record, placed = _sent(record, there, definition, home)
-    return record, placed, outline
+        record = _with_steps(record, preview)
+    record, submitted_run = _send(record, target, definition, home)
+    return record, submitted_run, preview
 
 
 def begun(home: Path, platform: str, definition: str, token: str | None) -> RunRecord | None:
-    """The submission to go on with: by its token, or the newest that may not have arrived."""
+    """The submission to continue: the one with this token, or the newest that may not
+    have arrived; None where there is none."""
     for record in newest_first(home):
-        sent = record.submission
-        if sent is None or (record.platform, sent.definition) != (platform, definition):
+        submission = record.submission
+        if submission is None or record.platform != platform:
             continue
-        if sent.token == token or (token is None and not sent.id):
+        if submission.definition != definition:
+            continue
+        # a call may take effect and its answer be lost: such a submission has no id
+        if submission.token == token or (token is None and not submission.id):
             return record
     return None
 
 
-def _sent(
-    record: RunRecord, there: Platform, definition: Definition, home: Path
+def _with_steps(record: RunRecord, preview: SubmissionPreview) -> RunRecord:
+    """The record with the steps that are to run, and their machines."""
+    assert record.submission is not None
+    submission = record.submission.model_copy(
+        update={
+            "machines": {step.step: (step.machine, step.machines) for step in preview.steps},
+            "spot": tuple(step.step for step in preview.steps if step.spot),
+        }
+    )
+    steps = tuple(StepRecord(name=step.step) for step in preview.steps)
+    return record.model_copy(update={"steps": steps, "submission": submission})
+
+
+def _send(
+    record: RunRecord, target: Platform, definition: Definition, home: Path
 ) -> tuple[RunRecord, SubmittedRun]:
-    """The record of the submission, which is on the platform now, and where."""
+    """Send a submission; returns its record, and where it is on the platform."""
     submission = record.submission
     assert submission is not None
     path = home / "runs" / record.run_id / "run.json"
     make_home(home)
     naming.write_files(path.with_name(DEFINITION), definition.files)
     record.write(path)  # before anything is sent: what is cut off here is found again
-    mark = RunTag(record.run_id, submission.definition, submission.token)
+    tag = RunTag(record.run_id, submission.definition, submission.token)
     try:
-        placed = there.submit(definition, mark)
+        submitted_run = target.submit(definition, tag)
     except PlatformError as error:
         record.model_copy(update={"error": str(error.problems[0].what)}).write(path)
-        again = "; the same command goes on with this submission"
-        problems = [dataclasses.replace(p, fix=p.fix + again) for p in error.problems]
+        continues = "; the same command goes on with this submission"
+        problems = [dataclasses.replace(p, fix=p.fix + continues) for p in error.problems]
         raise type(error)(problems) from error
-    submission = submission.model_copy(update={"id": placed.id, "url": placed.url})
+    submission = submission.model_copy(update={"id": submitted_run.id, "url": submitted_run.url})
     status = "running" if record.status == "submitting" else record.status
     record = record.model_copy(update={"submission": submission, "status": status, "error": ""})
     record.write(path)
-    return record, placed
+    return record, submitted_run

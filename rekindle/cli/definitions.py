@@ -1,5 +1,6 @@
-"""The pipeline as each platform wants it, and which steps of it will run again; sends nothing."""
+"""Definitions for platforms, and which of their steps will run again; sends nothing."""
 
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -9,7 +10,15 @@ from rekindle.app.pipeline import arguments_of, graph_of
 from rekindle.app.plan import on_any_machine, on_machines
 from rekindle.app.preflight import wrong_anywhere
 from rekindle.app.runs import files_in, last_sent
-from rekindle.cli.options import FOLDER, Overrides, answer, of_config, platform, shared, tell
+from rekindle.cli.options import (
+    FOLDER,
+    Overrides,
+    answer,
+    of_config,
+    platform,
+    shared,
+    tell,
+)
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Compiled, Difference
 from rekindle.platforms.cache_diff import compare
@@ -19,11 +28,15 @@ from rekindle.records import write_atomically
 from rekindle.spec.load import load_target
 
 PARITY = ".parity.md"
-BUNDLES = "bundles"
+BUNDLES = "bundles"  # folder with what steps run
+_AGAIN = {"yes": "runs again", "perhaps": "may run again", "no": "cached", "gone": "gone"}
 
 
-def several(_context: click.Context, _option: click.Parameter, value: str) -> tuple[str, ...]:
+def parse_platforms(
+    _context: click.Context, _option: click.Parameter, value: str
+) -> tuple[str, ...]:
     """Platforms with commas between them, each once."""
+    # dict: each once, in order
     names = tuple(dict.fromkeys(value.split(","))) if value else ()
     for name in names:
         if name not in PLATFORMS:
@@ -36,7 +49,7 @@ def several(_context: click.Context, _option: click.Parameter, value: str) -> tu
 @click.option(
     "--platform",
     "platforms",
-    callback=several,
+    callback=parse_platforms,
     metavar="P[,P]",
     required=True,
     help=f"Target platform: {', '.join(PLATFORMS)}; several are separated by commas.",
@@ -58,40 +71,61 @@ def compile(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Write the definition of CONFIG, or of a pipeline alone (path.py:function, a compiled YAML),
-    for each platform. For more than one it also writes PIPELINE.parity.md, a table of how each
-    platform carries every step. The same input gives the same bytes."""
-    wanted = load_target(config, overrides)
-    text, graph = graph_of(wanted)
+    """Write the definition of CONFIG, or of a pipeline alone (path.py:function, a
+    compiled YAML), for each platform. For more than one it also writes
+    PIPELINE.parity.md, a table of how each platform carries every step. The same input
+    gives the same bytes."""
+    loaded = load_target(config, overrides)
+    text, graph = graph_of(loaded)
     files: dict[str, bytes] = {}
     problems: list[Problem] = []
     for name in platforms:
-        spec = on_any_machine(wanted, name, home, problems)
+        spec = on_any_machine(loaded, name, home, problems)
         problems += wrong_anywhere(spec, whole=False)
         with collected(problems):
             files |= compiled(name, spec, text, graph).files
+    # nothing is written unless all platforms can have it
     if problems:
         raise RequestError(dict.fromkeys(problems))
     if len(platforms) > 1:
         # of all platforms, so that it is the same whichever were asked for
         table = parity_report(spread(spec, graph), tuple(PLATFORMS), arguments_of(spec, graph, ""))
         files[f"{graph.name}{PARITY}"] = table.encode()
-    paths = {str(output / name): content.decode() for name, content in files.items()}
+    texts = {str(output / name): content.decode() for name, content in files.items()}
+    _refuse_to_replace(config, texts)
+    replaced = {path for path, text in texts.items() if _holds_other(Path(path), text)}
+    for path, text in texts.items():
+        write_atomically(path, text)
+    if as_json:
+        answer(Compiled(platform=",".join(platforms), files=tuple(texts)))
+    else:
+        _print_paths(list(texts), replaced, output)
+
+
+def _refuse_to_replace(config: Path, paths: Iterable[str]) -> None:
+    """Raise RequestError where one of the paths is the config's."""
     if str(config.resolve()) in {str(Path(path).resolve()) for path in paths}:
         fix = "name another folder"
         raise RequestError(f"the definition would replace {config}", where="--output", fix=fix)
-    old = {path: Path(path).read_bytes() for path in paths if Path(path).is_file()}
-    replaced = {path for path, content in old.items() if content != paths[path].encode()}
-    for path, text in paths.items():
-        write_atomically(path, text)
-    if as_json:
-        answer(Compiled(platform=",".join(platforms), files=tuple(paths)))
-    else:
-        for path in paths:
-            if f"/{BUNDLES}/" not in path:
-                click.echo(f"{path} (replaced other content)" if path in replaced else path)
-        if bundles := sum(f"/{BUNDLES}/" in path for path in paths):
-            click.echo(f"{output / BUNDLES}: {bundles} files that the steps run")
+
+
+def _holds_other(path: Path, text: str) -> bool:
+    """Whether there is a file with other content."""
+    return path.is_file() and path.read_bytes() != text.encode()
+
+
+def _print_paths(paths: Sequence[str], replaced: Collection[str], output: Path) -> None:
+    """Print what was written; the many files that steps run as a number."""
+    bundled = 0
+    for path in paths:
+        if f"/{BUNDLES}/" in path:
+            bundled += 1
+        elif path in replaced:
+            click.echo(f"{path} (replaced other content)")
+        else:
+            click.echo(path)
+    if bundled:
+        click.echo(f"{output / BUNDLES}: {bundled} files that the steps run")
 
 
 @click.command("diff")
@@ -112,19 +146,23 @@ def diff(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Say which steps of CONFIG the platform will run again, compared with what was submitted
-    last, and why. Steps that it takes from its cache are listed as such."""
+    """Say which steps of CONFIG the platform will run again, compared with what was
+    submitted last, and why. Steps that it takes from its cache are listed as such."""
     spec = on_machines(load_target(config, overrides), platform, home)
     against = against or last_sent(spec.name, platform, home)
     before = files_in(against)
-    there = Platform.of(platform, spec.platforms)
+    target = Platform.of(platform, spec.platforms)
     after = compiled(platform, spec, *graph_of(spec))
     if after.entry not in before:
         fix = f"rekindle compile {config} --platform {platform} -o {against}"
         raise RequestError(f"{against} holds no {after.entry}", where="--against", fix=fix)
-    known = {n: c for n, c in before.items() if n == after.entry or n.startswith("bundles/")}
-    verdicts = compare(there.cache_keys(known), there.cache_keys(after.files))
+    # the folder may hold more, such as the definitions of other platforms
+    comparable = {
+        name: content
+        for name, content in before.items()
+        if name == after.entry or name.startswith(f"{BUNDLES}/")
+    }
+    verdicts = compare(target.cache_keys(comparable), target.cache_keys(after.files))
     width = max((len(verdict.step) for verdict in verdicts), default=0)
-    words = {"yes": "runs again", "perhaps": "may run again", "no": "cached", "gone": "gone"}
-    lines = [f"{one.step:<{width}}  {words[one.again]:<13}  {one.why}" for one in verdicts]
+    lines = [f"{v.step:<{width}}  {_AGAIN[v.again]:<13}  {v.why}" for v in verdicts]
     tell(Difference(platform=platform, steps=verdicts), "\n".join(lines), as_json)

@@ -1,5 +1,5 @@
-"""`rekindle deploy CONFIG`: the champion takes over where it serves; and `status`, `rollback` and
-`delete` of a deployment."""
+"""`rekindle deploy CONFIG`: the champion takes over where it serves; and `status`,
+`rollback` and `delete` of a deployment."""
 
 import time
 from collections.abc import Callable
@@ -9,17 +9,14 @@ import click
 
 from rekindle import formats
 from rekindle.app import deploy
-from rekindle.app.runs import wanted
+from rekindle.app.runs import load_target_spec
 from rekindle.cli.options import Overrides, agree, of_config, shared, tell, yes
 from rekindle.cli.serving import SERVING, require
 from rekindle.platforms.platform import ENDPOINTS
-from rekindle.records import Deployment, RolloutEvent
+from rekindle.records import Deployment, RolloutEvent, RolloutState
 from rekindle.serve.messages import SHADOWED, Traffic
 from rekindle.spec.load import load_target
-from rekindle.tables import rows
 
-# of the states of a roll-out
-_WORDS: dict[str, str] = rows(Path(__file__).with_name("words.yaml"))["rollout"]
 _SILENT_SECONDS = 60.0
 _platform = click.option(
     "--platform",
@@ -35,16 +32,15 @@ class _Verbs(click.Group):
     """What is not the name of a command is the config of a deployment."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        first = args[:1]
-        if first and first[0] not in ("-h", "--help"):  # options before the config are its own
-            args = args if first[0] in self.commands else ["start", *args]
+        if args and args[0] not in ("-h", "--help", *self.commands):
+            args = ["start", *args]  # options before the config are its own
         return super().parse_args(context, args)
 
 
 @click.group("deploy", cls=_Verbs)
 def command() -> None:
-    """Roll the champion of CONFIG out: `rekindle deploy CONFIG` is short for `rekindle deploy start
-    CONFIG`."""
+    """Roll the champion of CONFIG out: `rekindle deploy CONFIG` is short for `rekindle
+    deploy start CONFIG`."""
 
 
 @command.command("start", short_help="roll out the champion of CONFIG")
@@ -81,27 +77,30 @@ def start(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Start the champion of CONFIG beside the version that answers now; when it has proven itself,
-    give it the shares of requests of `deploy.canary`, one after another, and then all. It is rolled
-    back, with the alias, if it fails more requests or is slower. A command that was interrupted
-    continues when you rerun it."""
+    """Start the champion of CONFIG beside the version that answers now; when it has
+    proven itself, give it the shares of requests of `deploy.canary`, one after another,
+    and then all. It is rolled back, with the alias, if it fails more requests or is
+    slower. A command that was interrupted continues when you rerun it."""
     require(*SERVING)
     spec = load_target(config, overrides)
 
     def may(machines: str, usd: float | None, new: bool) -> bool:
-        cost = "an unknown price" if usd is None else f"${usd:,.2f} a day"
         plan = f"{spec.model_name} on {platform}: {machines} for each version"
-        plan += f", {cost}" if usd != 0 else ""
+        if usd is None:
+            plan += ", an unknown price"
+        elif usd > 0:
+            plan += f", ${usd:,.2f} a day"
         if dry_run:
             click.echo(plan)
-        elif new and usd != 0:
+        elif new and usd != 0:  # what costs nothing is not asked about
             agree(yes, f"Deploy {plan}?")
         return not dry_run
 
-    seen = watching(spec.deploy.min_requests)
-    options = deploy.Options(platform, host, port, wait, may, say, seen)
-    if done := deploy.deploy(spec, home, options):
-        tell(done, "\n".join(_lines(done)), as_json)
+    print_traffic = traffic_printer(spec.deploy.min_requests)
+    options = deploy.Options(platform, host, port, wait, may, print_event, print_traffic)
+    deployment = deploy.deploy(spec, home, options)
+    if deployment is not None:
+        tell(deployment, "\n".join(_lines(deployment)), as_json)
 
 
 @command.command("status", short_help="versions, their shares and requests, and what happened")
@@ -109,9 +108,12 @@ def start(
 @_platform
 @shared
 def status(target: str | None, platform: str, home: Path, as_json: bool) -> None:
-    """Versions that run, their shares, requests, errors and latencies, and what happened."""
-    found = deploy.shown(wanted(target, home)[0], home, platform)
-    tell(found, "\n".join([*_lines(found), *map(_line, found.events)]), as_json)
+    """Versions that run, their shares, requests, errors and latencies, and what
+    happened."""
+    spec, _ = load_target_spec(target, home)
+    deployment = deploy.deployment_of(spec, home, platform)
+    lines = [*_lines(deployment), *map(_line, deployment.events)]
+    tell(deployment, "\n".join(lines), as_json)
 
 
 @command.command("rollback", short_help="give all requests to the version before")
@@ -120,13 +122,14 @@ def status(target: str | None, platform: str, home: Path, as_json: bool) -> None
 @click.option("--reason", required=True, metavar="TEXT", help="Why; kept on record.")
 @shared
 def rollback(target: str | None, platform: str, reason: str, home: Path, as_json: bool) -> None:
-    """Give all requests to the version before, and make it the champion again. `rekindle rollback`
-    does the same, and goes further back with --to."""
-    spec = wanted(target, home)[0]
-    last = deploy.shown(spec, home, platform).events[-1]
-    deploy.roll_back(spec, home, reason, last.previous, deploy.Options(platform, on_event=say))
-    done = deploy.shown(spec, home, platform)
-    tell(done, "\n".join(_lines(done)), as_json)
+    """Give all requests to the version before, and make it the champion again. `rekindle
+    rollback` does the same, and goes further back with --to."""
+    spec, _ = load_target_spec(target, home)
+    last = deploy.deployment_of(spec, home, platform).events[-1]
+    options = deploy.Options(platform, on_event=print_event)
+    deploy.roll_back(spec, home, reason, last.previous, options)
+    deployment = deploy.deployment_of(spec, home, platform)
+    tell(deployment, "\n".join(_lines(deployment)), as_json)
 
 
 @command.command("delete", short_help="end the deployment")
@@ -135,58 +138,84 @@ def rollback(target: str | None, platform: str, reason: str, home: Path, as_json
 @yes
 @shared
 def delete(target: str | None, platform: str, yes: bool, home: Path, as_json: bool) -> None:
-    """End the deployment: what was accepted is answered, then no version answers any more."""
-    spec = wanted(target, home)[0]
+    """End the deployment: what was accepted is answered, then no version answers any
+    more."""
+    spec, _ = load_target_spec(target, home)
     agree(yes, f"End the deployment of {spec.model_name}?")
-    done = deploy.delete(spec, home, deploy.Options(platform, on_event=say))
-    tell(done, f"{done.name} is not deployed any more", as_json)
+    deployment = deploy.delete(spec, home, deploy.Options(platform, on_event=print_event))
+    tell(deployment, f"{deployment.name} is not deployed any more", as_json)
 
 
-def say(event: RolloutEvent) -> None:
+def print_event(event: RolloutEvent) -> None:
     """Print an event of a roll-out."""
     click.echo(_line(event), err=True)
 
 
 def _line(event: RolloutEvent) -> str:
-    shares = ", ".join(f"version {v} gets {s} %" for v, s in event.shares.items()) or "none is left"
-    words = _WORDS[event.state].format(
-        version=event.version,
-        reason=event.reason,
-        shares=shares,
-        after=f": {event.reason}" if event.reason else "",
-    )
-    return f"{formats.instant(event.at):%Y-%m-%d %H:%M:%S}  {words}"
+    return f"{formats.instant(event.at):%Y-%m-%d %H:%M:%S}  {_event_text(event)}"
 
 
-def watching(needed: int) -> Callable[[RolloutEvent, Traffic], None]:
-    """Prints how many requests a version that is watched has had; a verdict takes `needed`."""
-    seen = dict[int, tuple[int, float]]()  # requests by event when they were printed last
+def _event_text(event: RolloutEvent) -> str:
+    """What a roll-out does next, in words."""
+    shares = ", ".join(f"version {v} gets {share} %" for v, share in event.shares.items())
+    shares = shares or "none is left"
+    reason = f": {event.reason}" if event.reason else ""
+    texts: dict[RolloutState, str] = {
+        "shadow": f"version {event.version} answers in the shadow of the one before",
+        "create": f"starting version {event.version}{reason}",
+        "smoke": f"version {event.version} has proven itself by rows of its test split",
+        "canary": f"canary: {shares}",
+        "live": f"version {event.version} gets all requests",
+        "settled": "done",
+        "roll_back": f"rolling back: {event.reason}",
+        "rolled_back": f"rolled back: {shares}",
+        "delete": "deleting",
+        "deleted": "deleted",
+    }
+    return texts[event.state]
 
-    def show(event: RolloutEvent, traffic: Traffic) -> None:
-        """A line at first, whenever they have doubled, and every minute."""
-        before, at = seen.get(event.number, (0, -_SILENT_SECONDS))
-        if traffic.requests >= max(10, 2 * before) or time.monotonic() - at > _SILENT_SECONDS:
-            seen[event.number] = traffic.requests, time.monotonic()
-            failed = f", {traffic.errors:,} failed" if traffic.errors else ""
-            failed += f", {traffic.refused:,} refused (4xx)" if traffic.refused else ""
-            told = f"{traffic.requests:,} of at least {needed:,} requests{failed}"
-            click.echo(f"  {event.state}: {told}", err=True)
 
-    return show
+def traffic_printer(needed: int) -> Callable[[RolloutEvent, Traffic], None]:
+    """A function that prints how many requests a version that is watched has had; a
+    verdict takes `needed`. It prints at first, whenever they have doubled, and every
+    minute."""
+    last_printed: dict[int, tuple[int, float]] = {}  # event -> requests, and when
+
+    def print_traffic(event: RolloutEvent, traffic: Traffic) -> None:
+        requests_then, printed_at = last_printed.get(event.number, (0, -_SILENT_SECONDS))
+        has_doubled = traffic.requests >= max(10, 2 * requests_then)
+        if not has_doubled and time.monotonic() - printed_at <= _SILENT_SECONDS:
+            return
+        last_printed[event.number] = traffic.requests, time.monotonic()
+        text = f"{traffic.requests:,} of at least {needed:,} requests"
+        if traffic.errors:
+            text += f", {traffic.errors:,} failed"
+        if traffic.refused:
+            text += f", {traffic.refused:,} refused (4xx)"
+        click.echo(f"  {event.state}: {text}", err=True)
+
+    return print_traffic
 
 
-def _lines(found: Deployment) -> list[str]:
-    lines = [f"{found.name} at {found.address}"]
-    for version, one in found.versions.items():
-        times = f", p50 {one.p50_ms:,.0f} ms, p99 {one.p99_ms:,.0f} ms" if one.p50_ms else ""
-        failed = f"{one.errors:,} of {one.requests:,} requests failed"
-        failed += f", {one.refused:,} were refused (4xx)" if one.refused else ""
-        known = version.removeprefix(SHADOWED)
-        known += f" in the shadow of {found.events[-1].previous}" * (known != version)
-        lines.append(f"version {known}  {one.state}, {one.share} % of requests, {failed}{times}")
-    if found.usd is None or found.usd > 0:
-        cost = "an unknown price" if found.usd is None else f"about ${found.usd:,.2f}"
-        lines.append(f"versions stood for {found.version_hours:,.1f} hours so far: {cost}")
-    if not found.versions and found.events[-1].state != "deleted":
+def _lines(deployment: Deployment) -> list[str]:
+    """The deployment as it is now, for people."""
+    lines = [f"{deployment.name} at {deployment.address}"]
+    last = deployment.events[-1]
+    for version, traffic in deployment.versions.items():
+        name = version.removeprefix(SHADOWED)
+        if name != version:
+            name += f" in the shadow of {last.previous}"
+        text = f"{traffic.errors:,} of {traffic.requests:,} requests failed"
+        if traffic.refused:
+            text += f", {traffic.refused:,} were refused (4xx)"
+        if traffic.p50_ms:
+            text += f", p50 {traffic.p50_ms:,.0f} ms, p99 {traffic.p99_ms:,.0f} ms"
+        lines.append(f"version {name}  {traffic.state}, {traffic.share} % of requests, {text}")
+    hours = f"versions stood for {deployment.version_hours:,.1f} hours so far"
+    if deployment.usd is None:
+        lines.append(f"{hours}: an unknown price")
+    elif deployment.usd > 0:
+        lines.append(f"{hours}: about ${deployment.usd:,.2f}")
+    if not deployment.versions and last.state != "deleted":
         lines.append("its router does not run; `rekindle deploy CONFIG` starts it")
     return lines

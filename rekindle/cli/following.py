@@ -1,16 +1,22 @@
-"""A run that goes on or is over: its steps, what they printed, and its end before its time."""
+"""A run that goes on or is over: its steps, its logs, and how to stop it."""
 
 import itertools
 import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import click
 
-from rekindle.app.follow import asked, cancelled, chosen, log_of, steps_with_a_log
+from rekindle.app.follow import (
+    log_of,
+    refresh_from_platform,
+    request_cancel,
+    step_with_log,
+    steps_with_a_log,
+)
 from rekindle.app.runs import find_run, read_run
 from rekindle.cli.options import answer, shared, tell
 from rekindle.errors import RequestError
@@ -23,7 +29,7 @@ from rekindle.report.readable_log import Line, Reader, merged, shown
 
 _TAIL_LINES = 10
 _PAUSE_SECONDS = 0.5
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
@@ -31,11 +37,12 @@ _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 @click.argument("run", default="latest")
 @shared
 def status(run: str, home: Path, as_json: bool) -> None:
-    """The step table of RUN (default: the latest). Of a run that failed, the end of the log of the
-    first step that failed follows; a run that was killed is shown as such."""
+    """The step table of RUN (default: the latest). Of a run that failed, the end of the
+    log of the first step that failed follows; a run that was killed is shown as such."""
     record = find_run(home, run)
     if record.platform != "local":
-        record = asked(record, home)
+        record = refresh_from_platform(record, home)
+    # its process was killed before it could close the record
     elif record.status == "running" and not is_alive(home, record.run_id):
         update = {"status": "cancelled", "error": "killed; the same command resumes"}
         record = record.model_copy(update=update)
@@ -53,8 +60,8 @@ def show(record: RunRecord) -> None:
     from rekindle.report.timeline import last_lines
 
     console = Console()
-    where = "" if record.platform == "local" else f" on {record.platform}"
-    console.print(f"{record.run_id}  {record.status}{where}", highlight=False)
+    platform = "" if record.platform == "local" else f" on {record.platform}"
+    console.print(f"{record.run_id}  {record.status}{platform}", highlight=False)
     if record.steps:
         console.print(step_table(record, console.width))
     if record.submission and record.submission.url:
@@ -62,24 +69,31 @@ def show(record: RunRecord) -> None:
     if record.error:
         console.print(plain(record.error), markup=False, highlight=False)
     failed = first_failed(record.steps)
-    log = Path(failed.failed_log or failed.log) if failed else Path()
-    if failed and log.is_file():
+    if failed is None:
+        return
+    log = Path(failed.failed_log or failed.log)
+    if log.is_file():
         click.echo(plain(f"the end of what `{failed.name}` printed:"))
         text, _ = last_lines(log)
-        click.echo("\n".join(f"  {line}" for line in text.split("\n")[-_TAIL_LINES:]))
+        for line in text.split("\n")[-_TAIL_LINES:]:
+            click.echo(f"  {line}")
 
 
 @click.command("cancel")
 @click.argument("run", default="latest")
 @shared
 def cancel(run: str, home: Path, as_json: bool) -> None:
-    """Stop RUN (default: the latest): its steps save what they can and end. A finished run is not
-    changed. `rekindle resume` continues a stopped run."""
+    """Stop RUN (default: the latest): its steps save what they can and end. A finished
+    run is not changed. `rekindle resume` continues a stopped run."""
     before = find_run(home, run)
-    record = cancelled(before, home)
-    done = "" if record.status in ENDED_RUN else ", asked to stop"
-    done = ": already over, nothing changed" if before.status in ENDED_RUN else done
-    tell(record, f"{record.run_id}  {record.status}{done}", as_json)
+    record = request_cancel(before, home)
+    if before.status in ENDED_RUN:
+        remark = ": already over, nothing changed"
+    elif record.status in ENDED_RUN:
+        remark = ""
+    else:
+        remark = ", asked to stop"
+    tell(record, f"{record.run_id}  {record.status}{remark}", as_json)
 
 
 def _since(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
@@ -89,7 +103,7 @@ def _since(_context: click.Context, _option: click.Parameter, value: str | None)
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", value)
     if match is None:
         raise click.BadParameter(f"{value!r} is not a length of time; write 90s, 10m, 2h or 1d")
-    return time.time() - int(match[1]) * _SECONDS[match[2]]
+    return time.time() - int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
 @click.command("logs")
@@ -111,7 +125,9 @@ def _since(_context: click.Context, _option: click.Parameter, value: str | None)
     help="What was printed in the last 90s, 10m, 2h or 1d.",
 )
 @click.option(
-    "--raw", is_flag=True, help="The log as it is, node after node, with all that launchers print."
+    "--raw",
+    is_flag=True,
+    help="The log as it is, node after node, with all that launchers print.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Continue until the step ends.")
 @shared
@@ -126,107 +142,142 @@ def logs(
     as_json: bool,
 ) -> None:
     """Print the log of one step of RUN (default: the latest)."""
-    record = asked(find_run(home, run), home)
-    found = chosen(record, step)
+    record = refresh_from_platform(find_run(home, run), home)
+    step_record = step_with_log(record, step)
     if since is not None and (raw or as_json):
         raise RequestError(
             "only lines of the readable log have times",
             where="--since",
             fix="leave out --raw and --json",
         )
-    texts = _logs(record, found, home, node, follow)
+    texts = _logs(record, step_record, home, node, follow)
     if raw and follow and len(texts) > 1:
         raise RequestError(
             "the raw logs of several nodes cannot be followed at once",
             where="--raw",
             fix="name one: --node 0",
         )
-    written: Iterator[str] = itertools.chain.from_iterable(texts.values())  # node after node
+    node_after_node = itertools.chain.from_iterable(texts.values())
     if as_json:  # what a program reads is not merged
-        answer(LogText(run_id=record.run_id, step=found.name, text="".join(written)))
+        text = "".join(node_after_node)
+        answer(LogText(run_id=record.run_id, step=step_record.name, text=text))
         return
-    live = sys.stdout.isatty()
-    names = _names(list(texts), live) if len(texts) > 1 else {}
-    if not raw:
-        lines = _as_they_come(texts) if follow else merged(texts)
-        written = shown(lines, live=live, names=names, since=since or 0.0)
+    is_terminal = sys.stdout.isatty()
+    if raw:
+        _print_raw(node_after_node, is_terminal)
+        return
+    names: dict[int, str] = {}
+    if len(texts) > 1:
+        names = _node_names(list(texts), is_terminal)
+    lines = _as_they_come(texts) if follow else merged(texts)
     piece = ""
-    for piece in written:
-        sys.stdout.write(plain_but_colour(piece) if live and raw else piece)
+    for piece in shown(lines, live=is_terminal, names=names, since=since or 0.0):
+        sys.stdout.write(piece)
         sys.stdout.flush()
-    if not (piece or raw):
+    if not piece:
         when = "" if since is None else " since then"
         hint = "--raw shows what its launcher printed"
-        click.echo(f"the step {found.name} printed nothing of its own{when}; {hint}", err=True)
+        click.echo(
+            f"the step {step_record.name} printed nothing of its own{when}; {hint}",
+            err=True,
+        )
+
+
+def _print_raw(pieces: Iterable[str], is_terminal: bool) -> None:
+    for piece in pieces:
+        if is_terminal:
+            # a step may print what moves the cursor or renames the window
+            piece = plain_but_colour(piece)
+        sys.stdout.write(piece)
+        sys.stdout.flush()
 
 
 def _logs(
     record: RunRecord, step: StepRecord, home: Path, node: int | None, follow: bool
 ) -> dict[int, Iterator[str]]:
     """The text of each node's log, in pieces; RequestError where there is none."""
-    while follow and not Path(step.log).is_file() and _runs(home, record.run_id, step.name):
+    while follow and not Path(step.log).is_file() and _is_running(home, record.run_id, step.name):
         time.sleep(_PAUSE_SECONDS)  # it waits for another run that does the same
         step = read_run(home, record.run_id).step(step.name)
     if Path(step.log).is_file():
-        files = {0: Path(step.log)}
-        for path in Path(step.log).parent.glob("node-*/log.txt"):
-            files[int(path.parent.name.removeprefix("node-"))] = path
-        if node is not None and node not in files:
-            what = f"the step {step.name} has no log of a node {node}"
-            fix = f"its nodes are {', '.join(map(str, sorted(files)))}"
-            raise RequestError(what, where="--node", fix=fix)
-        wanted = sorted(files) if node is None else [node]
-        return {n: _of_file(record, step, files[n], home, follow) for n in wanted}
+        files = _log_files(step, node)
+        return {n: _of_file(record, step, path, home, follow) for n, path in files.items()}
     if record.platform == "local":
-        why = f": {step.reason}" if step.reason else ""
-        what = f"the step {step.name} has no log{why}"
-        raise RequestError(what, fix=steps_with_a_log(record, step))
+        reason = f": {step.reason}" if step.reason else ""
+        raise RequestError(
+            f"the step {step.name} has no log{reason}", fix=steps_with_a_log(record, step)
+        )
     if node is not None:
-        what = f"{record.platform} gives the logs of all nodes of a step together"
-        raise RequestError(what, where="--node", fix="leave it out")
+        raise RequestError(
+            f"{record.platform} gives the logs of all nodes of a step together",
+            where="--node",
+            fix="leave it out",
+        )
     return {0: log_of(record, step, home, follow)}
+
+
+def _log_files(step: StepRecord, node: int | None) -> dict[int, Path]:
+    """The files of a step's log by node, or that of one node.
+
+    RequestError where the step has no such node."""
+    files = {0: Path(step.log)}
+    for path in Path(step.log).parent.glob("node-*/log.txt"):
+        files[int(path.parent.name.removeprefix("node-"))] = path
+    if node is None:
+        return dict(sorted(files.items()))
+    if node not in files:
+        raise RequestError(
+            f"the step {step.name} has no log of a node {node}",
+            where="--node",
+            fix=f"its nodes are {', '.join(map(str, sorted(files)))}",
+        )
+    return {node: files[node]}
 
 
 def _of_file(
     record: RunRecord, step: StepRecord, path: Path, home: Path, follow: bool
 ) -> Iterator[str]:
-    """The text of a log that a process here writes; with `follow` "" while there is no more."""
-    over = not follow or record.platform != "local"
+    """The text of a local log; with `follow`, "" while there is no more."""
+    is_over = not follow or record.platform != "local"
     with path.open(encoding="utf-8", errors="replace") as file:
         while True:
             while text := file.read(1 << 16):
                 yield text
-            if over:
+            if is_over:
                 return
-            over = not _runs(home, record.run_id, step.name)
-            if not over:
+            # once it is over the file is read once more: it may have grown until then
+            is_over = not _is_running(home, record.run_id, step.name)
+            if not is_over:
                 yield ""
                 time.sleep(_PAUSE_SECONDS)
 
 
 def _as_they_come(logs: Mapping[int, Iterator[str]]) -> Iterator[Line]:
     """The lines of logs that grow, those of each node as far as it has come."""
-    readers, left = {node: Reader(node) for node in logs}, dict(logs)
-    while left:
-        for node in list(left):
-            for piece in left[node]:
-                yield from readers[node].feed(piece)
-                if not piece:
+    readers = {node: Reader(node) for node in logs}
+    open_logs = dict(logs)
+    while open_logs:
+        for node in list(open_logs):
+            reader = readers[node]
+            for piece in open_logs[node]:
+                yield from reader.feed(piece)
+                if not piece:  # there is no more now: the next node's turn
                     yield Line(time.time(), node, "", "pause")
                     break
             else:
-                yield from readers[node].rest()
-                del left[node]
+                yield from reader.rest()
+                del open_logs[node]
 
 
-def _names(nodes: list[int], coloured: bool) -> dict[int, str]:
+def _node_names(nodes: list[int], coloured: bool) -> dict[int, str]:
     """What stands before the lines of each node."""
     names = {node: f"node {node} | " for node in nodes}
     if not coloured or os.environ.get("NO_COLOR"):
         return names
-    colours = {node: _COLOURS[node % len(_COLOURS)] for node in nodes}
-    return {node: click.style(name, fg=colours[node]) for node, name in names.items()}
+    for node in nodes:
+        names[node] = click.style(names[node], fg=_COLOURS[node % len(_COLOURS)])
+    return names
 
 
-def _runs(home: Path, run_id: str, step: str) -> bool:
+def _is_running(home: Path, run_id: str, step: str) -> bool:
     return is_alive(home, run_id) and read_run(home, run_id).step(step).status == "running"

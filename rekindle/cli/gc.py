@@ -11,17 +11,21 @@ from rekindle.app.champion import registry_of
 from rekindle.cli.options import agree, answer, shared, yes
 from rekindle.outputs import Collected, HomeItem
 from rekindle.platforms.local.removal import remove
-from rekindle.registry.models import aliased, aliases
+from rekindle.records import RunRecord
+from rekindle.registry.models import Registry, aliased, aliases
 from rekindle.report.index import render_index
 from rekindle.report.retention import Retention
 from rekindle.spec.model import Spec
 
 
 def _days(_context: click.Context, _option: click.Parameter, value: str | None) -> int | None:
-    number = re.fullmatch(r"(\d{1,5}) ?d(ays?)?", value or "0d")
-    if number is None:
+    """A number of days, such as `30d`."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d{1,5}) ?d(ays?)?", value or "0d")
+    if match is None:
         raise click.BadParameter("give days, such as 30d")
-    return None if value is None else int(number[1])
+    return int(match[1])
 
 
 @click.command("gc")
@@ -42,36 +46,42 @@ def _days(_context: click.Context, _option: click.Parameter, value: str | None) 
 @yes
 @shared
 def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_json: bool) -> None:
-    """List what can be removed, ask, and remove it: runs that exceed the retention limits, files
-    that only those runs use, checkpoints of finished trainings, copies of models that no version
-    with an alias and no deployment has, and what killed processes left. A run stays if its model
-    version has an alias in the registry, or if its candidate waits for approval. Nothing is removed
-    from the registry."""
-    place = home.resolve()
+    """List what can be removed, ask, and remove it: runs that exceed the retention
+    limits, files that only those runs use, checkpoints of finished trainings, copies of
+    models that no version with an alias and no deployment has, and what killed processes
+    left. A run stays if its model version has an alias in the registry, or if its
+    candidate waits for approval. Nothing is removed from the registry."""
+    root = home.resolve()
+
+    def registry(run: RunRecord) -> Registry:
+        return registry_of(Spec.model_validate(run.spec), root)
+
     retention = Retention(
-        place,
-        lambda run: aliases(registry_of(Spec.model_validate(run.spec), place)),
+        root,
+        lambda run: aliases(registry(run)),
         keep_runs,
         days,
-        lambda run: aliased(registry_of(Spec.model_validate(run.spec), place)),
+        lambda run: aliased(registry(run)),
     )
-    shown = list(retention.look())
-    going = [item for item in shown if not item.stays]
-    _table(shown)
-    if not going:
+    items = list(retention.look())
+    to_remove = [item for item in items if not item.stays]
+    _print_table(items)
+    if not to_remove:
         click.echo("nothing to remove", err=True)
     else:
-        agree(yes, f"Remove {len(going):,} things, {_size(going)}?")
-        shown = [item for item in shown if item.stays] + remove(place, retention.look, going)
-        render_index(place)
-        gone = [item for item in shown if not item.stays]
-        click.echo(f"removed {len(gone):,} things, {_size(gone)}", err=True)
+        agree(yes, f"Remove {len(to_remove):,} things, {_size(to_remove)}?")
+        staying = [item for item in items if item.stays]
+        # only what is still removable by then, as `look` says once more
+        items = staying + remove(root, retention.look, to_remove)
+        render_index(root)
+        removed = [item for item in items if not item.stays]
+        click.echo(f"removed {len(removed):,} things, {_size(removed)}", err=True)
     if as_json:
-        answer(Collected(items=tuple(shown)))
+        answer(Collected(items=tuple(items)))
 
 
-def _table(items: Sequence[HomeItem]) -> None:
-    """A line for each kind of thing and reason, what may go first; no head without them."""
+def _print_table(items: Sequence[HomeItem]) -> None:
+    """Print a line for each kind of thing and reason, what may go first."""
     if not items:
         return
     groups = dict[tuple[bool, str, str], list[HomeItem]]()
@@ -79,8 +89,11 @@ def _table(items: Sequence[HomeItem]) -> None:
         groups.setdefault((item.stays, item.kind, item.why), []).append(item)
     lines = [("", "what", "how many", "size", "why")]
     for (stays, kind, why), members in groups.items():
-        size = "" if stays else _size(members)
-        lines.append(("stays" if stays else "goes", kind, f"{len(members):,}", size, why))
+        count = f"{len(members):,}"
+        if stays:
+            lines.append(("stays", kind, count, "", why))
+        else:
+            lines.append(("goes", kind, count, _size(members), why))
     click.echo("\n".join(formats.aligned(lines)), err=True)
 
 

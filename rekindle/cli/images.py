@@ -1,5 +1,5 @@
-"""`rekindle images build|push CONFIG`: the user's code in an image, and that image in the registry
-that a platform pulls it from, by digest."""
+"""`rekindle images build|push CONFIG`: the user's code in an image, and that image in the
+registry that a platform pulls it from, by digest."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rekindle.app.pipeline import graph_of
-from rekindle.cli.definitions import several
+from rekindle.cli.definitions import parse_platforms
 from rekindle.cli.options import Overrides, answer, of_config, shared
 from rekindle.errors import Problem, RequestError
 from rekindle.outputs import ImageBuilt, ImagesPushed
@@ -29,18 +29,18 @@ def command() -> None:
 @of_config
 @shared
 def build(config: Path, overrides: Overrides, home: Path, as_json: bool) -> None:
-    """Build an image on this machine: rekindle's image (`image.base`) and the files that the steps
-    of CONFIG need."""
+    """Build an image on this machine: rekindle's image (`image.base`) and the files that
+    the steps of CONFIG need."""
     spec, code = _read(config, overrides)
     name = daemon.local_name(spec.name)
     image_id = daemon.build(_docker(), code, spec.image.base, name)
+    files = tuple(sorted(code.files))
     if as_json:
-        files = tuple(sorted(code.files))
         answer(ImageBuilt(image=name, id=image_id, code=code.digest, files=files))
         return
-    for file in sorted(code.files):
+    for file in files:
         click.echo(f"  {file}", err=True)
-    count = "1 file" if len(code.files) == 1 else f"{len(code.files)} files"
+    count = "1 file" if len(files) == 1 else f"{len(files)} files"
     click.echo(f"{name} {image_id}: {spec.image.base} and {count} of yours")
     click.echo(f"next: rekindle images push {config}")
 
@@ -50,7 +50,7 @@ def build(config: Path, overrides: Overrides, home: Path, as_json: bool) -> None
 @click.option(
     "--platform",
     "platforms",
-    callback=several,
+    callback=parse_platforms,
     metavar="P[,P]",
     default="",
     help="Platforms to push for, separated by commas; default: each platform with an `image` in "
@@ -58,21 +58,27 @@ def build(config: Path, overrides: Overrides, home: Path, as_json: bool) -> None
 )
 @shared
 def push(
-    config: Path, overrides: Overrides, platforms: tuple[str, ...], home: Path, as_json: bool
+    config: Path,
+    overrides: Overrides,
+    platforms: tuple[str, ...],
+    home: Path,
+    as_json: bool,
 ) -> None:
     """Push that image as `platforms.P.image` (REGISTRY/NAME:TAG), and write its digest to
     rekindle.lock beside CONFIG. Later commands read it there."""
     spec, code = _read(config, overrides)
-    names = _names(spec, platforms)
-    docker, local = _docker(), daemon.local_name(spec.name)
-    _check(docker, local, code, config)
+    names = _image_names(spec, platforms)
+    docker = _docker()
+    local_name = daemon.local_name(spec.name)
+    _refuse_other_code(docker, local_name, code, config)
     pushed = []
     for name in names:
-        pin = daemon.push(docker, local, name)
+        pin = daemon.push(docker, local_name, name)
         lock.write(config.parent, {name: pin})  # one by one: the next may fail
-        pushed.append(lock.by_digest(name, pin))
+        pinned_name = lock.by_digest(name, pin)
+        pushed.append(pinned_name)
         if not as_json:
-            click.echo(pushed[-1])
+            click.echo(pinned_name)
     path = config.parent / lock.NAME
     if as_json:
         answer(ImagesPushed(images=tuple(pushed), lock=str(path)))
@@ -86,28 +92,36 @@ def _read(config: Path, overrides: Overrides) -> tuple[Spec, Code]:
     return spec, code_of(spec, graph_of(spec)[1])
 
 
-def _names(spec: Spec, platforms: tuple[str, ...]) -> list[str]:
-    """What to push it as, each once."""
-    there = {p: getattr(spec.platforms, p).image or "" for p in platforms or PLATFORMS}
-    names = list(dict.fromkeys(name for name in there.values() if name and "@" not in name))
-    fix, problems = "set it to REGISTRY/NAME:TAG; its digest is written to rekindle.lock", []
-    for where, name in ((f"platforms.{p}.image", name) for p, name in there.items()):
+def _image_names(spec: Spec, platforms: tuple[str, ...]) -> list[str]:
+    """The names to push the image as, each once.
+
+    The images of platforms that are asked for have to be tags."""
+    fix = "set it to REGISTRY/NAME:TAG; its digest is written to rekindle.lock"
+    names: dict[str, None] = {}
+    problems: list[Problem] = []
+    for platform in platforms or PLATFORMS:
+        where = f"platforms.{platform}.image"
+        name = getattr(spec.platforms, platform).image
         if not name:
             problems.append(Problem(f"{where} is not set", where, fix))
         elif "@" in name:
             problems.append(Problem(f"{name} is a digest; an image is pushed as a tag", where, fix))
+        else:
+            names[name] = None
     if problems and (platforms or not names):
         raise RequestError(problems)
-    return names
+    return list(names)
 
 
-def _check(docker: Docker, local: str, code: Code, config: Path) -> None:
-    """RequestError unless the image here has the code that is here."""
-    held = code_label(docker, local)
-    if held != code.digest:
-        what = f"{local} was built from other files than those that are here now"
-        fix = f"rekindle images build {config}"
-        raise RequestError(what if held is not None else f"there is no image {local} here", fix=fix)
+def _refuse_other_code(docker: Docker, local_name: str, code: Code, config: Path) -> None:
+    """Raise RequestError unless the image here has the code that is here."""
+    image_code = code_label(docker, local_name)
+    if image_code == code.digest:
+        return
+    message = f"{local_name} was built from other files than those that are here now"
+    if image_code is None:
+        message = f"there is no image {local_name} here"
+    raise RequestError(message, fix=f"rekindle images build {config}")
 
 
 def _docker() -> Docker:

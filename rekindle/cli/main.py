@@ -1,5 +1,5 @@
-"""The command line: a file a verb, or for verbs of one thing, loaded when it is called, and one
-place where errors become text and exit codes."""
+"""The command line: a file a verb, or for verbs of one thing, loaded when it is called,
+and one place where errors become text and exit codes."""
 
 import dataclasses
 import importlib
@@ -14,6 +14,7 @@ import click
 from rekindle.errors import Problem, RekindleError, RequestError, did_you_mean, fix_of
 from rekindle.masking import masked
 
+# in the order of `rekindle --help`
 VERBS = {
     "init": "a starter config, the shipped pipeline and components to change",
     "doctor": "check that a platform has everything that a run needs",
@@ -61,7 +62,8 @@ _SHARED = {
 
 
 class _Verbs(click.Group):
-    """Imports a verb's module only when that verb is called, so that `--help` stays fast."""
+    """Imports a verb's module only when that verb is called, so that `--help` stays
+    fast."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(VERBS)
@@ -74,7 +76,8 @@ class _Verbs(click.Group):
         except ModuleNotFoundError as error:  # such as pyarrow, of verbs that read the registry
             fix = "pip install 'rekindle[local,serve]'"
             raise RequestError(f"{error.name} is not installed", fix=fix) from error
-        command: click.Command = getattr(module, name if name in _SHARED else "command")
+        function = name if name in _SHARED else "command"
+        command: click.Command = getattr(module, function)
         return command
 
     def resolve_command(
@@ -82,8 +85,11 @@ class _Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
+            message = f"there is no command `{name}`"
             hint = did_you_mean(name, VERBS)
-            context.fail(f"there is no command `{name}`" + f"; {hint}" * bool(hint))
+            if hint:
+                message += f"; {hint}"
+            context.fail(message)
         return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -99,25 +105,26 @@ class _Verbs(click.Group):
 )
 @click.version_option(package_name="rekindle", message="rekindle %(version)s")
 def cli() -> None:
-    """rekindle keeps machine-learning models current: one YAML retrains, judges and registers."""
+    """rekindle keeps machine-learning models current: one YAML retrains, judges and
+    registers."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    words = sys.argv[1:] if arguments is None else arguments
+    command_line = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
         # a terminal that cannot show a letter gets its code
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(invoke(words))
+    sys.exit(invoke(command_line))
 
 
-def invoke(words: list[str]) -> int:
-    """Run one command; returns its exit code. Errors are printed, with a traceback only under -v,
-    and without secrets."""
-    as_json = "--json" in words
+def invoke(command_line: list[str]) -> int:
+    """Run one command; returns its exit code. Errors are printed, with a traceback only
+    under -v, and without secrets."""
+    as_json = "--json" in command_line
     try:
-        return _invoked(words, as_json)
+        return _run_command(command_line, as_json)
     except OSError as error:  # stdout takes no error either
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -126,20 +133,22 @@ def invoke(words: list[str]) -> int:
         return 1
 
 
-def _invoked(words: list[str], as_json: bool) -> int:
+def _run_command(command_line: list[str], as_json: bool) -> int:
     try:
-        result = cli.main(words, prog_name="rekindle", standalone_mode=False)
+        result = cli.main(command_line, prog_name="rekindle", standalone_mode=False)
     except click.ClickException as error:
-        return _refused(error, as_json)
+        return _report_usage(error, as_json)
+    # Ctrl-C, or the end of stdin at a question
     except click.Abort:
         print("interrupted", file=sys.stderr)
         return 130
     except (RekindleError, OSError) as error:
-        if {"-v", "--verbose"} & {*words}:
+        if {"-v", "--verbose"} & {*command_line}:
             _show_traceback()
-        told = error if isinstance(error, RekindleError) else _of_the_system(error)
-        report_errors(told, as_json)
-        return told.exit_code
+        if isinstance(error, OSError):
+            error = _of_the_system(error)
+        report_errors(error, as_json)
+        return error.exit_code
     except Exception:  # noqa: BLE001 - shown whole, and the exit code says so
         _show_traceback()  # a mistake of ours: all of it, but for what a library was given
         return 1
@@ -154,16 +163,15 @@ def report_errors(error: RekindleError, as_json: bool) -> None:
 
         answer(Errors(errors=rows_of(error)))
         return
-    count = len(error.problems)
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"  # no-color.org
-    color = False if plain else None  # None: click decides
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"  # no-color.org
+    color = False if is_plain else None  # None: click decides
     for problem in error.problems:
         click.secho("error: ", fg="red", bold=True, nl=False, err=True, color=color)
         # problems that a step printed stand below the step that failed
         shown = dataclasses.replace(problem, what=problem.what.replace("\n", "\n    "))
         click.echo(str(shown), err=True)
-    if count > 1:
-        click.echo(f"{count} problems", err=True)
+    if len(error.problems) > 1:
+        click.echo(f"{len(error.problems)} problems", err=True)
 
 
 def _show_traceback() -> None:
@@ -174,24 +182,33 @@ def _show_traceback() -> None:
 
 def _of_the_system(error: OSError) -> RekindleError:
     """A full disk or a folder without permission, in words."""
-    what, where = error.strerror or str(error), str(error.filename or "")
+    where = str(error.filename or "")
     try:
         Path.cwd()
     except FileNotFoundError:
-        what, fix = "the working directory was deleted", "change to a folder that exists"
-    else:
-        fix = f"{fix_of(error)}; the same command goes on from there"
-    return RekindleError(what, where=where, fix=fix)
+        return RekindleError(
+            "the working directory was deleted",
+            where=where,
+            fix="change to a folder that exists",
+        )
+    return RekindleError(
+        error.strerror or str(error),
+        where=where,
+        fix=f"{fix_of(error)}; the same command goes on from there",
+    )
 
 
-def _refused(error: click.ClickException, as_json: bool) -> int:
+def _report_usage(error: click.ClickException, as_json: bool) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2; its text is the help
         error.show()
         return 2
     context = getattr(error, "ctx", None)
-    fix = f"see `{context.command_path if context else 'rekindle'} --help`"
-    if isinstance(error, click.NoSuchOption) and (field := _field(error.option_name)):
-        fix = f"--set {field}=VALUE"
+    command = context.command_path if context else "rekindle"
+    fix = f"see `{command} --help`"
+    if isinstance(error, click.NoSuchOption):
+        field = _field(error.option_name)
+        if field:
+            fix = f"--set {field}=VALUE"
     refusal = RequestError([Problem(error.format_message(), "", fix, "E-USAGE")])
     report_errors(refusal, as_json)
     return refusal.exit_code

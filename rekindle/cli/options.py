@@ -16,7 +16,7 @@ from rekindle.masking import masked
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import Record
 
-Decorated = Callable[..., Any]
+Decorated = Callable[..., Any]  # as click's decorators take and return it
 Overrides = tuple[str, ...]
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -39,43 +39,54 @@ def of_config(function: Decorated) -> Decorated:
     return config(overrides(function))
 
 
-def platform(words: str, *, here: bool = False, **more: Any) -> Decorated:
-    """`--platform`, with these words of help; `here`: also `local`, which is this machine."""
+def platform(help_text: str, *, here: bool = False, **settings: Any) -> Decorated:
+    """`--platform`, with click's `settings`; `here`: also `local`, this machine."""
     names = ["local", *PLATFORMS] if here else [*PLATFORMS]
-    return click.option("--platform", type=click.Choice(names), help=words, **more)
+    return click.option("--platform", type=click.Choice(names), help=help_text, **settings)
 
 
-class _Masking(logging.Formatter):
+class _MaskingFormatter(logging.Formatter):
+    """No line of a log shows a secret."""
+
     def format(self, record: logging.LogRecord) -> str:
         return masked(super().format(record))
 
 
 def _set_verbose(context: click.Context, option: click.Parameter, value: bool) -> None:
     if logging.lastResort:  # shows warnings where no handler is configured
-        logging.lastResort.setFormatter(_Masking())
+        logging.lastResort.setFormatter(_MaskingFormatter())
     if value:
         handler = logging.StreamHandler()
-        handler.setFormatter(_Masking("%(name)s: %(message)s"))
+        handler.setFormatter(_MaskingFormatter("%(name)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def answer(record: Record) -> None:
-    """Say it as one JSON object on stdout: what `--json` asks for."""
+    """Print a record as one JSON object on stdout: what `--json` asks for."""
     click.echo(record.to_json())
 
 
 def tell(record: Record, text: str, as_json: bool) -> None:
-    """Say it on stdout, as one JSON object or as text."""
-    click.echo(record.to_json() if as_json else text)
+    """Print a record on stdout, as one JSON object or as the text for people."""
+    if as_json:
+        answer(record)
+    else:
+        click.echo(text)
 
 
 def agree(yes: bool, question: str) -> None:
-    """Return if the user agrees; RequestError if not, or if there is no terminal to ask at."""
+    """Return if the user agrees.
+
+    RequestError if not, or if there is no terminal to ask at."""
     if yes:
         return
+    # questions are printed on stderr: stdout may be a pipe
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        what = "stdin is not a terminal, so this cannot be confirmed; nothing was changed"
-        raise RequestError(what, where="--yes", fix="pass --yes")
+        raise RequestError(
+            "stdin is not a terminal, so this cannot be confirmed; nothing was changed",
+            where="--yes",
+            fix="pass --yes",
+        )
     if not click.confirm(question, err=True):
         raise RequestError("nothing was changed", fix="answer y, or pass --yes")
 
@@ -83,16 +94,23 @@ def agree(yes: bool, question: str) -> None:
 def shared(function: Decorated) -> Decorated:
     """`--home`, `--json` and `-v`."""
     as_json = click.option(
-        "--json", "as_json", is_flag=True, help="One JSON object on stdout, all else on stderr."
+        "--json",
+        "as_json",
+        is_flag=True,
+        help="One JSON object on stdout, all else on stderr.",
     )
     return at_home(as_json(function))
 
 
 def at_home(function: Decorated) -> Decorated:
     """`--home` and `-v`."""
-    words = "Log decisions, and show tracebacks."
     verbose = click.option(
-        "-v", "--verbose", is_flag=True, expose_value=False, callback=_set_verbose, help=words
+        "-v",
+        "--verbose",
+        is_flag=True,
+        expose_value=False,
+        callback=_set_verbose,
+        help="Log decisions, and show tracebacks.",
     )
     home = click.option(
         "--home",
@@ -107,9 +125,11 @@ def at_home(function: Decorated) -> Decorated:
 
 
 def moment(now: str | None) -> dt.datetime | None:
-    """The time of --now, in UTC; RequestError for what is none."""
+    """The time of --now, in UTC; RequestError for what is not a time."""
+    if not now:
+        return None
     try:
-        return parse_time(now).replace(tzinfo=dt.UTC) if now else None
+        return parse_time(now).replace(tzinfo=dt.UTC)
     except ValueError:
         fix = "write it as 2026-07-01 or 2026-07-01T12:00"
         raise RequestError(f"`{now}` is not a time", where="--now", fix=fix) from None

@@ -10,7 +10,14 @@ from rekindle.app import calibrate
 from rekindle.app.forecast import lines
 from rekindle.app.plan import figures
 from rekindle.app.preflight import first_look
-from rekindle.cli.options import Overrides, maybe_config, overrides, platform, shared, tell
+from rekindle.cli.options import (
+    Overrides,
+    maybe_config,
+    overrides,
+    platform,
+    shared,
+    tell,
+)
 from rekindle.masking import plain
 from rekindle.spec.load import load_target
 
@@ -33,7 +40,7 @@ from rekindle.spec.load import load_target
 )
 @click.option(
     "--prices",
-    "own",
+    "own_prices",
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FILE",
@@ -52,15 +59,15 @@ def command(
     platform: str | None,
     region: str,
     examples: int | None,
-    own: tuple[Path, ...],
+    own_prices: tuple[Path, ...],
     run: str | None,
     home: Path,
     as_json: bool,
 ) -> int:
     """Estimate what the training of CONFIG needs, how long it takes and what it costs.
 
-    With --calibrate, the measured speed of a run, here or on a platform, corrects the speeds that
-    the planner takes from published figures; CONFIG may be left out."""
+    With --calibrate, the measured speed of a run, here or on a platform, corrects the
+    speeds that the planner takes from published figures; CONFIG may be left out."""
     if run is not None:
         measured = calibrate.calibrate(home, run)
         if config is None or not as_json:
@@ -72,6 +79,6 @@ def command(
     spec = load_target(config, overrides)
     for problem in first_look(spec):
         click.echo(plain(f"warning: {problem}"), err=True)
-    planned = figures(spec, platform or "", region, examples, home, own)
+    planned = figures(spec, platform or "", region, examples, home, own_prices)
     tell(planned, "\n".join(lines(planned)), as_json)
     return 2 if planned.errors else 0

@@ -1,16 +1,16 @@
-"""`rekindle resume RUN`: continues a run that failed or was stopped, here or on a platform."""
+"""`rekindle resume RUN`: continues a run that failed or was stopped."""
 
 import shlex
 from pathlib import Path
 
 import click
 
-from rekindle.app.follow import asked, place_of, resumed
+from rekindle.app.follow import place_of, refresh_from_platform, resume_on_platform
 from rekindle.app.run import Options
 from rekindle.app.runs import find_run
 from rekindle.cli.options import answer, shared, wait
 from rekindle.cli.run import carry_out
-from rekindle.cli.submit import told
+from rekindle.cli.submit import report_submission
 from rekindle.errors import RequestError
 from rekindle.platforms.local.store import is_alive
 from rekindle.platforms.snapshot import ENDED_RUN
@@ -23,22 +23,23 @@ from rekindle.spec.model import Spec
 @wait
 @shared
 def command(run: str, wait: bool, home: Path, as_json: bool) -> int:
-    """Continue RUN (default: the latest), which failed or was stopped. Steps that succeeded are not
-    repeated; training continues from its last checkpoint. On this machine this starts a new run
-    with the recorded config. A platform continues the same run, or starts a new one if it cannot
-    retry."""
+    """Continue RUN (default: the latest), which failed or was stopped. Steps that
+    succeeded are not repeated; training continues from its last checkpoint. On this
+    machine this starts a new run with the recorded config. A platform continues the same
+    run, or starts a new one if it cannot retry."""
     record = find_run(home, run)
     if record.platform == "local":
-        return _here(record, home, as_json)
-    return _there(record, home, wait, as_json)
+        return _resume_here(record, home, as_json)
+    return _resume_on_platform(record, home, wait, as_json)
 
 
-def _here(record: RunRecord, home: Path, as_json: bool) -> int:
+def _resume_here(record: RunRecord, home: Path, as_json: bool) -> int:
     if record.status == "running" and is_alive(home, record.run_id):
         raise RequestError(f"{record.run_id} runs", fix=f"rekindle logs -f {record.run_id}")
-    words = shlex.split(record.command)
-    overrides = [word.removeprefix("--set=") for word in words if word.startswith("--set=")]
+    arguments = shlex.split(record.command)
+    overrides = [word.removeprefix("--set=") for word in arguments if word.startswith("--set=")]
     spec = Spec.model_validate(record.spec)
+    # so that the new record repeats the command
     spec._origin = (record.config, tuple(overrides))
     result = carry_out(spec, Options(home), as_json)
     if as_json:
@@ -46,13 +47,15 @@ def _here(record: RunRecord, home: Path, as_json: bool) -> int:
     return 0
 
 
-def _there(record: RunRecord, home: Path, wait: bool, as_json: bool) -> int:
-    place_of(record)  # which says so if it may not be there
-    record = asked(record, home)
+def _resume_on_platform(record: RunRecord, home: Path, wait: bool, as_json: bool) -> int:
+    place_of(record)  # raises where the submission was not confirmed
+    record = refresh_from_platform(record, home)
     if record.status not in ENDED_RUN:
         raise RequestError(f"{record.run_id} runs", fix=f"rekindle logs -f {record.run_id}")
     if record.status == "succeeded":
-        what = f"{record.run_id} succeeded: nothing is left to do"
-        raise RequestError(what, fix=f"submit it again: {record.command}")
-    record, placed = resumed(record, home)
-    return told(record, placed, home, wait, as_json)
+        raise RequestError(
+            f"{record.run_id} succeeded: nothing is left to do",
+            fix=f"submit it again: {record.command}",
+        )
+    record, submitted_run = resume_on_platform(record, home)
+    return report_submission(record, submitted_run, home, wait, as_json)

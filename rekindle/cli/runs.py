@@ -23,9 +23,17 @@ from rekindle.report.texts import lower_is_better
 STATUSES = (*get_args(RunStatus), "killed")
 
 
+Row = dict[str, Any]  # a run as `--json` prints it
+_MAY_BE_EMPTY = (
+    "window",
+    "settings",
+)  # most data has no windows, most runs are not of a grid
+
+
 def _badness(entry: Entry) -> float:
     """Of the metric that the gate looked at; runs without one come last."""
-    if (headline := entry.headline) is None or math.isnan(headline.value):
+    headline = entry.headline
+    if headline is None or math.isnan(headline.value):
         return math.inf
     return headline.value if lower_is_better(headline.name) else -headline.value
 
@@ -54,7 +62,10 @@ KEYS: Mapping[str, Callable[[Entry], float]] = {
     help="What comes first: the newest, the longest, or the best metric.",
 )
 @click.option(
-    "--costs", "by_cost", is_flag=True, help="What runs on platforms cost, by run and month."
+    "--costs",
+    "by_cost",
+    is_flag=True,
+    help="What runs on platforms cost, by run and month.",
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N only.")
 @shared
@@ -67,66 +78,107 @@ def command(
     home: Path,
     as_json: bool,
 ) -> None:
-    """List runs, newest first: start, window of the data, what a training of a grid has for itself,
-    status, time, metric, gate, model version and which is champion."""
-    folder = f"{os.path.realpath(home)}/runs"
+    """List runs, newest first: start, window of the data, what a training of a grid has
+    for itself, status, time, metric, gate, model version and which is champion."""
     if by_cost:
         if status or limit or sort != "started":
-            what = "--costs sums up all runs and months; only --name leaves some out"
-            raise RequestError(what, where="--costs", fix="leave out --status, --sort and --limit")
-        found = ledger(home).paid(book(home), name or "")
-        lines = formats.aligned([*table(found)], right=(2, 3, 4, 5, 6, 7))
-        tell(found, "\n".join(lines) if found.runs else "no run on a platform is known", as_json)
+            raise RequestError(
+                "--costs sums up all runs and months; only --name leaves some out",
+                where="--costs",
+                fix="leave out --status, --sort and --limit",
+            )
+        _print_costs(name, home, as_json)
         return
     entries = [entry for entry in ledger(home).entries[::-1] if name in (None, entry.name)]
+    # of several runs with a version that is champion, the newest
     champions = {entry.name: entry for entry in reversed(entries) if entry.is_champion}
-    shown = []
+    pairs: list[tuple[Entry, Row]] = []
     for entry in entries:
-        here = entry.platform == "local" and entry.status == "running"
-        row = entry.summary | {
-            # a record that was never closed, and no process works on it
-            "status": "killed" if here and not is_alive(home, entry.run_id) else entry.status,
-            "card": f"{folder}/{entry.run_id}/card.html",
-            "name": entry.name,
-            "started_at": entry.started_at,
-            "champion": champions.get(entry.name) is entry,
-        }
-        shown += [(entry, row)] if not status or row["status"] in status else []
-    shown = sorted(shown, key=lambda pair: KEYS[sort](pair[0]))[:limit]
+        row = _row(entry, home, is_champion=champions.get(entry.name) is entry)
+        if not status or row["status"] in status:
+            pairs.append((entry, row))
+    pairs = sorted(pairs, key=lambda pair: KEYS[sort](pair[0]))[:limit]
     if as_json:
         # as `Runs` would have it: the summaries were written by their records
-        rows = [row for _, row in shown]
+        rows = [row for _, row in pairs]
         click.echo(json.dumps({**Runs(runs=()).model_dump(mode="json"), "runs": rows}))
     else:
-        _table(shown)
+        _print_table(pairs)
 
 
-def _table(shown: list[tuple[Entry, dict[str, Any]]]) -> None:
-    """Aligned columns, whatever the width of the terminal."""
-    if not shown:
+def _print_costs(name: str | None, home: Path, as_json: bool) -> None:
+    paid = ledger(home).paid(book(home), name or "")
+    lines = formats.aligned([*table(paid)], right=(2, 3, 4, 5, 6, 7))
+    if not paid.runs:
+        lines = ["no run on a platform is known"]
+    tell(paid, "\n".join(lines), as_json)
+
+
+def _row(entry: Entry, home: Path, is_champion: bool) -> Row:
+    """A run as `--json` prints it."""
+    status: str = entry.status
+    runs_here = entry.platform == "local" and entry.status == "running"
+    if runs_here and not is_alive(home, entry.run_id):
+        status = "killed"  # its record was never closed
+    return entry.summary | {
+        "status": status,
+        "card": f"{os.path.realpath(home)}/runs/{entry.run_id}/card.html",
+        "name": entry.name,
+        "started_at": entry.started_at,
+        "champion": is_champion,
+    }
+
+
+def _print_table(pairs: list[tuple[Entry, Row]]) -> None:
+    """Print aligned columns, whatever the width of the terminal."""
+    if not pairs:
         click.echo("no runs match; run `rekindle run CONFIG`, or change --name or --status")
         return
-    head = ("run", "started", "window", "settings", "status", "time", "metric", "gate", "model")
-    rows = [_cells(entry, row) for entry, row in shown]
-    # most data has no windows, and most runs are not of a grid
-    empty = {n for n in (2, 3) if not any(row[n] for row in rows)}
-    lines = [[c for i, c in enumerate(line) if i not in empty] for line in (head, *rows)]
+    rows = [_cells(entry, row) for entry, row in pairs]
+    for name in _MAY_BE_EMPTY:
+        if not any(cells[name] for cells in rows):
+            for cells in rows:
+                del cells[name]
+    heads = list(rows[0])
+    lines = [heads, *(list(cells.values()) for cells in rows)]
     click.echo("\n".join(formats.aligned(lines)))
 
 
-def _cells(entry: Entry, row: dict[str, Any]) -> tuple[str, ...]:
-    headline, gate, model = entry.headline, row["gate"], row["model"]
-    loss = row["validation"].get("loss") if row["settings"] else None
-    trained = f"validation loss {formats.metric(loss)}" if loss is not None else ""
-    began, champion = formats.instant(entry.started_at), ", champion" * row["champion"]
-    return (
-        row["run_id"],
-        f"{began.astimezone():%Y-%m-%d %H:%M}" if began else "",
-        formats.window(row["window"]),
-        " ".join(row["settings"]),
-        row["status"],
-        formats.duration(row["seconds"]),
-        f"{headline.name} {formats.metric(headline.value)}" if headline else trained,
-        gate["decision"].replace("_", " ") if gate else "",
-        f"{model['name']} v{model['version']}{champion}" if model else "",
-    )
+def _cells(entry: Entry, row: Row) -> dict[str, str]:
+    """The cells of a run by the heads of their columns."""
+    started = ""
+    began = formats.instant(entry.started_at)
+    if began:
+        started = f"{began.astimezone():%Y-%m-%d %H:%M}"
+    decision = ""
+    if row["gate"]:
+        decision = row["gate"]["decision"].replace("_", " ")
+    model = row["model"]
+    version = ""
+    if model:
+        version = f"{model['name']} v{model['version']}"
+        if row["champion"]:
+            version += ", champion"
+    return {
+        "run": row["run_id"],
+        "started": started,
+        "window": formats.window(row["window"]),
+        "settings": " ".join(row["settings"]),
+        "status": row["status"],
+        "time": formats.duration(row["seconds"]),
+        "metric": _metric(entry, row),
+        "gate": decision,
+        "model": version,
+    }
+
+
+def _metric(entry: Entry, row: Row) -> str:
+    """The metric that the gate looked at, or the validation loss of a grid's training."""
+    headline = entry.headline
+    if headline:
+        return f"{headline.name} {formats.metric(headline.value)}"
+    if row["settings"]:
+        loss = row["validation"].get("loss")
+        if loss is not None:
+            return f"validation loss {formats.metric(loss)}"
+    return ""

@@ -1,5 +1,5 @@
-"""`rekindle schedule set|list|pause|delete CONFIG --platform P`: what a platform, or this machine,
-starts by itself."""
+"""`rekindle schedule set|list|pause|delete CONFIG --platform P`: what a platform, or this
+machine, starts by itself."""
 
 import datetime
 import sys
@@ -10,9 +10,18 @@ import click
 
 from rekindle.app.forecast import outlook
 from rekindle.app.plan import on_machines, planned
-from rekindle.app.preflight import preflight, ready, refuse_early
+from rekindle.app.preflight import compile_for, preflight, refuse_early
 from rekindle.app.run import windows
-from rekindle.cli.options import Decorated, Overrides, agree, of_config, platform, shared, tell, yes
+from rekindle.cli.options import (
+    Decorated,
+    Overrides,
+    agree,
+    of_config,
+    platform,
+    shared,
+    tell,
+    yes,
+)
 from rekindle.cli.submit import show
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Schedule, ScheduleDeleted, Schedules
@@ -38,7 +47,10 @@ def command() -> None:
 @_platform
 @yes
 @click.option(
-    "--print", "printed", is_flag=True, help="Only print what would be written on this machine."
+    "--print",
+    "printed",
+    is_flag=True,
+    help="Only print what would be written on this machine.",
 )
 @shared
 def set_(
@@ -50,20 +62,21 @@ def set_(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Create or update the schedule of CONFIG from its section `schedule`; a paused schedule
-    resumes.
+    """Create or update the schedule of CONFIG from its section `schedule`; a paused
+    schedule resumes.
 
-    On this machine (--platform local) it is a timer of your systemd or, where that does not answer,
-    a line of your crontab, which starts `rekindle run CONFIG` in this folder, or `rekindle watch
-    --once CONFIG` where CONFIG has `triggers`."""
+    On this machine (--platform local) it is a timer of your systemd or, where that does
+    not answer, a line of your crontab, which starts `rekindle run CONFIG` in this folder,
+    or `rekindle watch --once CONFIG` where CONFIG has `triggers`."""
     spec = load_target(config, overrides)
     if spec.schedule is None:
         fix = "add schedule: {cron: 0 3 * * 1, timezone: Europe/Berlin}"
         raise RequestError("the config has no schedule", where="schedule", fix=fix)
     if platform == "local":
-        verb = ["watch", "--once"] if spec.triggers else ["run"]
-        words = [*verb, str(config.absolute()), *(f"--set={each}" for each in overrides)]
-        _set_here(spec, spec.schedule, words, home.absolute(), yes, printed, as_json)
+        arguments = ["watch", "--once"] if spec.triggers else ["run"]
+        arguments.append(str(config.absolute()))
+        arguments += [f"--set={override}" for override in overrides]
+        _set_here(spec, spec.schedule, arguments, home.absolute(), yes, printed, as_json)
         return
     if printed:
         raise RequestError(
@@ -73,26 +86,32 @@ def set_(
         )
     spec = on_machines(spec, platform, home)
     assert spec.schedule is not None
-    there = Platform.of(platform, spec.platforms)
-    definition, lowered = _ready(there, spec, spec.schedule)
-    show(there.outline(definition, ""), f"the schedule of {spec.name}")
-    for line in (*outlook(planned(spec, platform, home)), *_said(spec.schedule, lowered)):
+    target = Platform.of(platform, spec.platforms)
+    definition, lowered = _compiled(target, spec, spec.schedule)
+    show(target.outline(definition, ""), f"the schedule of {spec.name}")
+    for line in (
+        *outlook(planned(spec, platform, home)),
+        *_starts(spec.schedule, lowered),
+    ):
         click.echo(line, err=True)
     agree(yes, f"Start it at `{spec.schedule.cron}` ({spec.schedule.timezone})?")
-    refuse_early(there, definition)
-    _told(platform, [there.set_schedule(definition, spec.schedule, spec.name)], as_json)
+    refuse_early(target, definition)
+    created = target.set_schedule(definition, spec.schedule, spec.name)
+    _print_schedules(platform, [created], as_json)
 
 
 def _of_a_config(function: Decorated) -> Decorated:
-    """CONFIG, what it is overridden by, and where its schedule is."""
+    """CONFIG with its overrides, and the platform that has its schedule."""
     return of_config(_platform(shared(function)))
 
 
 @command.command("list")
 @_of_a_config
 def list_(config: Path, overrides: Overrides, platform: str, home: Path, as_json: bool) -> None:
-    """List the schedules that rekindle set where CONFIG runs, those of other configs too."""
-    _told(platform, _place(platform, load_target(config, overrides)).list_schedules(), as_json)
+    """List the schedules that rekindle set where CONFIG runs, those of other configs
+    too."""
+    spec = load_target(config, overrides)
+    _print_schedules(platform, _scheduler(platform, spec).list_schedules(), as_json)
 
 
 @command.command("pause")
@@ -100,7 +119,8 @@ def list_(config: Path, overrides: Overrides, platform: str, home: Path, as_json
 def pause(config: Path, overrides: Overrides, platform: str, home: Path, as_json: bool) -> None:
     """Pause the schedule; `schedule set` resumes it."""
     spec = load_target(config, overrides)
-    _told(platform, [_place(platform, spec).pause_schedule(spec.name)], as_json)
+    paused = _scheduler(platform, spec).pause_schedule(spec.name)
+    _print_schedules(platform, [paused], as_json)
 
 
 @command.command("delete")
@@ -108,67 +128,79 @@ def pause(config: Path, overrides: Overrides, platform: str, home: Path, as_json
 def delete(config: Path, overrides: Overrides, platform: str, home: Path, as_json: bool) -> None:
     """Delete the schedule; its running runs continue."""
     spec = load_target(config, overrides)
-    deleted = _place(platform, spec).delete_schedule(spec.name)
+    deleted = _scheduler(platform, spec).delete_schedule(spec.name)
     record = ScheduleDeleted(platform=platform, deleted=deleted)
-    tell(record, "deleted" if deleted else "there was none", as_json)
+    text = "deleted" if deleted else "there was none"
+    tell(record, text, as_json)
 
 
-def _place(platform: str, spec: Spec) -> Platform | Here:
+def _scheduler(platform: str, spec: Spec) -> Platform | Here:
     return Here() if platform == "local" else Platform.of(platform, spec.platforms)
 
 
 def _set_here(
     spec: Spec,
     schedule: ScheduleSpec,
-    words: Sequence[str],
+    arguments: Sequence[str],
     home: Path,
     yes: bool,
     printed: bool,
     as_json: bool,
 ) -> None:
-    here = Here(printed)
-    lowered = here.lowered(schedule)
-    command = (sys.executable, "-m", "rekindle.cli.main", *words, f"--home={home}")
+    """Have this machine start `rekindle` with these arguments, or print how it would."""
+    scheduler = Here(printed)
+    lowered = scheduler.lowered(schedule)
+    command = (sys.executable, "-m", "rekindle.cli.main", *arguments, f"--home={home}")
     job = Job(spec.name, command, Path.cwd(), home)
-    for path, text in here.files(job, schedule).items():
+    # printed also where this machine could not keep them
+    for path, text in scheduler.files(job, schedule).items():
         click.echo(f"{path}:\n{text.rstrip()}\n", err=not printed)
     if printed:
         return
     preflight(windows(spec)[-1], home)
-    for line in (*_said(schedule, lowered), *here.remarks()):
+    for line in (*_starts(schedule, lowered), *scheduler.remarks()):
         click.echo(line, err=True)
     agree(yes, f"Start it at `{schedule.cron}` ({schedule.timezone})?")
-    _told("local", [here.set_schedule(job, schedule)], as_json)
+    _print_schedules("local", [scheduler.set_schedule(job, schedule)], as_json)
 
 
-def _ready(there: Platform, spec: Spec, schedule: ScheduleSpec) -> tuple[Definition, Lowered]:
-    """What is sent; RequestError with everything that is wrong with the job and its schedule."""
-    problems, lowered = list[Problem](), None
+def _compiled(target: Platform, spec: Spec, schedule: ScheduleSpec) -> tuple[Definition, Lowered]:
+    """The definition, and the schedule as the platform takes it.
+
+    RequestError with everything that is wrong with both."""
+    problems: list[Problem] = []
+    lowered = None
     with collected(problems):
-        lowered = there.lowered(schedule)
+        lowered = target.lowered(schedule)
     with collected(problems):
-        definition = ready(there.name, spec)
+        definition = compile_for(target.name, spec)
     if problems:
         raise RequestError(problems)
     assert lowered is not None
     return definition, lowered
 
 
-def _said(schedule: ScheduleSpec, there: Lowered) -> Iterator[str]:
+def _starts(schedule: ScheduleSpec, lowered: Lowered) -> Iterator[str]:
     """What the platform will do by itself, for the user who confirms the schedule."""
     now = datetime.datetime.now(datetime.UTC)
-    for number, moment in enumerate(starts(schedule.cron, schedule.timezone, now, _SHOWN)):
-        yield f"  {'starts' if number == 0 else '':<9}{moment}"
-    yield f"  overlap  a start that falls due while a run goes on {there.overlap}"
-    yield f"  missed   starts that were missed are {there.missed}"
-    if odd := ", ".join(unsteady(schedule.cron, schedule.timezone, now)):
-        yield f"  clocks   {odd}: {there.clocks}"
+    head = "starts"
+    for moment in starts(schedule.cron, schedule.timezone, now, _SHOWN):
+        yield f"  {head:<9}{moment}"
+        head = ""
+    yield f"  overlap  a start that falls due while a run goes on {lowered.overlap}"
+    yield f"  missed   starts that were missed are {lowered.missed}"
+    unsteady_times = ", ".join(unsteady(schedule.cron, schedule.timezone, now))
+    if unsteady_times:
+        yield f"  clocks   {unsteady_times}: {lowered.clocks}"
 
 
-def _told(platform: str, found: Sequence[Schedule], as_json: bool) -> None:
-    if not (found or as_json):
+def _print_schedules(platform: str, schedules: Sequence[Schedule], as_json: bool) -> None:
+    if not (schedules or as_json):
         click.echo(f"rekindle set no schedule on {platform}", err=True)
         return
-    states = {True: "on", False: "paused"}
-    lines = [f"{one.id}  {states[one.enabled]}  {one.cron}  {one.timezone}" for one in found]
-    tell(Schedules(platform=platform, schedules=tuple(found)), "\n".join(lines), as_json)
+    lines = []
+    for schedule in schedules:
+        state = "on" if schedule.enabled else "paused"
+        lines.append(f"{schedule.id}  {state}  {schedule.cron}  {schedule.timezone}")
+    record = Schedules(platform=platform, schedules=tuple(schedules))
+    tell(record, "\n".join(lines), as_json)

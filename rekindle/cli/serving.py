@@ -1,5 +1,5 @@
-"""A champion that answers: over HTTP, for the rows of a file, and whether what it is asked and
-answers is still like what was judged."""
+"""A champion that answers: over HTTP, for the rows of a file, and whether what it is
+asked and answers is still like what was judged."""
 
 import importlib.util
 import os
@@ -11,8 +11,16 @@ import click
 from pydantic import TypeAdapter
 
 from rekindle import formats
-from rekindle.app.runs import wanted
-from rekindle.cli.options import Overrides, at_home, config, moment, of_config, shared, tell
+from rekindle.app.runs import load_target_spec
+from rekindle.cli.options import (
+    Overrides,
+    at_home,
+    config,
+    moment,
+    of_config,
+    shared,
+    tell,
+)
 from rekindle.errors import RequestError
 from rekindle.launch.process import compute_threads
 from rekindle.platforms.platform import PLATFORMS
@@ -20,6 +28,7 @@ from rekindle.records import Monitored, Signal
 from rekindle.serve.messages import ServeJob
 from rekindle.spec.load import load_target
 
+# package -> extra of rekindle that installs it
 _PACKAGES = {
     "uvloop": "serve",
     "uvicorn": "serve",
@@ -31,7 +40,7 @@ _PACKAGES = {
     "transformers": "train",
 }
 SERVING = ("uvloop", "uvicorn", "prometheus_client", "aiohttp", "mlflow", "torch")
-ALARM = 3
+ALARM = 3  # exit code
 
 
 @click.command("serve")
@@ -59,31 +68,39 @@ ALARM = 3
 @click.option("--no-smoke", is_flag=True, help="Do not prove the model by rows of its test split.")
 @at_home
 def serve(
-    target: str | None, host: str, port: int, precision: str | None, no_smoke: bool, home: Path
+    target: str | None,
+    host: str,
+    port: int,
+    precision: str | None,
+    no_smoke: bool,
+    home: Path,
 ) -> None:
-    """Answer requests over HTTP with a champion: of the model MODEL, of the CONFIG, or (default) of
-    the latest run. Of a RUN the version that it registered.
+    """Answer requests over HTTP with a champion: of the model MODEL, of the CONFIG, or
+    (default) of the latest run. Of a RUN the version that it registered.
 
-    The server is ready once the rows of its test split that the evidence keeps are answered as the
-    model was judged. SIGTERM and Ctrl-C end it when all that was accepted is answered."""
+    The server is ready once the rows of its test split that the evidence keeps are
+    answered as the model was judged. SIGTERM and Ctrl-C end it when all that was accepted
+    is answered."""
+    # before the imports below, which need them
     require(*_PACKAGES)
-    from rekindle.app.deploy import served
+    from rekindle.app.deploy import model_to_serve
 
-    spec, version = wanted(target, home)
+    spec, version = load_target_spec(target, home)
     if precision:
-        changed = {"deploy": spec.deploy.model_copy(update={"precision": precision})}
-        spec = spec.model_copy(update=changed)
+        deploy = spec.deploy.model_copy(update={"precision": precision})
+        spec = spec.model_copy(update={"deploy": deploy})
     job = ServeJob(
-        model=served(spec, home, version),
+        model=model_to_serve(spec, home, version),
         host=host,
         port=port,
         smoke=not no_smoke,
         health_route=os.environ.get("AIP_HEALTH_ROUTE", ServeJob.health_route),
         predict_route=os.environ.get("AIP_PREDICT_ROUTE", ServeJob.predict_route),
     )
-    words = [sys.executable, "-P", "-m", "rekindle.serve"]
-    words.append(TypeAdapter(ServeJob).dump_json(job).decode())
-    os.execve(words[0], words, {**os.environ, **compute_threads()})  # noqa: S606 - no shell
+    job_text = TypeAdapter(ServeJob).dump_json(job).decode()
+    command = [sys.executable, "-P", "-m", "rekindle.serve", job_text]
+    # in the place of this process: signals reach the server itself
+    os.execve(command[0], command, {**os.environ, **compute_threads()})  # noqa: S606 - no shell
 
 
 @click.command("predict")
@@ -103,14 +120,14 @@ def serve(
 )
 @shared
 def predict(config: Path, source: str, output: str, home: Path, as_json: bool) -> None:
-    """Write what the champion of CONFIG predicts for the rows of --input, each with its id (the
-    key, or its place), in parts of 1,000 rows. A command that was interrupted continues behind the
-    last part when you rerun it."""
+    """Write what the champion of CONFIG predicts for the rows of --input, each with its
+    id (the key, or its place), in parts of 1,000 rows. A command that was interrupted
+    continues behind the last part when you rerun it."""
     require("mlflow", "torch", "transformers")
     spec = load_target(config)
-    from rekindle.app.deploy import served
+    from rekindle.app.deploy import model_to_serve
 
-    model = served(spec, home)
+    model = model_to_serve(spec, home)
     os.environ.update(compute_threads())  # before torch is imported
     from rekindle.serve import batch
 
@@ -119,9 +136,9 @@ def predict(config: Path, source: str, output: str, home: Path, as_json: bool) -
     def on_part(parts: int, rows: int) -> None:
         click.echo(f"part {parts}: {rows:,} rows", err=True)
 
-    done = batch.predict(model, spec.data, source, output, on_part)
-    text = f"{done.rows:,} predictions of {done.model} version {done.version} in {output}"
-    tell(done, text, as_json)
+    result = batch.predict(model, spec.data, source, output, on_part)
+    text = f"{result.rows:,} predictions of {result.model} version {result.version} in {output}"
+    tell(result, text, as_json)
 
 
 @click.command("monitor")
@@ -136,11 +153,16 @@ def predict(config: Path, source: str, output: str, home: Path, as_json: bool) -
 @click.option("--now", metavar="TIME", help="Look as if it were TIME (UTC): for replays.")
 @shared
 def monitor(
-    config: Path, overrides: Overrides, platform: str, now: str | None, home: Path, as_json: bool
+    config: Path,
+    overrides: Overrides,
+    platform: str,
+    now: str | None,
+    home: Path,
+    as_json: bool,
 ) -> int:
-    """Compare what CONFIG's champion was asked and answered within `monitor.window` with the rows
-    that judged it: words, lengths or pixels, predicted classes, confidence, and, where labels have
-    arrived, accuracy.
+    """Compare what CONFIG's champion was asked and answered within `monitor.window` with
+    the rows that judged it: words, lengths or pixels, predicted classes, confidence, and,
+    where labels have arrived, accuracy.
 
     Exit codes: 0 quiet, or too few rows to tell; 3 an alarm."""
     at = moment(now)
@@ -148,30 +170,42 @@ def monitor(
     from rekindle.app.monitor import check
     from rekindle.report.index import render_index
 
-    found = check(load_target(config, overrides), home, platform, at)
+    monitored = check(load_target(config, overrides), home, platform, at)
     render_index(home)  # which draws live accuracy and alarms
-    tell(found, "\n".join(_monitored(found)), as_json)
-    return ALARM if found.verdict == "alarm" else 0
+    tell(monitored, "\n".join(_lines(monitored)), as_json)
+    return ALARM if monitored.verdict == "alarm" else 0
 
 
-def _monitored(found: Monitored) -> Iterator[str]:
-    left = ", ".join(f"{number:,} {why}" for why, number in found.left_out.items())
-    rows = f"{found.rows:,} rows" + f" ({left} left out)" * bool(left)
-    yield f"{found.name} version {found.version}, {found.start[:16]} to {found.end[:16]}: {rows}"
-    if found.signals:
+def _lines(monitored: Monitored) -> Iterator[str]:
+    """A check of what serves, for people."""
+    period = f"{monitored.start[:16]} to {monitored.end[:16]}"
+    rows = f"{monitored.rows:,} rows"
+    if monitored.left_out:
+        left_out = [f"{count:,} {reason}" for reason, count in monitored.left_out.items()]
+        rows += f" ({', '.join(left_out)} left out)"
+    yield f"{monitored.name} version {monitored.version}, {period}: {rows}"
+    if monitored.signals:
         head = ("signal", "before", "now", "apart", "p", "found from", "")
-        yield from formats.aligned([head, *map(_cells, found.signals)], right=range(1, 6))
-    if found.expected_accuracy is not None:
-        yield f"accuracy by confidence, an estimate: {found.expected_accuracy:.4f}"
-    yield f"{found.verdict.replace('_', ' ')}: {found.reason}"
+        rows_of_table = [head, *map(_cells, monitored.signals)]
+        yield from formats.aligned(rows_of_table, right=range(1, 6))
+    if monitored.expected_accuracy is not None:
+        yield f"accuracy by confidence, an estimate: {monitored.expected_accuracy:.4f}"
+    yield f"{monitored.verdict.replace('_', ' ')}: {monitored.reason}"
 
 
-def _cells(one: Signal) -> tuple[str, ...]:
-    numbers = [f"{one.before:.4g}", f"{one.now:.4g}", f"{one.effect:.3f}"]
-    if one.name == "latency":
-        numbers = [formats.seconds(value) for value in (one.before, one.now, one.effect)]
-    least = "" if one.detectable is None else f"±{one.detectable:.3g}"
-    return (one.name, *numbers, f"{one.p_value:.2g}", least, "ALARM" * one.alarm)
+def _cells(signal: Signal) -> tuple[str, ...]:
+    """The row of a signal in the table."""
+    before = f"{signal.before:.4g}"
+    now = f"{signal.now:.4g}"
+    effect = f"{signal.effect:.3f}"
+    if signal.name == "latency":
+        before = formats.seconds(signal.before)
+        now = formats.seconds(signal.now)
+        effect = formats.seconds(signal.effect)
+    p_value = f"{signal.p_value:.2g}"
+    detectable = "" if signal.detectable is None else f"±{signal.detectable:.3g}"
+    alarm = "ALARM" if signal.alarm else ""
+    return (signal.name, before, now, effect, p_value, detectable, alarm)
 
 
 def require(*packages: str) -> None:

@@ -1,5 +1,5 @@
-"""`rekindle submit CONFIG --platform P`: compiles, shows what will be made where, asks, sends it
-once, and says where to look."""
+"""`rekindle submit CONFIG --platform P`: compiles, shows what will be made where, asks,
+sends it once, and says where to look."""
 
 import dataclasses
 import functools
@@ -7,12 +7,21 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.follow import waited_for
+from rekindle.app.follow import wait_until_ended
 from rekindle.app.forecast import outlook
 from rekindle.app.progress import Progress
 from rekindle.app.runs import summary
-from rekindle.app.submit import submitted
-from rekindle.cli.options import Overrides, agree, answer, of_config, platform, shared, wait, yes
+from rekindle.app.submit import submit_spec
+from rekindle.cli.options import (
+    Overrides,
+    agree,
+    answer,
+    of_config,
+    platform,
+    shared,
+    wait,
+    yes,
+)
 from rekindle.cli.run import conclude
 from rekindle.outputs import Planned, Submitted
 from rekindle.platforms.submission import SubmissionPreview, SubmittedRun
@@ -43,56 +52,67 @@ def command(
     home: Path,
     as_json: bool,
 ) -> int:
-    """Compile CONFIG, show the steps and their machines, ask, and submit it to the platform."""
+    """Compile CONFIG, show the steps and their machines, ask, and submit it to the
+    platform."""
     spec = load_target(config, overrides)
-    record, placed, outline = submitted(spec, platform, home, token, functools.partial(agreed, yes))
-    return told(record, placed, home, wait, as_json, outline)
+    consent = functools.partial(ask_to_submit, yes)
+    record, submitted_run, preview = submit_spec(spec, platform, home, token, consent)
+    return report_submission(record, submitted_run, home, wait, as_json, preview)
 
 
-def agreed(yes: bool, outline: SubmissionPreview, plan: Planned | None) -> None:
+def ask_to_submit(yes: bool, preview: SubmissionPreview, plan: Planned | None) -> None:
     """Show what will be made and what it costs; RequestError unless the user agrees."""
-    show(outline, outline.id)
+    show(preview, preview.id)
     for line in outlook(plan):
         click.echo(line, err=True)
     agree(yes, "Submit it?")
 
 
-def told(
+def report_submission(
     record: RunRecord,
-    placed: SubmittedRun,
+    submitted_run: SubmittedRun,
     home: Path,
     wait: bool,
     as_json: bool,
-    outline: SubmissionPreview | None = None,
+    preview: SubmissionPreview | None = None,
 ) -> int:
-    """Say where the run is and what to do next, or stay until it is over: the exit code."""
+    """Print where the run is, or wait until it is over; returns the exit code."""
     submission = record.submission
     assert submission is not None
     if wait:
-        return _waited(record, home, as_json)
+        return _wait(record, home, as_json)
     if as_json:
-        answer(
-            Submitted(
-                run_id=record.run_id,
-                platform=record.platform,
-                token=submission.token,
-                **dataclasses.asdict(placed),
-                where=outline.where if outline else "",
-                steps=outline.steps if outline else (),
-            )
+        submitted = Submitted(
+            run_id=record.run_id,
+            platform=record.platform,
+            token=submission.token,
+            **dataclasses.asdict(submitted_run),
+            where="",
+            steps=(),
         )
+        if preview is not None:
+            update = {"where": preview.where, "steps": preview.steps}
+            submitted = submitted.model_copy(update=update)
+        answer(submitted)
         return 0
-    verb = "submitted" if placed.anew else "submitted before"
-    click.echo(f"{'goes on' if submission.resumed else verb}: {placed.id}\n{placed.url}")
-    for next_one in ("status", "logs -f", "cancel"):
-        click.echo(f"next: rekindle {next_one} {record.run_id}")
+    if submission.resumed:
+        state = "goes on"
+    elif submitted_run.anew:
+        state = "submitted"
+    else:
+        state = "submitted before"
+    click.echo(f"{state}: {submitted_run.id}\n{submitted_run.url}")
+    for verb in ("status", "logs -f", "cancel"):
+        click.echo(f"next: rekindle {verb} {record.run_id}")
     return 0
 
 
-def _waited(record: RunRecord, home: Path, as_json: bool) -> int:
+def _wait(record: RunRecord, home: Path, as_json: bool) -> int:
+    """Wait until the run is over, and print how it ended; returns the exit code, which is
+    that of a run on this machine that ends like this."""
     with Progress() as progress:
         progress.changed(record)
-        record = waited_for(record, home, progress.changed)
+        record = wait_until_ended(record, home, progress.changed)
     result = summary(record, home)
     if as_json:
         answer(result)
@@ -100,15 +120,14 @@ def _waited(record: RunRecord, home: Path, as_json: bool) -> int:
         conclude(record, result)
         if record.error:
             click.echo(f"{record.error}\nnext: rekindle logs {record.run_id}", err=True)
-    # those of a run here which ended like this
     return {"succeeded": 0, "preempted": 75, "cancelled": 130}.get(record.status, 1)
 
 
-def show(outline: SubmissionPreview, what: str) -> None:
+def show(preview: SubmissionPreview, name: str) -> None:
     """Show what will be made, for the user who confirms the submission."""
-    click.echo(f"{what} in {outline.where}, {len(outline.steps)} steps:", err=True)
-    width = max((len(planned.step) for planned in outline.steps), default=0)
-    for planned in outline.steps:
-        spot = " (spot)" if planned.spot else ""
-        machine = f"{planned.machines} x {planned.machine}{spot}"
-        click.echo(f"  {planned.step:<{width}}  {machine}", err=True)
+    click.echo(f"{name} in {preview.where}, {len(preview.steps)} steps:", err=True)
+    width = max((len(step.step) for step in preview.steps), default=0)
+    for step in preview.steps:
+        spot = " (spot)" if step.spot else ""
+        machines = f"{step.machines} x {step.machine}{spot}"
+        click.echo(f"  {step.step:<{width}}  {machines}", err=True)

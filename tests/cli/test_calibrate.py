@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rekindle.app.forecast import facts
-from rekindle.app.history import known
+from rekindle.app.history import past_measurements
 from rekindle.app.plan import settled
 from rekindle.app.runs import find_run
 from rekindle.cli.main import invoke
@@ -157,5 +157,5 @@ def test_what_cannot_be_measured_is_refused(home, tmp_path, capsys):
 def test_a_record_of_a_measurement_that_is_broken_is_left_out(home, caplog):
     (home / "speeds").mkdir(exist_ok=True)
     (home / "speeds" / "a.json").write_text("{")
-    assert "a.json" not in [one.run_id for one in known(home, "chat").speeds.measured]
+    assert "a.json" not in [one.run_id for one in past_measurements(home, "chat").speeds.measured]
     assert "cannot be read and is left out" in caplog.text

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from rekindle.app.draft import drafted
+from rekindle.app.draft import draft_config
 from rekindle.cli.main import invoke
 from rekindle.data.glance import first_rows
 from rekindle.errors import RequestError
@@ -81,7 +81,7 @@ def test_columns_are_known_by_name_and_values(tmp_path, made, task, roles, form)
         path.write_text("".join(json.dumps(row) + "\n" for row in made))
     else:
         pyarrow.parquet.write_table(pa.Table.from_pylist(made), path)
-    words, guessed = drafted(path, str(path))
+    words, guessed = draft_config(path, str(path))
     assert guessed == task
     (tmp_path / "made.yaml").write_text(words)
     spec = load_target(tmp_path / "made.yaml")
@@ -98,7 +98,7 @@ def test_columns_are_known_by_name_and_values(tmp_path, made, task, roles, form)
 def test_a_csv_of_another_program_is_read(tmp_path):
     lines = ["nr;Text;Art", *(f"{i};{text(i)} für Sie;{'ab'[i % 2]}" for i in range(60)), "60;;a"]
     (tmp_path / "fälle.csv").write_text("\r\n".join(lines), encoding="cp1252")
-    words, task = drafted(tmp_path / "fälle.csv", str(tmp_path / "fälle.csv"))
+    words, task = draft_config(tmp_path / "fälle.csv", str(tmp_path / "fälle.csv"))
     (tmp_path / "made.yaml").write_text(words, encoding="utf-8")
     data = load_target(tmp_path / "made.yaml").data
     assert task == "text_classification"
@@ -136,7 +136,7 @@ def test_odd_files_become_configs_that_hold(tmp_path, made):
     (tmp_path / "x.jsonl").write_text(
         "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made)
     )
-    words, _ = drafted(tmp_path / "x.jsonl", str(tmp_path / "x.jsonl"))
+    words, _ = draft_config(tmp_path / "x.jsonl", str(tmp_path / "x.jsonl"))
     (tmp_path / "made.yaml").write_text(words, encoding="utf-8")
     spec = load_target(tmp_path / "made.yaml")
     assert spec.task == "text_classification"
@@ -165,7 +165,7 @@ def test_odd_files_become_configs_that_hold(tmp_path, made):
 )
 def test_odd_csv_files_are_read(tmp_path, name, content):
     (tmp_path / "x.csv").write_text(content)
-    words, task = drafted(tmp_path / "x.csv", str(tmp_path / "x.csv"))
+    words, task = draft_config(tmp_path / "x.csv", str(tmp_path / "x.csv"))
     (tmp_path / "made.yaml").write_text(words)
     assert load_target(tmp_path / "made.yaml").data.columns.label == "label"
     assert task == "text_classification"
@@ -185,7 +185,7 @@ def test_a_delimiter_is_said_only_where_auto_would_not_find_it(tmp_path, name, f
     lines = [f"{first}{mark}team", *(f"{text(i)}{mark}{'ab'[i % 2]}" for i in range(60))]
     content = "\n".join(lines).encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    words, _ = drafted(tmp_path / name, str(tmp_path / name))
+    words, _ = draft_config(tmp_path / name, str(tmp_path / name))
     (tmp_path / "made.yaml").write_text(words)
     data = load_target(tmp_path / "made.yaml").data
     assert (data.columns.text, data.columns.label) == (first, "team")
@@ -197,7 +197,7 @@ def test_a_folder_of_images_is_one_class_a_folder(tmp_path):
         (tmp_path / "pets" / name).mkdir(parents=True)
         for number in range(3):
             Image.new("RGB", (40, 30)).save(tmp_path / "pets" / name / f"{number}.png")
-    words, task = drafted(tmp_path / "pets", str(tmp_path / "pets"))
+    words, task = draft_config(tmp_path / "pets", str(tmp_path / "pets"))
     (tmp_path / "made.yaml").write_text(words)
     assert task == load_target(tmp_path / "made.yaml").task == "image_classification"
 
@@ -222,7 +222,7 @@ CUT = gzip.compress(b"text,label\n" * 999, mtime=0)[:-9]
 def test_what_cannot_be_guessed_is_refused(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(RequestError, match=says):
-        drafted(tmp_path / name, name)
+        draft_config(tmp_path / name, name)
 
 
 def test_it_writes_one_config_and_never_over_another(tmp_path, monkeypatch, capsys):

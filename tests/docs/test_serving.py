@@ -12,7 +12,7 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
-from rekindle.app.runs import wanted
+from rekindle.app.runs import load_target_spec
 from rekindle.errors import RequestError
 from tests.docs.blocks import ROOT, blocks, commands
 from tests.docs.conftest import environment
@@ -96,8 +96,10 @@ def test_a_model_is_deployed_by_the_commands(page, tmp_path, sh):
 def _check_names(home):
     """What may be named is found: a model, a run, a config, nothing."""
     (run,) = (path.name for path in (home / "runs").iterdir() if path.is_dir())
-    found = {name: wanted(name, home) for name in (None, "tickets", run, run[:12], "latest")}
+    found = {
+        name: load_target_spec(name, home) for name in (None, "tickets", run, run[:12], "latest")
+    }
     assert {spec.model_name for spec, _ in found.values()} == {"tickets"}
     assert [version for _, version in found.values()] == ["", "", "1", "1", "1"]
     with pytest.raises(RequestError, match="no config, model or run is called `nothing`"):
-        wanted("nothing", home)
+        load_target_spec("nothing", home)

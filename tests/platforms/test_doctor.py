@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.app.preflight import needs_of, ready
+from rekindle.app.preflight import compile_for, needs_of
 from rekindle.outputs import ReadinessCheck
 from rekindle.platforms.checks import Needs, run_checks
 from rekindle.platforms.platform import Platform
@@ -49,7 +49,7 @@ def asked(platform: str, early: bool = False, **settings: str) -> tuple[Readines
         settings = {"secrets": f"{{HF_TOKEN: '{SECRETS[platform]}'}}", **settings}
     sets = tuple(f"platforms.{platform}.{name}={value}" for name, value in settings.items())
     spec = load_target(Path("c.yaml"), sets)
-    definition = ready(platform, spec)
+    definition = compile_for(platform, spec)
     return run_checks(Platform.of(platform, spec.platforms).checks(definition, Needs()), early)
 
 

@@ -47,18 +47,18 @@ def spec(tmp_path, monkeypatch):
 def test_a_run_is_submitted_once_followed_read_and_resumed(spec, tmp_path):
     shown = []
     home = tmp_path / "home"
-    record, placed, outline = submit.submitted(
+    record, placed, outline = submit.submit_spec(
         spec, "toy", home, "t", lambda *what: shown.append(what)
     )
-    again, _, _ = submit.submitted(spec, "toy", home, "t", lambda *_: None)
+    again, _, _ = submit.submit_spec(spec, "toy", home, "t", lambda *_: None)
     assert (record.run_id, placed.anew) == (again.run_id, True)
     assert [step.step for step in outline.steps] == ["shout"]
     assert shown == [(outline, None)]
-    record = follow.waited_for(record, home, lambda _: None)
+    record = follow.wait_until_ended(record, home, lambda _: None)
     assert [(step.name, step.status) for step in record.steps] == [("shout", "succeeded")]
     assert "".join(follow.log_of(record, record.steps[0], home)) == "shout was here\n"
     assert (home / "runs" / record.run_id / "card.html").exists()
-    resumed, placed = follow.resumed(record, home)
+    resumed, placed = follow.resume_on_platform(record, home)
     assert placed.anew
     assert resumed.submission.resumed == 1
 
@@ -66,7 +66,7 @@ def test_a_run_is_submitted_once_followed_read_and_resumed(spec, tmp_path):
 def test_what_a_config_does_not_say_is_refused_before_anything_is_written(spec, tmp_path):
     bare = spec.model_copy(update={"platforms": Sections()})
     with pytest.raises(RequestError) as caught:
-        submit.submitted(bare, "toy", tmp_path / "home", None, lambda *_: None)
+        submit.submit_spec(bare, "toy", tmp_path / "home", None, lambda *_: None)
     (problem,) = caught.value.problems
     assert (problem.where, problem.fix) == (
         "platforms.toy.folder",
@@ -76,14 +76,14 @@ def test_what_a_config_does_not_say_is_refused_before_anything_is_written(spec, 
 
 
 def test_doctor_asks_it_and_schedules_are_set_listed_and_deleted(spec, tmp_path):
-    found = preflight.ready_there(spec, "toy", tmp_path / "home")
+    found = preflight.readiness_on(spec, "toy", tmp_path / "home")
     assert [check.state for check in found.checks] == ["ok"]
     assert not found.errors
     toy = Platform.of("toy", spec.platforms)
     wanted = ScheduleSpec(cron="0 3 * * 1")
-    toy.set_schedule(preflight.ready("toy", spec), wanted, "loud")
+    toy.set_schedule(preflight.compile_for("toy", spec), wanted, "loud")
     assert [one.cron for one in toy.list_schedules()] == ["0 3 * * 1"]
     assert (toy.delete_schedule("loud"), toy.delete_schedule("loud")) == (True, False)
-    (unit,) = toy.cache_keys(preflight.ready("toy", spec).files)
+    (unit,) = toy.cache_keys(preflight.compile_for("toy", spec).files)
     assert unit.name == "shout"
-    assert json.loads(preflight.ready("toy", spec).text)["steps"] == {"shout": "python:3.11"}
+    assert json.loads(preflight.compile_for("toy", spec).text)["steps"] == {"shout": "python:3.11"}

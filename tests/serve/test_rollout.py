@@ -6,7 +6,7 @@ import datetime
 
 import pytest
 
-from rekindle.cli.deploy import watching
+from rekindle.cli.deploy import traffic_printer
 from rekindle.errors import RequestError, StepError
 from rekindle.records import RolloutEvent
 from rekindle.serve.messages import ASK_SHADOW, BOUNDS_MS, ServedModel, Traffic
@@ -441,7 +441,7 @@ def test_a_version_that_gets_no_requests_is_spoken_of_too(capsys):
         reason="",
         digest="",
     )
-    show = watching(200)
+    show = traffic_printer(200)
     for requests, errors in ((0, 0), (3, 0), (12, 1), (13, 1), (24, 1)):
         show(event, Traffic(requests, errors, ()))
     assert capsys.readouterr().err.splitlines() == [
