@@ -53,16 +53,6 @@ def test_what_is_wrong_with_a_source_is_said_by_the_rows_of_its_table() -> None:
         assert wrong(tables[table], uses) == []
 
 
-def test_refusals_of_the_planner_are_said_by_the_rows_of_their_table() -> None:
-    paths = sorted((ROOT / "plan").glob("*.py"))
-    rows = yaml.safe_load((ROOT / "plan/refusals.yaml").read_text(encoding="utf-8"))
-    uses = [use for path in paths for use in said(path, "problem")]
-    sources = "".join(path.read_text(encoding="utf-8") for path in paths)
-    # a script and a task are told apart where they are named
-    uses += [(name, None) for name in ("script", "task") if f'"{name}"' in sources]
-    assert wrong(rows, uses) == []
-
-
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("problems.yaml")), ids=lambda p: p.parent.name)
 def test_problems_are_said_by_the_rows_of_their_tables(path: Path) -> None:
     beside = "".join(one.read_text(encoding="utf-8") for one in path.parent.glob("*.py"))

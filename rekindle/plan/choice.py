@@ -11,7 +11,7 @@ from rekindle.errors import RequestError
 from rekindle.plan.advice import instead
 from rekindle.plan.calibration import Speeds
 from rekindle.plan.fleet import Fleet
-from rekindle.plan.request import Asked, on_gpu, problem
+from rekindle.plan.request import Asked, on_gpu
 from rekindle.plan.search import Found, Option, search
 from rekindle.spec.model import AUTO, Spec
 
@@ -52,17 +52,24 @@ def choose(
             nearest = min(found.rejected, key=lambda r: r.needed_bytes or math.inf, default=None)
             said = f": {nearest.layout}: {nearest.reason}" if nearest else ""
             if nearest is not None and nearest.needed_bytes is None:
-                raise RequestError([problem("no layout trains", fleet=fleet, nearest=said)])
+                message = f"no layout trains on {fleet}{said}"
+                fix = "leave train.layout and train.micro_batch_size to the plan: `auto`"
+                raise RequestError(message, where="train.layout", fix=fix)
             others = () if asked.zero else instead(asked, fleet.cluster)
-            more = "; ".join([_divisible(asked), *others])
-            raise RequestError([problem("no layout fits", fleet=fleet, nearest=said, more=more)])
+            fix = "more or larger machines, resources.machine: auto, or adapters (model.lora)"
+            fix += "; ".join([_divisible(asked), *others])
+            raise RequestError(f"no layout fits on {fleet}{said}", where="resources", fix=fix)
         return [Choice(fleet, option) for option in speeds.applied(found.options)], found
     if all(fleet.usd_per_hour() is None for fleet in offered):
         where = f" in {offered[0].region}" if offered[0].region else ""
-        raise RequestError([problem("no price", place=where)])
+        message = f"no price of a machine{where} is known, so the cheapest cannot be chosen"
+        fix = "add prices to prices.yaml in the home folder, or name a machine"
+        raise RequestError(message, where="resources.machine", fix=fix)
     results = list(_among(spec, asked, offered, steps, speeds))
     if not results:
-        raise RequestError([problem("fits nowhere", more=_divisible(asked))])
+        message = "the model fits on none of the machines that may be chosen"
+        fix = f"allow larger ones, or train adapters (model.lora){_divisible(asked)}"
+        raise RequestError(message, where="resources.machine", fix=fix)
     ranked = sorted(results, key=lambda result: _preference(spec, result[0], steps))
     return [choice for choice, _ in ranked], ranked[0][1]
 

@@ -21,7 +21,6 @@ from rekindle.errors import RequestError
 from rekindle.launch.process import driver_says
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import CPU
-from rekindle.plan.request import problem
 from rekindle.spec.model import AUTO, ResourcesSpec
 
 MOST_NODES = 64
@@ -91,33 +90,34 @@ def fleets(
         return (Fleet(HERE, own, found, 1, ranks, "", None),)
     names = list(_names(resources, platform))
     if not names:
-        raise RequestError([problem("no machine")])
-    known = [
-        Fleet(
-            name,
-            has,
-            gpu(has.gpu),
-            nodes,
-            resources.gpus_per_node or has.gpus,
-            place,
-            book.find(name, place),
-        )
-        for name in names
-        for has, place in [(machine(name), region or _cheapest_region(name, book))]
-        if has.gpu is not None
-        for nodes in _counts(resources, has)
-    ]
-    return tuple(sorted(known, key=lambda fleet: fleet.nodes * fleet.gpus_per_node))
+        fix = "name a machine: resources.machine, or `auto`"
+        raise RequestError("no machine of the catalog has these GPUs", where="resources", fix=fix)
+    allowed = []
+    for name in names:
+        has = machine(name)
+        if has.gpu is None:
+            continue
+        place = region or _cheapest_region(name, book)
+        price = book.find(name, place)
+        gpus_per_node = resources.gpus_per_node or has.gpus
+        for nodes in _counts(resources, has):
+            allowed.append(Fleet(name, has, gpu(has.gpu), nodes, gpus_per_node, place, price))
+    return tuple(sorted(allowed, key=lambda fleet: fleet.nodes * fleet.gpus_per_node))
 
 
 def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
     """The machine that is named, all for `auto`, else the smallest with the GPUs."""
     if resources.machine != AUTO and not resources.gpus_per_node:
-        raise RequestError([problem("no GPUs")])
+        message = "the config asks for no GPUs, and the planner has CPU data only for this machine"
+        fix = "set gpus_per_node, and accelerator or machine; machine: auto; or --platform local"
+        raise RequestError(message, where="resources.gpus_per_node", fix=fix)
     if resources.machine not in ("", AUTO):
         has = machine(resources.machine)
         if has.gpus < resources.gpus_per_node:
-            raise RequestError([problem("few GPUs", asked=resources, has=has.gpus or "no")])
+            message = f"{resources.machine} has {has.gpus or 'no'} GPUs, "
+            message += f"not {resources.gpus_per_node}"
+            fix = "name one that has them, or `auto`"
+            raise RequestError(message, where="resources.machine", fix=fix)
         yield resources.machine
         return
     # machines with GPUs by the platform's own names; of all clouds where none is named
@@ -163,7 +163,8 @@ def here(ranks: int) -> tuple[Gpu, int, float | None]:
     if not names:
         return _cpu(ranks), ranks, None
     if len(names) < ranks:
-        raise RequestError([problem("many ranks", ranks=ranks, count=len(names))])
+        message = f"{ranks} ranks have {len(names)} GPUs here"
+        raise RequestError(message, where="platforms.local.ranks", fix=f"at most {len(names)}")
     found = catalog.recognised(names[0])
     if found is None:
         raise RequestError(f"the catalog does not know the GPU {names[0]}")

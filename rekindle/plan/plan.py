@@ -21,7 +21,7 @@ from rekindle.plan.choice import Choice, Hours, choose
 from rekindle.plan.constants import CPU
 from rekindle.plan.fleet import Fleet, fleets
 from rekindle.plan.memory import memory, needed, offloaded_bytes, snapshot_bytes
-from rekindle.plan.request import Asked, as_on_a_cpu, asked_of, problem
+from rekindle.plan.request import Asked, as_on_a_cpu, asked_of
 from rekindle.plan.search import Option, Rejected
 from rekindle.plan.spot import Needs, Offer, Spot, weigh
 from rekindle.plan.steptime import step_time
@@ -120,17 +120,28 @@ def refusals(plan: Plan, spec: Spec) -> Iterator[Problem]:
         ("deadline_hours", limits.deadline_hours),
     ):
         if plan.hours is not None and limit is not None and plan.hours[0] > limit:
-            yield problem("late", hours=plan.hours, name=name, limit=limit)
+            message = f"training takes {plan.hours[0]:.1f} to {plan.hours[2]:.1f} hours; "
+            message += f"resources.{name} is {limit:g}"
+            fix = "raise the limit, take faster machines (resources.machine: auto), or reduce "
+            fix += "train.steps or train.epochs"
+            yield Problem(message, f"resources.{name}", fix)
     if plan.usd is not None and limits.budget_usd is not None and plan.usd > limits.budget_usd:
         cheaper = plan.spot is not None and plan.spot.together.expected_usd <= limits.budget_usd
         if not (limits.spot and cheaper):
-            more = ", or set resources.spot: true" if cheaper else ""
-            yield problem("dear", usd=plan.usd, budget=limits.budget_usd, more=more)
+            message = f"training costs about ${plan.usd:,.0f}; "
+            message += f"resources.budget_usd is ${limits.budget_usd:,.0f}"
+            fix = "raise the budget, or reduce train.steps or train.epochs"
+            if cheaper:
+                fix += ", or set resources.spot: true"
+            yield Problem(message, "resources.budget_usd", fix)
     size, has = _snapshot(plan.chosen)
     if has is not None and size > has:
         more = _AND_OFFLOADED if offloaded_bytes(plan.chosen.option.work) else ""
-        about = {"size": size / 2**30, "has": has / 2**30, "fleet": plan.chosen.fleet}
-        yield problem("host memory", more=more, **about)
+        message = f"a checkpoint needs {size / 2**30:,.0f} GiB of host memory a machine for its "
+        message += f"copies{more}, and {plan.chosen.fleet.name} has {has / 2**30:,.0f} GiB"
+        fix = "shard the model over more machines (train.layout.shard), take machines with more "
+        fix += "memory, or train adapters (model.lora)"
+        yield Problem(message, "train.checkpoint", fix)
 
 
 def _snapshot(choice: Choice) -> tuple[int, int | None]:

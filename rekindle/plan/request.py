@@ -10,17 +10,18 @@ from typing import Any
 
 from rekindle.catalog.machines import Gpu
 from rekindle.catalog.tables import known_configs
-from rekindle.errors import Problem, RequestError, first_line
+from rekindle.errors import RequestError, first_line
 from rekindle.plan.shape import ModelShape, shape_of
 from rekindle.plan.work import Zero
 from rekindle.spec.layout import LARGEST_AUTO_MICRO_BATCH, Shape, resolve
 from rekindle.spec.layout_support import KIND_OF, Kind
 from rekindle.spec.model import LayoutSpec, LoraSpec, Spec, TokenizerSpec, TrainSpec
-from rekindle.tables import rows
 
 _PLANNED = ("causal_lm", "text_classification", "text_regression")
 _FREE = ("layout", "micro_batch_size", "activation_checkpointing")
-_REFUSALS = Path(__file__).with_name("refusals.yaml")
+_NAME_A_FOLDER = (
+    "name a local folder with its config.json, or install `rekindle[hub]` and a network"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,58 +39,83 @@ class Asked:
     zero: Zero | None = None
 
 
-def problem(name: str, /, **about: object) -> Problem:
-    """The row of that name in refusals.yaml, with the braces filled in from what it is about."""
-    return Problem(*(text.format(**about) for text in rows(_REFUSALS)[name]))
-
-
 def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
     """With the precision that `auto` has there; the engine decides alike (train/rank.py)."""
     if asked.train.precision != "auto":
         return asked
-    train = asked.train.model_copy(update={"precision": "bf16" if "bf16" in gpu.tflops else "fp32"})
+    precision = "bf16" if "bf16" in gpu.tflops else "fp32"
+    train = asked.train.model_copy(update={"precision": precision})
     return dataclasses.replace(asked, train=train)
 
 
 def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     """What the config asks of the planner; RequestError for networks of images, the user's own
     networks and scripts, and models whose config is out of reach (the hub is asked last)."""
-    if spec.pipeline is not None:
-        raise RequestError([problem("pipeline")])
-    if spec.train.engine not in ("rekindle", "deepspeed"):
-        raise RequestError([problem("engine", engine=spec.train.engine)])
-    if spec.train.engine == "deepspeed" and getattr(spec.train.layout, "tp", 1) > 1:
-        raise RequestError([problem("autotp")])
-    if spec.task not in _PLANNED or spec.train.entrypoint:
-        name, known = "script" if spec.train.entrypoint else "task", " and ".join(_PLANNED)
-        raise RequestError([problem(name, task=spec.task, known=known)])
+    _refuse_unplanned(spec)
     assert spec.data is not None
     kind = KIND_OF[spec.task]
-    classes = None if kind == "tokens" else len(spec.data.labels) or 2
-    classes = 1 if spec.data.is_numeric else classes
-    shape, taught = shape_of(model_config(spec, ask_hub), classes), None
-    if (teacher := spec.model.teacher) is not None:
-        taught = shape_of(_config(teacher.source, None, ask_hub, "model.teacher.source"), classes)
+    classes: int | None
+    if spec.data.is_numeric:
+        classes = 1
+    elif kind == "tokens":
+        classes = None
+    else:
+        classes = len(spec.data.labels) or 2  # as many as there may be: the head is small
+    teacher = spec.model.teacher
+    teacher_shape = None
+    if teacher is not None:
+        config = _config(teacher.source, None, ask_hub, "model.teacher.source")
+        teacher_shape = shape_of(config, classes)
+    zero = None
+    if spec.train.engine == "deepspeed":
+        zero = Zero.of(spec.train.engine_config)
     return Asked(
-        kind,
-        shape,
-        spec.data.max_length,
-        spec.train,
-        left_open(spec),
-        spec.model.lora,
-        taught,
-        Zero.of(spec.train.engine_config) if spec.train.engine == "deepspeed" else None,
+        kind=kind,
+        shape=shape_of(model_config(spec, ask_hub), classes),
+        sequence=spec.data.max_length,
+        train=spec.train,
+        free=left_open(spec),
+        lora=spec.model.lora,
+        teacher=teacher_shape,
+        zero=zero,
     )
+
+
+def _refuse_unplanned(spec: Spec) -> None:
+    """RequestError for what the planner has no arithmetic of."""
+    if spec.pipeline is not None:
+        message = "the planner does not know what a pipeline of your own computes"
+        fix = "name machines where it needs them: rekindle.distribute(task, nodes=...)"
+        raise RequestError(message, where="pipeline", fix=fix)
+    if spec.train.engine not in ("rekindle", "deepspeed"):
+        message = "the planner does not know what the engine "
+        message += f"{spec.train.engine} holds on each machine"
+        fix = "run it and look, or plan with rekindle's engine (--set train.engine=rekindle)"
+        raise RequestError(message, where="train.engine", fix=fix)
+    if spec.train.engine == "deepspeed" and getattr(spec.train.layout, "tp", 1) > 1:
+        message = "the planner does not know what DeepSpeed's tensor parallelism holds on each "
+        message += "machine"
+        fix = "run it and look, or plan without it (--set train.layout=auto)"
+        raise RequestError(message, where="train.layout.tp", fix=fix)
+    fix = f"it plans {' and '.join(_PLANNED)} of transformers"
+    if spec.train.entrypoint:
+        message = "the planner does not know what a script of your own computes"
+        raise RequestError(message, where="train.entrypoint", fix=fix)
+    if spec.task not in _PLANNED:
+        message = f"the planner does not know what the task `{spec.task}` computes"
+        raise RequestError(message, where="task", fix=fix)
 
 
 def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
     """With a run's layout there, and the largest micro-batch of up to 32 of which every data rank
     gets one, where the config leaves them open. RequestError for other numbers than fp32."""
-    train, free = asked.train, asked.free
+    train = asked.train
     if train.precision not in ("fp32", "auto"):
-        raise RequestError([problem("precision", precision=train.precision)])
+        message = f"the planner knows this CPU in fp32, not in {train.precision}"
+        fix = "name GPUs in `resources`, or train in fp32 here"
+        raise RequestError(message, where="train.precision", fix=fix)
     layout = resolve(train, ranks)
-    if "micro_batch_size" in free and layout.pp == 1:
+    if "micro_batch_size" in asked.free and layout.pp == 1:
         total = train.global_batch_size
         largest = min(LARGEST_AUTO_MICRO_BATCH, max(1, total // layout.data))
         fits = next(size for size in range(largest, 0, -1) if total % size == 0)
@@ -101,8 +127,12 @@ def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
 
 def left_open(spec: Spec) -> frozenset[str]:
     """What the config leaves to the planner, of all that it may decide."""
-    given = spec.train.model_fields_set
-    return frozenset(n for n in _FREE if n not in given or getattr(spec.train, n) == "auto")
+    train = spec.train
+    return frozenset(
+        name
+        for name in _FREE
+        if name not in train.model_fields_set or getattr(train, name) == "auto"
+    )
 
 
 def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
@@ -111,7 +141,8 @@ def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
     if not isinstance(source, str):
         if not source:
             return source
-        vocabulary, tokenizer = source.get("vocab_size"), spec.model.tokenizer
+        vocabulary = source.get("vocab_size")
+        tokenizer = spec.model.tokenizer
         if not isinstance(tokenizer, str):  # has at most as many entries as it was asked for
             vocabulary = max(int(vocabulary or 0), (tokenizer or TokenizerSpec()).vocab_size)
         return {**source, "vocab_size": vocabulary}
@@ -137,19 +168,21 @@ def _config(source: str, revision: str | None, ask_hub: bool, where: str) -> Map
     try:  # of the hub's cache on this machine, or of the hub
         from huggingface_hub import hf_hub_download
     except ImportError as error:
-        raise RequestError([problem("no hub", source=source, where=where)]) from error
+        message = f"the shape of `{source}` is not known here"
+        raise RequestError(message, where=where, fix=_NAME_A_FOLDER) from error
     try:
         return _read(Path(hf_hub_download(source, "config.json", revision=revision)), where)
     except (OSError, ValueError) as error:
-        about = {"source": source, "why": first_line(error), "where": where}
-        raise RequestError([problem("unreadable", **about)]) from error
+        message = f"cannot read the config of `{source}`: {first_line(error)}"
+        raise RequestError(message, where=where, fix=_NAME_A_FOLDER) from error
 
 
 def _read(path: Path, where: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError(f"it is a {type(found).__name__} and no object")
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"it is a {type(config).__name__} and no object")
     except ValueError as error:
-        raise RequestError([problem("no JSON", path=path, error=error, where=where)]) from error
-    return found
+        message = f"{path} is not JSON: {error}"
+        raise RequestError(message, where=where, fix="correct the file") from error
+    return config
