@@ -134,8 +134,7 @@ class Run:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """A dict for each optimizer step, for `pandas.DataFrame`: step, epoch, loss,
-        ..."""
+        """A dict for each optimizer step, for `pandas.DataFrame`: step, loss, lr, ..."""
         return [row.model_dump() for row in self.findings.history]
 
     def plot(self, axes: Any = None) -> Any:

@@ -1,5 +1,4 @@
-"""`rekindle plan --calibrate RUN`: corrects the planner's times by a measured
-training."""
+"""`rekindle plan --calibrate RUN`: corrects planned times by a measured training."""
 
 import dataclasses
 import statistics

@@ -112,8 +112,7 @@ def spread(spec: Spec, graph: Graph) -> Graph:
 
 
 def _only_here(uri: str) -> str:
-    """A name for the registry of a tracking URI that steps elsewhere do not see, or
-    ""."""
+    """A name for the registry of a tracking URI that only this machine sees, or ""."""
     if not uri:
         return "the embedded registry"
     if uri == "databricks":  # MLflow's own word for one that the environment names

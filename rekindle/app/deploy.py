@@ -1,5 +1,4 @@
-"""Deployments: rolls the champion out, and back with its alias; shows and deletes
-them."""
+"""Deployments: rolls champions out, and back with their alias; shows and deletes them."""
 
 import contextlib
 import dataclasses

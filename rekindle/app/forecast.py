@@ -41,8 +41,7 @@ class Forecast:
 
     @property
     def hours(self) -> tuple[float, float, float] | None:
-        """Of training without interruptions: least, expected, most; None where
-        unknown."""
+        """Of training without interruptions: least, expected, most; None if unknown."""
         return self.record.hours
 
     @property

@@ -174,8 +174,7 @@ def _problems_of_unset(
 
 
 def code_commit() -> str:
-    """The commit of the working directory, with `+changes` if it has some; "" without
-    git."""
+    """The commit of the working directory, `+changes` if it has some; "" without git."""
     try:
         commit = _git("rev-parse", "HEAD")
         changes = _git("status", "--porcelain", "--untracked-files=no")

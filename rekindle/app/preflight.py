@@ -156,8 +156,7 @@ def readiness_here(spec: Spec, home: Path) -> Readiness:
 
 
 def readiness_on(spec: Spec | None, platform: str, home: Path) -> Readiness:
-    """What a platform and the config lack for each other, and the permissions of
-    steps."""
+    """What a platform and the config lack for each other, and the steps' permissions."""
     sections = spec.platforms if spec else PlatformsSpec()
     target = Platform.of(platform, sections)
     definition = None

@@ -114,8 +114,7 @@ class _Stage:
         self.folder = home / "rehearsals" / self.name
 
     def train(self, name: str, fault: Fault | None) -> Trained:
-        """Run the cut pipeline in the scratch home `name`, again if the fault ended
-        it."""
+        """Run the cut pipeline in a scratch home, again if the fault ended it."""
         home = self.folder / name
         first_home = self.folder / "whole"
         # data steps come from the cache of the first training, or of the real home

@@ -1,5 +1,4 @@
-"""A submission: compiled, agreed to, recorded, and sent once, however often it is
-retried.
+"""A submission: compiled, agreed to, recorded, and sent once, however often retried.
 
 The record is written before anything is sent, so that the same command continues an
 interrupted submission."""
