@@ -47,13 +47,6 @@ def wrong(rows: Rows, uses: list[tuple[str, set[str] | None]]) -> list[str]:
     return found
 
 
-def test_what_is_wrong_with_a_source_is_said_by_the_rows_of_its_table() -> None:
-    tables = yaml.safe_load((ROOT / "data/validate.yaml").read_text(encoding="utf-8"))
-    for function, table in (("say", "notes"), ("refusal", "refusals")):
-        uses = [use for path in (ROOT / "data").glob("*.py") for use in said(path, function)]
-        assert wrong(tables[table], uses) == []
-
-
 def test_contradictions_of_a_config_are_said_by_the_rows_of_their_table() -> None:
     path = ROOT / "spec/checks.py"
     rows = yaml.safe_load(path.with_suffix(".yaml").read_text(encoding="utf-8"))

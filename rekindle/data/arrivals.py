@@ -14,7 +14,7 @@ from rekindle.data.quarantine import is_too_many
 from rekindle.data.records import inside, read_times
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, open_source
-from rekindle.data.validate import Findings, refusal
+from rekindle.data.validate import Findings
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError
 from rekindle.records import Fingerprint, ShardManifest
@@ -45,7 +45,11 @@ def arrivals(
         return Arrivals(content, before.window, had := _had(shards, by_time), had)
     rows = _rows(data, modality, window)
     if not rows:
-        raise DataError([refusal("no rows", data=data)])
+        raise DataError(
+            "the data hold no rows that can be read",
+            where=data.named,
+            fix="check data.source and data.columns",
+        )
     if before is None:
         return Arrivals(content, str(window or ""), rows, new=rows)
     old, had = parse_window(before.window), _had(shards, by_time)

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rekindle.data.store import Store
-from rekindle.data.validate import refusal
 from rekindle.errors import DataError, Problem, RekindleError, RequestError, StepError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.heartbeat import beat
@@ -344,7 +343,11 @@ def _reach(address: str) -> None:
         if found:
             socket.create_connection((found[1], int(found[2])), 10).close()
     except OSError as error:
-        raise RequestError([refusal("no cluster there", address=address, why=error)]) from None
+        raise RequestError(
+            f"nothing answers at {address}: {error}",
+            where="data.executor_address",
+            fix="check the address, the network, and that the cluster runs",
+        ) from None
 
 
 def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
@@ -353,16 +356,28 @@ def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
     if data.executor in _CLUSTERS:
         address = os.environ.get(data.executor_address or "", "")
         if data.executor_address and not address:
-            raise RequestError([refusal("no address", data=data)])
+            raise RequestError(
+                f"the variable {data.executor_address} is not set",
+                where="data.executor_address",
+                fix="set it to the address of the cluster",
+            )
         _reach(address)
         try:
             return _CLUSTERS[data.executor](address)
         except ImportError as error:
-            raise RequestError([refusal("no executor", error=error, data=data)]) from None
+            raise RequestError(
+                f"{error.name} is not installed",
+                where="data.executor",
+                fix=f"pip install 'rekindle[{data.executor}]'",
+            ) from None
         except RekindleError:
             raise
         except Exception as error:  # what drivers raise has no common base
-            raise RequestError([refusal("no cluster", data=data, why=_cause(error))]) from error
+            raise RequestError(
+                f"no {data.executor} cluster answers: {_cause(error)}",
+                where="data.executor_address",
+                fix="check the address and the network",
+            ) from error
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     local = Local(data.workers or max(1, min(cores or 1, worth)))
     if local.workers > 1 and not data.workers:

@@ -23,7 +23,6 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data import reference
 from rekindle.data.encodings import as_utf8, encodable
-from rekindle.data.validate import refusal
 from rekindle.data.window import Partitions, Window
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.identity import digest
@@ -231,7 +230,11 @@ class Files:
         if not chosen:
             starts = sorted(file.partition for file in self.files if file.partition)
             span = f"{starts[0].isoformat()} to {starts[-1].isoformat()}"
-            raise DataError([refusal("window of partitions", window=window, span=span)])
+            raise DataError(
+                f"the window {window} holds none of the partitions, which start {span}",
+                where="data.window",
+                fix="move data.window.end, or lower data.window.offset",
+            )
         return dataclasses.replace(self, files=chosen)
 
     def fingerprint(self, *, named: bool, known: Mapping[str, str] | None = None) -> str:
@@ -253,18 +256,31 @@ def locate(data: DataSpec) -> Files:
     try:
         filesystem, path = fsspec.core.url_to_fs(data.source)
     except (ValueError, ImportError) as error:
-        raise RequestError([refusal("no driver", data=data, why=error)]) from None
+        raise RequestError(
+            f"cannot open {data.source}: {error}",
+            where="data.source",
+            fix="use a path or an fsspec URI, and install the driver of its protocol",
+        ) from None
     partitions = Partitions.of(path, data.window) if data.window and "{window" in path else None
     try:
         found, root = _list(filesystem, partitions.glob if partitions else path)
     except Exception as error:  # fsspec lets the errors of its stores' clients through
-        raise DataError([refusal("not listed", data=data, why=error)]) from error
+        raise DataError(
+            f"cannot list {data.source}: {error}",
+            where="data.source",
+            fix="check the path, the credentials and the network",
+        ) from error
     files = [f for f in _source_files(filesystem, found, root) if not _NOTE.search(f.name)]
     if partitions:
         times = ((file, partitions.time_of(file.path)) for file in files)
         files = [dataclasses.replace(file, partition=time) for file, time in times if time]
     if not files:
-        raise DataError([refusal("no partition" if partitions else "no file", data=data)])
+        names_no = "names no partition that exists" if partitions else "names no file"
+        raise DataError(
+            f"{data.source} {names_no}",
+            where="data.source",
+            fix="check the path; * stands for any name",
+        )
     delimiter, encoding = data.delimiter, data.encoding
     files = [dataclasses.replace(f, delimiter=delimiter, encoding=encoding) for f in files]
     if data.split.by == "source":
@@ -276,7 +292,11 @@ def locate(data: DataSpec) -> Files:
         files = [file for file in files if _suffix_format(file.name) == kind]
     names = (file.name for file in files)
     if bad := next((name for name in names if not encodable(name)), ""):
-        raise DataError([refusal("file name", name=ascii(bad).strip("'"))])
+        raise DataError(
+            "the name of a file is not UTF-8",
+            where=ascii(bad).strip("'"),
+            fix="rename it, such as with convmv",
+        )
     return Files(tuple(files), kind, partitions.unit if partitions else "")
 
 

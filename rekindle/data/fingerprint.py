@@ -23,7 +23,7 @@ from rekindle.data.records import RecordsHash, Span, inside, read_times, to_date
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.store import Store
-from rekindle.data.validate import Findings, refusal
+from rekindle.data.validate import Findings
 from rekindle.data.window import Window, parse_window, resolve
 from rekindle.engines import engine_of
 from rekindle.errors import DataError, RequestError
@@ -183,7 +183,11 @@ def content_in_window(data: DataSpec, modality: str) -> tuple[Window | None, str
         return window, combined(hashes), (sum(files), sum(sizes))
     source, span, findings = open_source(data, modality), Span(), Findings()
     if data.columns.time is None:
-        raise RequestError([refusal("no time")])
+        raise RequestError(
+            "a window needs to know a record's time",
+            where="data.window",
+            fix="set data.columns.time",
+        )
     looked = _looked(source, data, modality, "look_at_times")[0]
     for one in looked:
         span.join(Span(*one["span"]))
@@ -195,7 +199,11 @@ def content_in_window(data: DataSpec, modality: str) -> tuple[Window | None, str
     # of the records in the window, however they are divided into files
     hashes = [*filter(None, _looked(source, data, modality, "hash_window", window)[0])]
     if not hashes:
-        raise DataError([refusal("none in window", window=window, span=span)])
+        raise DataError(
+            f"the window {window} selects none of {span.rows:,} records",
+            where=f"they span {span}",
+            fix="move data.window.end, or lower data.window.offset",
+        )
     return window, combined(hashes), source.extent()
 
 

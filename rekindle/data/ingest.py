@@ -32,7 +32,7 @@ from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.split import Times, digit_counts, hash_splits, time_cuts, time_splits
 from rekindle.data.store import Entry, Store, kept
-from rekindle.data.validate import Findings, check_splits, refusal
+from rekindle.data.validate import Findings, check_splits
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError, RequestError
 from rekindle.launch.events import emit
@@ -221,7 +221,12 @@ class _Ingestion:
 
     def _check(self, seen: str) -> None:
         if self.source and self.source != seen:
-            raise DataError([refusal("changed", named=self.data.named)])
+            raise DataError(
+                "the data changed between `fingerprint` and `ingest`",
+                where=self.data.named,
+                fix="run the same command again; who writes files aside and renames them "
+                "changes them in one instant",
+            )
 
     def _rows(self, name: str) -> int:
         return sum(sum(entry["batches"].get(name, [])) for entry in self.entries)
@@ -242,10 +247,15 @@ class _Ingestion:
         left_out = {kind: count for kind, count in self.left_out.items() if count}
         if not sum(rows.values()):
             if self.window is not None and self.span.rows:
-                about = {"window": self.window, "span": self.span}
-                findings.say("none in window", f"they span {self.span}", **about)
+                findings.note(
+                    f"the window {self.window} selects none of {self.span.rows:,} records",
+                    where=f"they span {self.span}",
+                    fix="move data.window.end, or lower data.window.offset",
+                )
             elif not findings:
-                findings.say("no records", data.named)
+                findings.note(
+                    "the source holds no records", where=data.named, fix="check data.source"
+                )
         elif not findings:  # rows that were refused are missing from every split
             # a rare tag is in few texts, and need not be in those of every split
             complete = ("train",) if self.modality == "words" else SPLITS

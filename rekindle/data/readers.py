@@ -350,25 +350,45 @@ def _csv_header_fits(
     if _is_utf16(file, head, findings):
         return False
     if len(head) >= _HEADER_BYTES and b"\n" not in head:
-        findings.say("long header", file.name, most=_HEADER_BYTES >> 20)
+        findings.note(
+            f"the first line, which names the columns, is over {_HEADER_BYTES >> 20} MiB long",
+            where=file.name,
+            fix="keep only the columns that are needed",
+        )
         return False
     text = head.decode("utf-8-sig", errors="replace")
     try:
         header = _header(text, delimiter)
     except csv.Error as error:
-        findings.say("header", file.name, why=error)
+        findings.note(
+            f"the header cannot be read: {error}",
+            where=file.name,
+            fix="close the quote, or name the columns in shorter words",
+        )
         return False
     if header is None:
-        findings.say("empty file", file.name)
+        findings.note(
+            "the file is empty",
+            where=file.name,
+            fix="the first line must name the columns",
+        )
         return False
     if any("\ufffd" in name for name in header):
-        findings.say("header encoding", file.name, encoding=encoding_of(head))
+        findings.note(
+            "the names of the columns are not UTF-8",
+            where=file.name,
+            fix=f"set data.encoding, such as to {encoding_of(head)}, or convert the file, "
+            "such as by iconv -f CP1252 -t UTF-8",
+        )
         return False
     if not set(columns) & set(header):
         for mark in _DELIMITERS.replace(delimiter, ""):
             if set(columns) & set(_header(text, mark) or ()):
-                about = {"mark": mark, "delimiter": delimiter, "quoted": json.dumps(mark)}
-                findings.say("delimiter", file.name, **about)
+                findings.note(
+                    f"its columns are divided by {mark!r}, and were read with {delimiter!r}",
+                    where=file.name,
+                    fix=f"set data.delimiter: {json.dumps(mark)}",
+                )
                 return False
     missing = findings.missing_columns(file.name, columns, header)
     return not (missing or _twice(file, columns, header, findings))
@@ -383,7 +403,7 @@ def _twice(file: SourceFile, columns: Columns, present: Sequence[str], findings:
     """Whether wanted columns stand in the file more than once, each noted."""
     twice = sorted(name for name in columns if present.count(name) > 1)
     for name in twice:
-        findings.say("column twice", file.name, name=name)
+        findings.note(f"duplicate column `{name}`", where=file.name, fix="rename one")
     return bool(twice)
 
 
@@ -391,7 +411,11 @@ def _is_utf16(file: SourceFile, head: bytes, findings: Findings) -> bool:
     """Whether a file of texts begins as UTF-16 or UTF-32 does, by its mark or with null bytes."""
     if not head.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" not in head[:4]:
         return False
-    findings.say("UTF-16", file.name, encoding=encoding_of(head))
+    findings.note(
+        "the file is not UTF-8 but UTF-16 or UTF-32",
+        where=file.name,
+        fix=f"set data.encoding: {encoding_of(head)}, or convert it: iconv -f UTF-16 -t UTF-8",
+    )
     return True
 
 

@@ -22,7 +22,7 @@ from rekindle.data.readers import READERS
 from rekindle.data.records import read_times
 from rekindle.data.reference import MOST_BYTES
 from rekindle.data.roles import Columns, time_column
-from rekindle.data.validate import Findings, refusal
+from rekindle.data.validate import Findings
 from rekindle.data.window import Window
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.identity import digest, file_sha256
@@ -51,7 +51,11 @@ class FileSource(Source):
         if files is None and window is not None and "{window" in data.source:
             self.files = self.files.within(window)
         if self.files.format == "images" and modality != "image":
-            raise RequestError([refusal("images for texts", modality=modality)])
+            raise RequestError(
+                f"the source holds images, and the task reads {modality}s",
+                where="data.source",
+                fix="use task image_classification, or set data.format",
+            )
         if self.files.format not in ("images", *READERS):
             fix = f"use one of {', '.join(('auto', 'images', *READERS))}"
             what = f"format `{self.files.format}` does not go with {data.source}"
@@ -66,7 +70,11 @@ class FileSource(Source):
                 try:
                     yield from READERS[self.files.format](file, columns, findings)
                 except _UNREADABLE as error:
-                    findings.say("unreadable", file.name, why=error)
+                    findings.note(
+                        f"the file cannot be read: {error}",
+                        where=file.name,
+                        fix="check permissions and the network; a compressed file may be cut short",
+                    )
 
     def fingerprint(self) -> str:
         """Hash of all files, and of those that rows name; of names that tell a label or a split."""
@@ -123,7 +131,11 @@ class FileSource(Source):
     def _has_split(self, file: SourceFile, findings: Findings) -> bool:
         if self._data.split.by != "source" or file.split:
             return True
-        findings.say("no split", file.name)
+        findings.note(
+            "cannot derive a split from the file name",
+            where=file.name,
+            fix="name files or folders train, validation, test; or split by hash",
+        )
         return False
 
 
@@ -133,9 +145,17 @@ class BundledSource(Source):
     def __init__(self, data: DataSpec, modality: str) -> None:
         self._columns = data.columns
         if (name := data.source.removeprefix(BUNDLED)) != "digits":
-            raise RequestError([refusal("not bundled", name=name, prefix=BUNDLED)])
+            raise RequestError(
+                f"scikit-learn bundles no images called `{name}`",
+                where="data.source",
+                fix=f"use {BUNDLED}digits",
+            )
         if modality != "image":
-            raise RequestError([refusal("bundled images", data=data, modality=modality)])
+            raise RequestError(
+                f"{data.source} holds images, and the task reads {modality}s",
+                where="data.source",
+                fix="use task image_classification, or another source",
+            )
 
     def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         present = [self._columns.image, self._columns.label]
@@ -161,7 +181,11 @@ class BundledSource(Source):
     def _file(self) -> Path:
         found = importlib.util.find_spec("sklearn")
         if found is None or not found.submodule_search_locations:
-            raise RequestError([refusal("no scikit-learn")])
+            raise RequestError(
+                "scikit-learn is not installed",
+                where="data.source",
+                fix="pip install scikit-learn",
+            )
         return Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
 
 
