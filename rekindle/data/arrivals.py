@@ -14,7 +14,7 @@ from rekindle.data.quarantine import is_too_many
 from rekindle.data.records import inside, read_times
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, open_source
-from rekindle.data.validate import Findings, refusal
+from rekindle.data.validate import Findings
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError
 from rekindle.records import Fingerprint, ShardManifest
@@ -42,29 +42,37 @@ def arrivals(
     window, content, _ = content_in_window(data, modality)
     by_time = window is not None and not any("{window" in part.source for part in data.parts)
     if before is not None and (content, str(window or "")) == (before.data, before.window):
-        return Arrivals(content, before.window, had := _had(shards, by_time), had)
+        had = _rows_read(shards, by_time)
+        return Arrivals(content, before.window, had, had)
     rows = _rows(data, modality, window)
     if not rows:
-        raise DataError([refusal("no rows", data=data)])
+        raise DataError(
+            "the data hold no rows that can be read",
+            where=data.named,
+            fix="check data.source and data.columns",
+        )
     if before is None:
         return Arrivals(content, str(window or ""), rows, new=rows)
-    old, had = parse_window(before.window), _had(shards, by_time)
-    kept = rows
-    if window is not None and old is not None and old != window:
-        start, end = max(window.start, old.start), min(window.end, old.end)
-        kept = _rows(data, modality, Window(start, end)) if start < end else 0
-    return Arrivals(content, str(window or ""), rows, had, rows - min(had, kept))
+    had = _rows_read(shards, by_time)
+    old_window = parse_window(before.window)
+    shared_rows = rows
+    if window is not None and old_window is not None and old_window != window:
+        start = max(window.start, old_window.start)
+        end = min(window.end, old_window.end)
+        shared_rows = _rows(data, modality, Window(start, end)) if start < end else 0
+    return Arrivals(content, str(window or ""), rows, had, rows - min(had, shared_rows))
 
 
-def _had(shards: ShardManifest | None, by_time: bool) -> int:
+def _rows_read(shards: ShardManifest | None, by_time: bool) -> int:
     """Rows that a run read, as `_rows` counts: no unparsed ones, and none whose time cannot be read
     where that tells whether they are in the window; one with two faults twice."""
     if shards is None:
         return 0
-    aside = ("malformed", "time") if by_time else ("malformed",)
-    bad = {kind: number for kind, number in shards.bad_rows.items() if kind not in aside}
-    counts = (shards.rows, shards.dropped, bad, shards.left_out)
-    return sum(number for count in counts for number in count.values())
+    uncounted = ("malformed", "time") if by_time else ("malformed",)
+    rows = sum(shards.rows.values()) + sum(shards.dropped.values())
+    rows += sum(shards.left_out.values())
+    rows += sum(count for kind, count in shards.bad_rows.items() if kind not in uncounted)
+    return rows
 
 
 def _rows(data: DataSpec, modality: str, window: Window | None) -> int:
@@ -73,33 +81,35 @@ def _rows(data: DataSpec, modality: str, window: Window | None) -> int:
 
 
 def _rows_of(data: DataSpec, modality: str, window: Window | None) -> int:
+    """How many rows a run with this window would read of one source."""
     try:
         source = open_source(data, modality, window)
     except DataError:
         if window is None or "{window" not in data.source:
             raise
         return 0  # no partition of the source is in the window
-    wanted = wanted_columns(data, modality)
-    findings = Findings(needed=wanted)
+    columns = wanted_columns(data, modality)
+    findings = Findings(needed=columns)
     if isinstance(source, FileSource) and source.files.format == "images":
-        findings.missing_columns(data.source, wanted, [data.columns.image, data.columns.label])
+        findings.missing_columns(data.source, columns, [data.columns.image, data.columns.label])
         findings.raise_if_any()
         return source.extent()[0]
-    column = data.columns.time if window and "{window" not in data.source else None
-    name = column or next(reversed(wanted))  # the last one is short: a label, a key
-    count, read = 0, 0
-    for raw in source.read({name: wanted[name]}, findings):
-        read += len(raw)
-        if column and window:
-            times, known = read_times(raw, column, findings)
-            raw = raw.filter(known & inside(times, window))
+    time_column = data.columns.time if window and "{window" not in data.source else None
+    name = time_column or next(reversed(columns))  # the last one is short: a label, a key
+    count = 0
+    read_rows = 0
+    for raw in source.read({name: columns[name]}, findings):
+        read_rows += len(raw)
+        if time_column and window:
+            times, has_time = read_times(raw, time_column, findings)
+            raw = raw.filter(has_time & inside(times, window))
         count += len(raw)
-    _refuse_bad(data, findings, read)
+    _refuse_bad(data, findings, read_rows)
     return count
 
 
-def _refuse_bad(data: DataSpec, findings: Findings, read: int) -> None:
+def _refuse_bad(data: DataSpec, findings: Findings, read_rows: int) -> None:
     """Raise DataError for what was found in so many rows, where a run would raise one, too."""
     may_be_left_out = data.on_bad_rows == "drop" and findings.droppable
-    if not (may_be_left_out and not is_too_many(data, findings.rows, read)):
+    if not may_be_left_out or is_too_many(data, findings.rows, read_rows):
         findings.raise_if_any()

@@ -40,11 +40,15 @@ _READABLE = ("text", "words", "document")
 _HASHED = np.dtype([("low", "<u8"), ("high", "<u8"), ("row", "<u4")])  # the row in its file
 _ENTRY = np.dtype([*_HASHED.descr, ("file", "<u4")])
 _ROW = np.dtype("<u4")
-_DEALT, _STARTS = "dealt", "starts"
+_DEALT = "dealt"
+_STARTS = "starts"
 _WORD = re.compile(rf"[{UNSPACED}]|(?:(?![{UNSPACED}])\S)+")
-_WORDS, _BANDS, _ROWS = 5, 14, 8
+_WORDS = 5  # in a run
+_BANDS = 14
+_ROWS = 8  # in a band
 _RANDOM = np.frombuffer(hashlib.shake_128(b"near").digest(8 * (_WORDS + _BANDS * _ROWS)), "<u8")
-_WEIGHTS, _FACTORS = _RANDOM[:_WORDS] | np.uint64(1), _RANDOM[_WORDS:]
+_WEIGHTS = _RANDOM[:_WORDS] | np.uint64(1)  # odd, so that no bit of a word is lost
+_FACTORS = _RANDOM[_WORDS:]
 Entries = npt.NDArray[np.void]
 
 
@@ -52,8 +56,9 @@ def find_leaks(store: Store, files: Sequence[ExamplesPart], executor: Executor) 
     """Every content that stands in more than one split. The `path` of a file is its entry in the
     store, where it is called after its split."""
     findings = Findings()
-    for found in _compared(store, files, "keep", executor)[1]:
-        findings.include(Findings.of_json(found["leaks"]), 0)
+    _, compared_groups = _compare(store, files, "keep", executor)
+    for group in compared_groups:
+        findings.include(Findings.of_json(group["leaks"]), 0)
     return findings
 
 
@@ -61,103 +66,118 @@ def drop_copies(
     store: Store, files: Sequence[ExamplesPart], which: str, executor: Executor
 ) -> tuple[list[ExamplesPart], dict[str, Counter[str]]]:
     """The files without later copies, new where they had some; by split labels of the copies."""
-    groups, _ = _compared(store, files, which, executor)
+    groups, _ = _compare(store, files, which, executor)
     order = {"store": store.root, "groups": groups}
-    items = [
-        {
-            "key": digest([number, file.path, groups]),
-            "file": number,
-            "from": file.path,
-            "split": file.split,
-        }
-        for number, file in enumerate(files)
-    ]
-    found, dropped = list[ExamplesPart](), {split: Counter[str]() for split in SPLITS}
+    items = []
+    for number, file in enumerate(files):
+        key = digest([number, file.path, groups])
+        items.append({"key": key, "file": number, "from": file.path, "split": file.split})
+    thinned_files = list[ExamplesPart]()
+    dropped = {split: Counter[str]() for split in SPLITS}
     entries = executor.map(f"{__name__}:thin", order, items, digest(items))
     for file, item, entry in zip(files, items, entries, strict=True):
         if entry["files"]:
-            batches, (sha256,) = tuple(entry["batches"]), entry["files"].values()
-            new = {"path": item["key"], "batches": batches, "sha256": sha256}
-            file = file.model_copy(update=new)
+            (sha256,) = entry["files"].values()
+            update = {"path": item["key"], "batches": tuple(entry["batches"]), "sha256": sha256}
+            file = file.model_copy(update=update)
             dropped[file.split].update(entry["dropped"])
-        found.append(file)
-    return found, dropped
+        thinned_files.append(file)
+    return thinned_files, dropped
 
 
-def _compared(
+def _compare(
     store: Store, files: Sequence[ExamplesPart], which: str, executor: Executor
-) -> tuple[list[str], list[Any]]:
+) -> tuple[list[str], list[Entry]]:
     """Have the hashes of all rows compared: the keys of the groups, and what is known of each."""
     bands = _BANDS if which == "near" else 1
-    rows = bands * sum(sum(file.batches) for file in files)
-    count = min(_MOST_GROUPS, rows // GROUP_ROWS + 1)
-    runs = [
-        {
-            "key": digest([file.path, file.split, *run, which, count]),
-            "from": file.path,
-            "split": file.split,
-            "batches": run,
-            "file": number,
-        }
-        for number, file in enumerate(files)
-        for run in _runs(file, GROUP_ROWS // bands)
-    ]
+    hashes = bands * sum(sum(file.batches) for file in files)
+    count = min(_MOST_GROUPS, hashes // GROUP_ROWS + 1)
+    runs = []
+    for number, file in enumerate(files):
+        for run in _runs(file, GROUP_ROWS // bands):
+            item = {
+                "key": digest([file.path, file.split, *run, which, count]),
+                "from": file.path,
+                "split": file.split,
+                "batches": run,
+                "file": number,
+            }
+            runs.append(item)
     order = {"store": store.root, "which": which, "groups": count}
     executor.map(f"{__name__}:hash_run", order, runs, digest([order, runs]))
     order["runs"] = [[run["key"], run["file"]] for run in runs]
     order["files"] = [[file.path, file.split, file.batches] for file in files]
     groups = [{"key": digest([order["runs"], group]), "group": group} for group in range(count)]
-    found = executor.map(f"{__name__}:compare_group", order, groups, digest(groups))
-    return [str(group["key"]) for group in groups], found
+    compared_groups = executor.map(f"{__name__}:compare_group", order, groups, digest(groups))
+    return [str(group["key"]) for group in groups], compared_groups
 
 
 def _runs(file: ExamplesPart, most: int) -> Iterator[tuple[int, int, int]]:
     """The first and the last batch, exclusive, of runs of about so many rows, and the first row."""
-    start = first = row = 0
-    for number, batch in enumerate(file.batches, 1):
-        row += batch
-        if row - first >= most or number == len(file.batches):
-            yield start, number, first
-            start, first = number, row
+    start = 0
+    first_row = 0
+    row = 0
+    for number, batch_rows in enumerate(file.batches, 1):
+        row += batch_rows
+        if row - first_row >= most or number == len(file.batches):
+            yield start, number, first_row
+            start = number
+            first_row = row
 
 
 @kept
 def hash_run(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """With the hashes of a run of rows, dealt into groups."""
-    which, name = order["which"], f"{item['split']}.arrow"
+    which = order["which"]
+    name = f"{item['split']}.arrow"
     with contextlib.ExitStack() as opened:
-        batches: Any
+        column = "hash"
+        batches: Sequence[pa.Array] | ExamplesFile
         if which in ("keep", "exact"):
-            batches, column = store.column(item["from"], name, "hash").chunks, "hash"
+            batches = store.column(item["from"], name, column).chunks
         else:
             path = opened.enter_context(store.reading(item["from"], name))
-            names = ExamplesFile(path).schema.names
-            column = next((name for name in _READABLE if name in names), "hash")  # not of images
+            column = _readable_column(ExamplesFile(path).schema) or "hash"  # of images
             batches = ExamplesFile(path, columns=(column,))
         hashed = np.concatenate([*_hashed(batches, column, item["batches"], which)])
     _deal(folder, hashed, hashed["low"] % np.uint64(order["groups"]), order["groups"])
     return {}
 
 
-def _hashed(batches: Any, column: str, run: Sequence[int], which: str) -> Iterator[Entries]:
+def _readable_column(schema: pa.Schema) -> str | None:
+    """The column of content that is text; None for images."""
+    for name in _READABLE:
+        if name in schema.names:
+            return name
+    return None
+
+
+def _hashed(
+    batches: Sequence[pa.Array] | ExamplesFile, column: str, run: Sequence[int], which: str
+) -> Iterator[Entries]:
     """16 bytes of hash for each row of a run, several times with `near`."""
-    start, end, first = run
+    start, end, first_row = run
     for number in range(start, end):
-        values = batches[number]
-        values = values if isinstance(values, pa.Array) else values.column(0)
+        batch = batches[number]
+        values = batch if isinstance(batch, pa.Array) else batch.column(0)
         halves = np.frombuffer(_hashes(values, column, which), "<u8").reshape(-1, 2)
         block = np.empty(len(halves), _HASHED)
-        block["low"], block["high"] = halves[:, 0], halves[:, 1]
-        block["row"] = first + np.arange(len(halves)) * len(values) // max(len(halves), 1)
+        block["low"] = halves[:, 0]
+        block["high"] = halves[:, 1]
+        # all rows have the same number of hashes
+        block["row"] = first_row + np.arange(len(halves)) * len(values) // max(len(halves), 1)
         yield block
-        first += len(values)
+        first_row += len(values)
 
 
 def _hashes(values: pa.Array, column: str, which: str) -> bytes:
+    """The hashes of a column of a batch, one row after the other."""
     if column == "hash":
         return stored_hashes(values)
-    texts = [_folded(each, column) for each in values.to_pylist()]
-    return b"".join(map(_bands, texts)) if which == "near" else content_hashes(pa.array(texts))
+    texts = [_folded(value, column) for value in values.to_pylist()]
+    if which == "near":
+        return b"".join(_bands(text) for text in texts)
+    return content_hashes(pa.array(texts))
 
 
 def _deal(folder: Path, values: Entries, group_of: npt.NDArray[Any], groups: int) -> None:
@@ -177,14 +197,15 @@ def _dealt(store: Store, key: str, group: int, kind: np.dtype[Any]) -> Entries:
 
 def _of_group(store: Store, runs: Sequence[tuple[str, int]], group: int) -> Entries:
     """The entries of one group, equal hashes in the order of files and rows."""
-    found = [np.empty(0, _ENTRY)]
+    parts = [np.empty(0, _ENTRY)]
     for key, file in runs:
         hashed = _dealt(store, key, group, _HASHED)
-        found.append(np.empty(len(hashed), _ENTRY))
+        part = np.empty(len(hashed), _ENTRY)
         for name in _HASHED.names or ():
-            found[-1][name] = hashed[name]
-        found[-1]["file"] = file
-    entries = np.concatenate(found)
+            part[name] = hashed[name]
+        part["file"] = file
+        parts.append(part)
+    entries = np.concatenate(parts)
     return entries[np.lexsort((entries["low"], entries["high"]))]
 
 
@@ -206,31 +227,36 @@ def _leaks(
     store: Store, files: Sequence[Any], entries: Entries, same: npt.NDArray[np.bool_]
 ) -> Findings:
     """A run of equal hashes with more than one split is a leak."""
-    findings, split_of = Findings(), np.array([SPLITS.index(split) for _, split, _ in files])
+    findings = Findings()
     if not len(entries):
         return findings
-    splits = split_of[entries["file"]]
+    split_of_file = np.array([SPLITS.index(split) for _, split, _ in files])
+    splits = split_of_file[entries["file"]]
     starts = np.flatnonzero(np.concatenate([[True], ~same]))
     ends = np.append(starts[1:], len(entries))
     leaking = splits[starts] != splits[ends - 1]
     for start, end in zip(starts[leaking].tolist(), ends[leaking].tolist(), strict=True):
-        places = [("", "")]
+        # to describe a row its file is read, which is done for those that are shown
+        rows = [("", "")]
         if findings.shows("leak"):
-            _, first = np.unique(splits[start:end], return_index=True)
-            places = [_describe(store, files, entries[start + one]) for one in first]
-        findings.add("leak", " = ".join(place for place, _ in places), places[0][1], end - start)
+            _, first_of_split = np.unique(splits[start:end], return_index=True)
+            rows = [_describe(store, files, entries[start + at]) for at in first_of_split]
+        places = " = ".join(place for place, _ in rows)
+        _, value = rows[0]
+        findings.add("leak", places, value, end - start)
     return findings
 
 
 def _describe(store: Store, files: Sequence[Any], entry: np.void) -> tuple[str, str]:
+    """Where a row stands, and its content."""
     key, split, batches = files[entry["file"]]
     ends = np.cumsum(batches)
     number = int(np.searchsorted(ends, entry["row"], side="right"))
     row = int(entry["row"] - ends[number])  # from the end of its batch
     with store.reading(key, f"{split}.arrow") as path:
         batch = ExamplesFile(path)[number]
-        shown = next((name for name in _READABLE if name in batch.schema.names), None)
-        value = batch.column(shown)[row].as_py() if shown else "same pixels"
+        column = _readable_column(batch.schema)
+        value = batch.column(column)[row].as_py() if column else "same pixels"
         return f"{batch.column('id')[row].as_py()} in {split}", value
 
 
@@ -238,18 +264,22 @@ def _describe(store: Store, files: Sequence[Any], entry: np.void) -> tuple[str, 
 def thin(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """With a file of examples without its copies, if it has any, and their labels."""
     dealt = [_dealt(store, key, item["file"], _ROW) for key in order["groups"]]
-    rows, name = np.unique(np.concatenate(dealt)), item["split"]
-    if not len(rows):
+    copied_rows = np.unique(np.concatenate(dealt))
+    if not len(copied_rows):
         return {}
-    dropped, first = Counter[str](), 0
+    name = item["split"]
+    dropped = Counter[str]()
+    first_row = 0
     with store.reading(item["from"], f"{name}.arrow") as path:
         examples = ExamplesFile(path)
         with ExamplesWriter(folder, examples.schema, (name,)) as writer:
             for batch in examples:
-                copies = np.isin(np.arange(first, first + len(batch)), rows)
-                table, first = pa.table(batch), first + len(batch)
-                dropped.update(label_counts(table.filter(pa.array(copies))))
-                writer.write(name, table.filter(pa.array(~copies)))
+                rows = np.arange(first_row, first_row + len(batch))
+                is_copy_N = np.isin(rows, copied_rows)
+                table = pa.table(batch)
+                first_row += len(batch)
+                dropped.update(label_counts(table.filter(pa.array(is_copy_N))))
+                writer.write(name, table.filter(pa.array(~is_copy_N)))
     return {"batches": writer.batches()[name], "dropped": dropped}
 
 
@@ -281,5 +311,7 @@ def _word_hash(word: str) -> int:
 def _folded(value: str, column: str) -> str:
     """A text, or JSON of words or turns, in lower case, white space as one space."""
     parts = [value] if column == "text" else json.loads(value)
-    flat = (text for part in parts for text in ([part] if isinstance(part, str) else part))
-    return "\0".join(" ".join(text.casefold().split()) for text in flat)
+    texts: list[str] = []
+    for part in parts:
+        texts += [part] if isinstance(part, str) else part
+    return "\0".join(" ".join(text.casefold().split()) for text in texts)

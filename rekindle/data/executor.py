@@ -18,18 +18,18 @@ import json
 import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from rekindle.data.store import Store
-from rekindle.data.validate import refusal
 from rekindle.errors import DataError, Problem, RekindleError, RequestError, StepError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.heartbeat import beat
@@ -43,7 +43,9 @@ WORTH_BYTES = 32 << 20  # of a source, another process
 _MODULE = "rekindle.data.executor"
 _MOST_FAILED = 20  # then no further items begin
 _TRIES = 2  # of an item whose worker was killed
-_SAY_SECONDS = 15.0
+_LOG_SECONDS = 15.0
+_CAUSE_LENGTH = 300
+_CONNECT_SECONDS = 10
 _ERRORS: Mapping[str, type[RekindleError]] = {"DataError": DataError, "RequestError": RequestError}
 
 Order = Mapping[str, Any]
@@ -66,29 +68,41 @@ def call(function: str, order: Order, item: Any) -> Answer:
     try:
         return {"value": getattr(importlib.import_module(module), name)(order, item)}
     except RekindleError as error:
-        problems, kind = error.problems, type(error).__name__
+        return _failure(error.problems, kind=type(error).__name__)
     except OSError as error:  # no room, no permission, a file that is gone
-        fix = "the same command goes on from the pieces that are there"
-        problems, kind = (Problem(str(error), str(error.filename or ""), fix),), ""
+        problem = Problem(
+            str(error),
+            where=str(error.filename or ""),
+            fix="the same command goes on from the pieces that are there",
+        )
+        return _failure([problem])
     except Exception as error:  # noqa: BLE001 - whatever a task raises belongs in the log
         traceback.print_exc()
-        problems, kind = (_failed(name, f"failed: {type(error).__name__}: {error}"),), ""
+        return _failure([_worker_problem(name, f"failed: {type(error).__name__}: {error}")])
+
+
+def _failure(problems: Iterable[Problem], kind: str = "") -> Answer:
+    """The answer where there is no value; `kind` is the class of the error that they are of."""
     return {"problems": [dataclasses.asdict(problem) for problem in problems], "kind": kind}
 
 
-def _failed(name: str, how: str, fix: str = "see its traceback above") -> Problem:
+def _worker_problem(name: str, how: str, fix: str = "see its traceback above") -> Problem:
     return Problem(f"a worker that runs {name} {how}", "", fix)
 
 
 def _values(answers: Sequence[Answer]) -> list[Any]:
     """The values of all answers, or all that went wrong."""
-    bad = [answer for answer in answers if "value" not in answer]
-    if not bad:
+    failures = [answer for answer in answers if "value" not in answer]
+    if not failures:
         return [answer["value"] for answer in answers]
-    problems = [Problem(**problem) for answer in bad for problem in answer["problems"]]
-    kinds = {answer["kind"] for answer in bad}
-    error = _ERRORS.get(kinds.pop(), StepError) if len(kinds) == 1 else StepError
-    raise error(list(dict.fromkeys(problems)))
+    problems = []
+    for failure in failures:
+        problems += [Problem(**problem) for problem in failure["problems"]]
+    kinds = {failure["kind"] for failure in failures}
+    error: type[RekindleError] = StepError
+    if len(kinds) == 1:
+        error = _ERRORS.get(kinds.pop(), StepError)
+    raise error(list(dict.fromkeys(problems)))  # each once, however many items have it
 
 
 class Local:
@@ -115,23 +129,28 @@ class Local:
         """Work on the items with these `numbers`; each answer is given to `then` once it is there.
         After many failures no further items begin."""
         size = min(self.workers, len(numbers))
-        lock, left, said = threading.Lock(), iter(numbers), time.monotonic()
-        done = failed = 0
+        lock = threading.Lock()
+        queue = iter(numbers)
+        done = 0
+        failed = 0
+        logged_at = time.monotonic()
 
         def serve(ask: Callable[[Any], Answer]) -> None:
-            nonlocal said, done, failed
+            nonlocal logged_at, done, failed
             while True:
                 with lock:
-                    number = next(left, None) if failed < _MOST_FAILED else None
+                    number = next(queue, None) if failed < _MOST_FAILED else None
                 if number is None:
                     return
                 answer = ask(items[number])
                 with lock:
                     then(number, answer)
                     beat()
-                    done, failed = done + 1, failed + ("value" not in answer)
-                    if time.monotonic() - said > _SAY_SECONDS:
-                        said = time.monotonic()
+                    done += 1
+                    if "value" not in answer:
+                        failed += 1
+                    if time.monotonic() - logged_at > _LOG_SECONDS:
+                        logged_at = time.monotonic()
                         log.info("%s: %d of %d", function.rpartition(":")[2], done, len(numbers))
 
         if size <= 1:
@@ -150,30 +169,36 @@ class _Worker:
     """One process at a time, started when it is asked, and again when it was killed."""
 
     def __init__(self, function: str, order: Order) -> None:
-        self._function, self._order = function, json.dumps([function, order])
+        self._function = function
+        self._first_line = json.dumps([function, order])
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, item: Any) -> Answer:
         """What `call` answers; an item whose process was killed is tried once more."""
         code = 0
         for _ in range(_TRIES):
-            process = self._process = self._process or self._started()
+            if self._process is None:
+                self._process = self._start()
+            process = self._process
             assert process.stdin is not None
             assert process.stdout is not None
             with contextlib.suppress(OSError):
                 process.stdin.write(json.dumps(item) + "\n")
                 process.stdin.flush()
-            if line := process.stdout.readline():
+            line = process.stdout.readline()
+            if line:
                 return dict(json.loads(line))
             code = process.wait()
             self.end()
             self._process = None
-        how, fix = f"ended (exit {code})", "see its output above"
+        how = f"ended (exit {code})"
+        fix = "see its output above"
         if code < 0:
             how = f"was killed by signal {-code}"
-            fix = "set data.workers to fewer, or use smaller texts" if code == -9 else ""
-        failed = _failed(self._function.rpartition(":")[2], how, fix)
-        return {"problems": [dataclasses.asdict(failed)], "kind": ""}
+            # SIGKILL is what the kernel sends where memory ends
+            is_out_of_memory = code == -signal.SIGKILL
+            fix = "set data.workers to fewer, or use smaller texts" if is_out_of_memory else ""
+        return _failure([_worker_problem(self._function.rpartition(":")[2], how, fix)])
 
     def end(self) -> None:
         if self._process is not None:
@@ -181,8 +206,9 @@ class _Worker:
             with contextlib.suppress(OSError), self._process:  # closes its pipes
                 pass
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[str]:
         path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
+        # one thread a worker: there are as many workers as cores
         alone = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", _MODULE],
@@ -193,7 +219,7 @@ class _Worker:
         )
         assert process.stdin is not None
         with contextlib.suppress(OSError):
-            process.stdin.write(self._order + "\n")
+            process.stdin.write(self._first_line + "\n")
         return process
 
 
@@ -204,11 +230,13 @@ class Nodes:
     apart = False
 
     def __init__(self, local: Local, store: Store, place: Rendezvous) -> None:
-        self.local, self.store, self.place = local, store, place
+        self.local = local
+        self.store = store
+        self.place = place
 
     def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
-        known = self.store.answered(work)
-        mine = range(self.place.node_rank, len(items), self.place.nodes)
+        answered = self.store.answered(work)
+        own_numbers = range(self.place.node_rank, len(items), self.place.nodes)
         failed: list[Answer] = []
 
         def then(number: int, answer: Answer) -> None:
@@ -217,10 +245,14 @@ class Nodes:
             else:
                 failed.append(answer)
 
-        todo = [n for n in mine if n not in known or self._is_lost(items[n])]
-        self.local.each(function, order, items, todo, then)
+        open_numbers = [
+            number
+            for number in own_numbers
+            if number not in answered or self._is_lost(items[number])
+        ]
+        self.local.each(function, order, items, open_numbers, then)
         _values(failed)  # raises: the step ends on all nodes
-        self._wait(work, items, known.difference(mine))
+        self._wait(work, items, answered.difference(own_numbers))
         return self.store.answers(work, len(items))
 
     def _is_lost(self, item: Any) -> bool:
@@ -229,21 +261,24 @@ class Nodes:
 
     def _wait(self, work: str, items: Sequence[Any], old: set[int]) -> None:
         """Wait for the results of all items; `old` ones speak of entries that may be gone."""
-        known, since = set[int](), time.monotonic()
+        answered = set[int]()
+        since = time.monotonic()
         while True:
             old = {number for number in old if self._is_lost(items[number])}
-            found = self.store.answered(work) - old
-            if len(found) > len(known):
-                known, since = found, time.monotonic()
-            if len(known) == len(items):
+            answered_now = self.store.answered(work) - old
+            if len(answered_now) > len(answered):
+                answered = answered_now
+                since = time.monotonic()
+            if len(answered) == len(items):
                 return
             if time.monotonic() - since > self.place.patience_seconds:
-                missing = sorted(set(range(len(items))) - known)
+                missing = sorted(set(range(len(items))) - answered)
                 nodes = sorted({number % self.place.nodes for number in missing})
-                what = f"{len(missing)} of {len(items)} items have no result, such as {missing[0]}"
-                where = f"node {', '.join(map(str, nodes))}"
-                fix = "see the logs of these nodes; the next run goes on from what is there"
-                raise StepError(what, where=where, fix=fix)
+                raise StepError(
+                    f"{len(missing)} of {len(items)} items have no result, such as {missing[0]}",
+                    where=f"node {', '.join(map(str, nodes))}",
+                    fix="see the logs of these nodes; the next run goes on from what is there",
+                )
             time.sleep(POLL_SECONDS)
             beat()
 
@@ -251,11 +286,11 @@ class Nodes:
 def code() -> list[str]:
     """What the bytes of pieces and shards depend on beside data and settings: rekindle's own code,
     and the libraries that decode and encode."""
-    found = [source_hash(TRAINING)]
+    versions = [source_hash(TRAINING)]
     for name in ("numpy", "pillow", "pyarrow", "tokenizers"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{name} {importlib.metadata.version(name)}")
-    return found
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    return versions
 
 
 def facts(order: Order, item: Any) -> list[str]:
@@ -266,7 +301,8 @@ def facts(order: Order, item: Any) -> list[str]:
 class _Cluster:
     """What Ray and Spark share: their workers have to run the code that is here."""
 
-    name, apart = "", True
+    name = ""
+    apart = True
 
     def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
         return _values(self.answers(function, order, items))
@@ -277,22 +313,28 @@ class _Cluster:
     def checked(self) -> None:
         """Raise RequestError for a cluster that cannot be reached or runs other code."""
         try:
-            (there,) = _values(self.answers(f"{_MODULE}:facts", {}, [None]))
+            (their_facts,) = _values(self.answers(f"{_MODULE}:facts", {}, [None]))
         except Exception as error:  # what drivers raise has no common base
-            what = f"{self.name} cannot run rekindle: {_cause(error)}"
-            fix = "check data.executor_address, and that its workers have rekindle's image"
-            raise RequestError(what, where="data.executor", fix=fix) from error
+            raise RequestError(
+                f"{self.name} cannot run rekindle: {_cause(error)}",
+                where="data.executor",
+                fix="check data.executor_address, and that its workers have rekindle's image",
+            ) from error
         names = ("Python", "rekindle's code")
-        for name, ours, theirs in zip(names, facts({}, 0), there, strict=True):
+        for name, ours, theirs in zip(names, facts({}, 0), their_facts, strict=True):
             if ours != theirs:
-                what = f"{name} is {theirs} on {self.name} and {ours} here"
-                raise RequestError(what, where="data.executor", fix="run both from the same image")
+                raise RequestError(
+                    f"{name} is {theirs} on {self.name} and {ours} here",
+                    where="data.executor",
+                    fix="run both from the same image",
+                )
 
 
 def _cause(error: Exception) -> str:
     """The line of a driver's report that names an exception, or how the report begins."""
     named = re.findall(r"^\w*(?:Error|Exception): .+", str(error), re.MULTILINE)
-    return (named[-1] if named else " ".join(str(error).split()))[:300]
+    line = named[-1] if named else " ".join(str(error).split())
+    return line[:_CAUSE_LENGTH]
 
 
 class Ray(_Cluster):
@@ -309,8 +351,9 @@ class Ray(_Cluster):
         self.checked()
 
     def answers(self, function: str, order: Order, items: Sequence[Any]) -> list[Answer]:
-        run, given = self._ray.remote(max_retries=3)(call), self._ray.put(dict(order))
-        return list(self._ray.get([run.remote(function, given, item) for item in items]))
+        run = self._ray.remote(max_retries=3)(call)
+        shared_order = self._ray.put(dict(order))
+        return list(self._ray.get([run.remote(function, shared_order, item) for item in items]))
 
 
 class Spark(_Cluster):
@@ -325,13 +368,15 @@ class Spark(_Cluster):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = SparkSession.builder.appName("rekindle")
         builder = builder.config("spark.ui.showConsoleProgress", False)
-        self._context = (builder.master(address) if address else builder).getOrCreate().sparkContext
+        if address:
+            builder = builder.master(address)
+        self._context = builder.getOrCreate().sparkContext
         self.checked()
 
     def answers(self, function: str, order: Order, items: Sequence[Any]) -> list[Answer]:
-        given = self._context.parallelize(items, len(items))
-        found: list[Answer] = given.map(lambda item: call(function, order, item)).collect()
-        return found
+        distributed = self._context.parallelize(items, len(items))
+        answers: list[Answer] = distributed.map(lambda item: call(function, order, item)).collect()
+        return answers
 
 
 _CLUSTERS: Mapping[str, Callable[[str], _Cluster]] = {"ray": Ray, "spark": Spark}
@@ -339,36 +384,59 @@ _CLUSTERS: Mapping[str, Callable[[str], _Cluster]] = {"ray": Ray, "spark": Spark
 
 def _reach(address: str) -> None:
     """Raise RequestError where nothing listens at a host and port: drivers try for minutes."""
-    found = re.fullmatch(r"(?:\w+://)?([\w.-]+):(\d+)", address)
+    host_and_port = re.fullmatch(r"(?:\w+://)?([\w.-]+):(\d+)", address)
+    if not host_and_port:
+        return
+    host, port = host_and_port.groups()
     try:
-        if found:
-            socket.create_connection((found[1], int(found[2])), 10).close()
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
     except OSError as error:
-        raise RequestError([refusal("no cluster there", address=address, why=error)]) from None
+        raise RequestError(
+            f"nothing answers at {address}: {error}",
+            where="data.executor_address",
+            fix="check the address, the network, and that the cluster runs",
+        ) from None
 
 
 def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
     """The executor that `data.executor` asks for, with at most one worker a core, and as many as
     the work is `worth`, where `data.workers` leaves it open; RequestError where there is none."""
     if data.executor in _CLUSTERS:
-        address = os.environ.get(data.executor_address or "", "")
-        if data.executor_address and not address:
-            raise RequestError([refusal("no address", data=data)])
-        _reach(address)
-        try:
-            return _CLUSTERS[data.executor](address)
-        except ImportError as error:
-            raise RequestError([refusal("no executor", error=error, data=data)]) from None
-        except RekindleError:
-            raise
-        except Exception as error:  # what drivers raise has no common base
-            raise RequestError([refusal("no cluster", data=data, why=_cause(error))]) from error
+        return _cluster_of(data)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     local = Local(data.workers or max(1, min(cores or 1, worth)))
     if local.workers > 1 and not data.workers:
         log.info("%d processes share the work, by its size; data.workers sets them", local.workers)
     place = Rendezvous.current()
     return Nodes(local, store, place) if place.nodes > 1 else local
+
+
+def _cluster_of(data: DataSpec) -> Executor:
+    """The cluster of `data.executor`; RequestError where it is not installed or does not answer."""
+    address = os.environ.get(data.executor_address or "", "")
+    if data.executor_address and not address:
+        raise RequestError(
+            f"the variable {data.executor_address} is not set",
+            where="data.executor_address",
+            fix="set it to the address of the cluster",
+        )
+    _reach(address)
+    try:
+        return _CLUSTERS[data.executor](address)
+    except ImportError as error:
+        raise RequestError(
+            f"{error.name} is not installed",
+            where="data.executor",
+            fix=f"pip install 'rekindle[{data.executor}]'",
+        ) from None
+    except RekindleError:
+        raise
+    except Exception as error:  # what drivers raise has no common base
+        raise RequestError(
+            f"no {data.executor} cluster answers: {_cause(error)}",
+            where="data.executor_address",
+            fix="check the address and the network",
+        ) from error
 
 
 def _main() -> None:

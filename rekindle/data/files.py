@@ -1,7 +1,4 @@
-"""Where the files of a source are: globs, folders, formats, partitions, splits that names tell.
-
-Any fsspec URI will do. A name is the path below the fixed part of the pattern (`data/*/x.csv` ->
-`2026-03/x.csv`): the same wherever the folder lies. Hidden files (`.x`, `_x`) are left out."""
+"""The splits that words in names of files and folders tell."""
 
 import concurrent.futures
 import contextlib
@@ -23,29 +20,46 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data import reference
 from rekindle.data.encodings import as_utf8, encodable
-from rekindle.data.validate import refusal
 from rekindle.data.window import Partitions, Window
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec
-from rekindle.tables import rows
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+FileInfo = Mapping[str, Any]
+"""What a file system of fsspec lists of a file."""
 
-_TABLES = rows(Path(__file__).with_suffix(".yaml"))
-_COMPRESSED: dict[str, str] = _TABLES["compressed"]
-_FORMATS: dict[str, list[str]] = _TABLES["formats"]
-_SPLIT_WORDS: dict[str, str] = _TABLES["splits"]
+# suffixes of compressed files, and what fsspec calls the compression
+_COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+_FORMATS = {
+    "csv": (".csv", ".tsv"),
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "parquet": (".parquet", ".pq"),
+    "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
+}
+# words in names of files and folders, and the split that they tell
+_SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+}
 # what people leave beside data
 _NOTE = re.compile(r"(?i)(^|/)((README|LICENSE)(\.(txt|md|rst))?|Thumbs\.db|desktop\.ini)$")
-_READ_BYTES, _AT_ONCE = 1 << 20, 8
+_READ_BYTES = 1 << 20
+_AT_ONCE = 8
 if "zstd" not in fsspec.available_compressions():  # where a package that fsspec knows is missing
     fsspec.compression.register_compression(
         "zstd", lambda file, **_: io.BufferedReader(pa.CompressedInputStream(file, "zstd")), "zst"
     )
 PIECE_BYTES = 256 << 20
 """Most bytes of a source that one worker reads at a time."""
+# what a listing says that changes with each write, and what says so only where clocks do
 _STRONG = ("ETag", "etag", "generation", "version_id")
 _WEAK = ("mtime", "created", "ino", "LastModified", "last_modified")
 
@@ -55,19 +69,23 @@ class ContentHash:
     each block of so many, which several workers find at once."""
 
     def __init__(self) -> None:
-        self._blocks: list[str] = []
-        self._block, self._size = hashlib.sha256(), 0
+        self._hashes: list[str] = []
+        self._block = hashlib.sha256()
+        self._block_bytes = 0
 
     def update(self, data: bytes) -> None:
-        while len(data) > (room := PIECE_BYTES - self._size):
+        while len(data) > PIECE_BYTES - self._block_bytes:
+            room = PIECE_BYTES - self._block_bytes
             self._block.update(data[:room])
-            self._blocks.append(self._block.hexdigest())
-            self._block, self._size, data = hashlib.sha256(), 0, data[room:]
+            self._hashes.append(self._block.hexdigest())
+            self._block = hashlib.sha256()
+            self._block_bytes = 0
+            data = data[room:]
         self._block.update(data)
-        self._size += len(data)
+        self._block_bytes += len(data)
 
     def hexdigest(self) -> str:
-        return combined([*self._blocks, self._block.hexdigest()])
+        return combined([*self._hashes, self._block.hexdigest()])
 
 
 def combined(hashes: Sequence[str]) -> str:
@@ -77,25 +95,33 @@ def combined(hashes: Sequence[str]) -> str:
 
 def grouped(items: Iterable[T], *limits: tuple[Callable[[T], float], float]) -> Iterator[list[T]]:
     """Items in runs, as long as the sum of no measure exceeds its limit; an item alone may."""
-    group, sums = list[T](), [0.0] * len(limits)
+    group = list[T]()
+    sums = [0.0] * len(limits)
     for item in items:
         sizes = [measure(item) for measure, _ in limits]
-        sums = [held + size for held, size in zip(sums, sizes, strict=True)]
-        if group and any(held > most for held, (_, most) in zip(sums, limits, strict=True)):
+        sums = [total + size for total, size in zip(sums, sizes, strict=True)]
+        if group and any(total > most for total, (_, most) in zip(sums, limits, strict=True)):
             yield group
-            group, sums = [], sizes
+            group = []
+            sums = sizes
         group.append(item)
     if group:
         yield group
 
 
-def _version(info: Mapping[str, Any]) -> str:
+def _version(info: FileInfo) -> str:
     """What a listing says of a file and what changes when it is written: its size, and its
     ETag or generation, else its time."""
     marks = [f"{info[name]}" for name in _STRONG if info.get(name)]
-    if not marks:  # some stores list a number, and answer for one file with a date
-        times = (info[name] for name in _WEAK if info.get(name))
-        marks = [f"{t.timestamp() if isinstance(t, dt.datetime) else t}" for t in times]
+    if not marks:
+        for name in _WEAK:
+            time = info.get(name)
+            if not time:
+                continue
+            # some stores list a number, and answer for one file with a date
+            if isinstance(time, dt.datetime):
+                time = time.timestamp()
+            marks.append(f"{time}")
     return "|".join([f"{info.get('size')}", *marks])
 
 
@@ -103,36 +129,53 @@ class _LineRange(io.RawIOBase):
     """`head`, then the lines of a stream that begin in its bytes from `start` to `end`."""
 
     def __init__(self, stream: BinaryIO, start: int, end: int, head: bytes) -> None:
-        self._stream, self._end, self._ready = stream, end, head
-        self._at, self._over = max(start - 1, 0), False
-        self._skips = start > 0  # up to the end of the line before
-        stream.seek(self._at)
+        self._stream = stream
+        self._end = end
+        self._ready = head
+        # one byte before, which tells whether a line begins at `start`
+        self._position = max(start - 1, 0)
+        self._is_over = False
+        self._skips_line = start > 0
+        stream.seek(self._position)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._ready and not self._over:
+        while not self._ready and not self._is_over:
             self._ready = self._next(len(buffer))
-        piece, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
+        piece = self._ready[: len(buffer)]
+        self._ready = self._ready[len(buffer) :]
         buffer[: len(piece)] = piece
         return len(piece)
 
     def _next(self, size: int) -> bytes:
         """What of the next bytes of the stream belongs to lines that begin in the range."""
-        piece, begin = self._stream.read(size), self._at
-        self._at += len(piece)
+        piece = self._stream.read(size)
+        begin = self._position
+        self._position += len(piece)
         if not piece:  # also of a file that became shorter
-            self._over = True
-        elif self._skips:
+            self._is_over = True
+            return b""
+        if self._skips_line:
             cut = piece.find(b"\n") + 1
-            self._skips, piece, begin = not cut, piece[cut:] if cut else b"", begin + cut
-            self._over = (self._at if self._skips else begin) >= self._end
-        if self._over or begin + len(piece) < self._end:
-            return b"" if self._over else piece
+            if not cut:
+                self._is_over = self._position >= self._end
+                return b""
+            self._skips_line = False
+            piece = piece[cut:]
+            begin += cut
+            if begin >= self._end:
+                self._is_over = True
+                return b""
+        if begin + len(piece) < self._end:
+            return piece
+        # up to the end of the line that holds the last byte of the range
         last = piece.find(b"\n", max(self._end - 1 - begin, 0)) + 1
-        self._over = bool(last)
-        return piece[:last] if last else piece
+        if not last:
+            return piece
+        self._is_over = True
+        return piece[:last]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,8 +227,10 @@ class SourceFile:
 
     def head(self, size: int) -> bytes:
         """The first bytes, decompressed, texts as UTF-8."""
-        asked = {"compression": self.compression, "block_size": size}  # stores bring 50 MB, else
-        with self.filesystem.open(self.path, "rb", **asked) as stream:
+        # stores bring blocks of 50 MB, else
+        with self.filesystem.open(
+            self.path, "rb", compression=self.compression, block_size=size
+        ) as stream:
             return bytes(as_utf8(stream, self.encoding).read(size))
 
     def is_as_listed(self) -> bool:
@@ -231,20 +276,27 @@ class Files:
         if not chosen:
             starts = sorted(file.partition for file in self.files if file.partition)
             span = f"{starts[0].isoformat()} to {starts[-1].isoformat()}"
-            raise DataError([refusal("window of partitions", window=window, span=span)])
+            raise DataError(
+                f"the window {window} holds none of the partitions, which start {span}",
+                where="data.window",
+                fix="move data.window.end, or lower data.window.offset",
+            )
         return dataclasses.replace(self, files=chosen)
 
     def fingerprint(self, *, named: bool, known: Mapping[str, str] | None = None) -> str:
         """Hash of bytes in order of name, and of `named` names: of contents whose hash is `known`
         by path, and of the others as they are now."""
-        running, known = hashlib.sha256(), known or {}
+        known = known or {}
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-            unknown = [file for file in self.files if file.path not in known]
-            found = dict(zip(unknown, pool.map(SourceFile.sha256, unknown), strict=True))
+            unknown_files = [file for file in self.files if file.path not in known]
+            hashes = pool.map(SourceFile.sha256, unknown_files)
+            hash_of = dict(zip(unknown_files, hashes, strict=True))
+        running = hashlib.sha256()
         for file in self.files:
+            name = file.name if named else ""
             partition = file.partition.isoformat() if file.partition else ""
-            content = known.get(file.path) or found[file]
-            running.update(f"{file.name if named else ''}\0{partition}\0{content}\n".encode())
+            content = known.get(file.path) or hash_of[file]
+            running.update(f"{name}\0{partition}\0{content}\n".encode())
         return running.hexdigest()[:32]
 
 
@@ -253,31 +305,67 @@ def locate(data: DataSpec) -> Files:
     try:
         filesystem, path = fsspec.core.url_to_fs(data.source)
     except (ValueError, ImportError) as error:
-        raise RequestError([refusal("no driver", data=data, why=error)]) from None
-    partitions = Partitions.of(path, data.window) if data.window and "{window" in path else None
+        raise RequestError(
+            f"cannot open {data.source}: {error}",
+            where="data.source",
+            fix="use a path or an fsspec URI, and install the driver of its protocol",
+        ) from None
+    partitions = None
+    if data.window and "{window" in path:
+        partitions = Partitions.of(path, data.window)
     try:
-        found, root = _list(filesystem, partitions.glob if partitions else path)
+        infos, root = _list(filesystem, partitions.glob if partitions else path)
     except Exception as error:  # fsspec lets the errors of its stores' clients through
-        raise DataError([refusal("not listed", data=data, why=error)]) from error
-    files = [f for f in _source_files(filesystem, found, root) if not _NOTE.search(f.name)]
+        raise DataError(
+            f"cannot list {data.source}: {error}",
+            where="data.source",
+            fix="check the path, the credentials and the network",
+        ) from error
+    files = [
+        dataclasses.replace(file, delimiter=data.delimiter, encoding=data.encoding)
+        for file in _source_files(filesystem, infos, root)
+        if not _NOTE.search(file.name)
+    ]
     if partitions:
-        times = ((file, partitions.time_of(file.path)) for file in files)
-        files = [dataclasses.replace(file, partition=time) for file, time in times if time]
+        files = _with_partition(files, partitions)
     if not files:
-        raise DataError([refusal("no partition" if partitions else "no file", data=data)])
-    delimiter, encoding = data.delimiter, data.encoding
-    files = [dataclasses.replace(f, delimiter=delimiter, encoding=encoding) for f in files]
+        names_no = "names no partition that exists" if partitions else "names no file"
+        raise DataError(
+            f"{data.source} {names_no}",
+            where="data.source",
+            fix="check the path; * stands for any name",
+        )
     if data.split.by == "source":
         files = [dataclasses.replace(file, split=split_of(file.name)) for file in files]
     kind = _format_of(files, data)
     if kind == "images" and data.format == "auto":
-        if odd := [file.name for file in files if _suffix_format(file.name) != kind]:
-            log.warning("%d files beside the images are ignored, such as %s", len(odd), odd[0])
-        files = [file for file in files if _suffix_format(file.name) == kind]
-    names = (file.name for file in files)
-    if bad := next((name for name in names if not encodable(name)), ""):
-        raise DataError([refusal("file name", name=ascii(bad).strip("'"))])
+        files = _images_among(files)
+    for file in files:
+        if not encodable(file.name):
+            raise DataError(
+                "the name of a file is not UTF-8",
+                where=ascii(file.name).strip("'"),
+                fix="rename it, such as with convmv",
+            )
     return Files(tuple(files), kind, partitions.unit if partitions else "")
+
+
+def _with_partition(files: Sequence[SourceFile], partitions: Partitions) -> list[SourceFile]:
+    """The files that lie in a partition, with its time."""
+    partitioned = []
+    for file in files:
+        time = partitions.time_of(file.path)
+        if time:
+            partitioned.append(dataclasses.replace(file, partition=time))
+    return partitioned
+
+
+def _images_among(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """The images; the log says how many other files are left out."""
+    others = [file.name for file in files if _suffix_format(file.name) != "images"]
+    if others:
+        log.warning("%d files beside the images are ignored, such as %s", len(others), others[0])
+    return [file for file in files if _suffix_format(file.name) == "images"]
 
 
 def delimiter_of(name: str, head: bytes) -> str:
@@ -285,16 +373,20 @@ def delimiter_of(name: str, head: bytes) -> str:
     first line has some and no comma, as spreadsheets of many countries write it."""
     if ".tsv" in name.lower():
         return "\t"
-    first = head.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n").partition(b"\n")[0]
-    others = (mark for mark in (";", "\t") if mark.encode() in first)
-    return "," if b"," in first else next(others, ",")
+    first_line = head.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n").partition(b"\n")[0]
+    if b"," in first_line:
+        return ","
+    for mark in (";", "\t"):
+        if mark.encode() in first_line:
+            return mark
+    return ","
 
 
 def content_hash(uri: str) -> str:
     """Hash of the files below a path or URI, names and bytes; raises DataError for none."""
     filesystem, path = fsspec.core.url_to_fs(uri)
-    found, root = _list(filesystem, path)
-    files = _source_files(filesystem, found, root)
+    infos, root = _list(filesystem, path)
+    files = _source_files(filesystem, infos, root)
     if not files:
         raise DataError(f"no such file or folder: {uri}", fix="check the path")
     return Files(tuple(files), "").fingerprint(named=True)
@@ -303,24 +395,22 @@ def content_hash(uri: str) -> str:
 def split_of(name: str) -> str:
     """The split that a name tells, such as `train/cat/1.png`, `sst2-test.csv`; or empty."""
     for part in name.split("/"):
-        words = [word for word in re.split(r"[^a-z]+", part.lower()) if word in _SPLIT_WORDS]
-        if words:
-            return _SPLIT_WORDS[words[0]]
+        for word in re.split(r"[^a-z]+", part.lower()):
+            if word in _SPLIT_WORDS:
+                return _SPLIT_WORDS[word]
     return ""
 
 
-def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
+def _list(filesystem: Any, path: str) -> tuple[list[FileInfo], str]:
     """The files that a path, folder or pattern stands for, and where their names start."""
     if filesystem.isfile(path):
         return [filesystem.info(path)], _parent(path)
     if filesystem.isdir(path):
         details = filesystem.find(path, detail=True).values()
-        found = [info for info in details if is_visible(_below(info["name"], path))]
-        for info in found if isinstance(filesystem, LocalFileSystem) else ():
-            place = Path(info["name"])
-            if not place.is_file():  # a pipe would be waited for, a link may lead nowhere
-                raise DataError("this is not a file", where=str(place), fix="move it elsewhere")
-        return found, path
+        infos = [info for info in details if is_visible(_below(info["name"], path))]
+        if isinstance(filesystem, LocalFileSystem):
+            _check_are_files(infos)
+        return infos, path
     fixed = re.split(r"[*?\[]", path, maxsplit=1)[0]
     if fixed == path:
         return [], path
@@ -330,20 +420,31 @@ def _list(filesystem: Any, path: str) -> tuple[list[dict[str, Any]], str]:
     return [info for info in files if is_visible(_below(info["name"], root))], root
 
 
-def _source_files(filesystem: Any, found: list[dict[str, Any]], root: str) -> list[SourceFile]:
-    named, places = hashlib.sha256(), [(_below(info["name"], root), info) for info in found]
-    return [
-        SourceFile(
+def _check_are_files(infos: Iterable[FileInfo]) -> None:
+    """Raise DataError for a path here that is not a file: a pipe would be waited for, and a link
+    may lead nowhere."""
+    for info in infos:
+        path = Path(info["name"])
+        if not path.is_file():
+            raise DataError("this is not a file", where=str(path), fix="move it elsewhere")
+
+
+def _source_files(filesystem: Any, infos: Sequence[FileInfo], root: str) -> list[SourceFile]:
+    """The listed files in order of name."""
+    named = hashlib.sha256()  # one for all: it hashes the files that their rows name
+    files = []
+    for info in infos:
+        file = SourceFile(
             filesystem,
             root,
             info["name"],
-            name,
+            _below(info["name"], root),
             int(info.get("size") or 0),
             named=named,
             version=_version(info),
         )
-        for name, info in sorted(places, key=lambda place: place[0])
-    ]
+        files.append(file)
+    return sorted(files, key=lambda file: file.name)
 
 
 def _parent(path: str) -> str:
@@ -361,20 +462,33 @@ def is_visible(name: str) -> bool:
 
 
 def _suffix_format(name: str) -> str:
+    """The format that a name tells, below the suffix of a compression; "unknown" for none."""
     path = PurePosixPath(name.lower())
-    suffix = path.with_suffix("").suffix if path.suffix in _COMPRESSED else path.suffix
-    return next((kind for kind, suffixes in _FORMATS.items() if suffix in suffixes), "unknown")
+    suffix = path.suffix
+    if suffix in _COMPRESSED:
+        suffix = path.with_suffix("").suffix
+    for kind, suffixes in _FORMATS.items():
+        if suffix in suffixes:
+            return kind
+    return "unknown"
 
 
 def _format_of(files: list[SourceFile], data: DataSpec) -> str:
+    """The one format of the files; raises DataError for several, or for none that is known."""
     if data.format != "auto":
         return data.format
-    formats = {file.name: _suffix_format(file.name) for file in files}
-    found = sorted(set(formats.values()))
+    format_of = {file.name: _suffix_format(file.name) for file in files}
+    formats = sorted(set(format_of.values()))
     # files of no format beside images are notes, thumbnails' caches and the like
-    if found in (["images", "unknown"], [found[0]]) and found != ["unknown"]:
-        return found[0]
-    odd = next(name for name, kind in formats.items() if kind == found[-1])
-    what = "a mixture of " + ", ".join(found) if len(found) > 1 else "of no known format"
-    fix = "set data.format, or narrow the pattern to one of csv, jsonl, parquet, images"
-    raise DataError(f"the files are {what}", where=odd, fix=fix)
+    if formats == ["images", "unknown"]:
+        return "images"
+    if len(formats) == 1 and formats != ["unknown"]:
+        return formats[0]
+    are = "of no known format"
+    if len(formats) > 1:
+        are = "a mixture of " + ", ".join(formats)
+    raise DataError(
+        f"the files are {are}",
+        where=next(name for name, kind in format_of.items() if kind == formats[-1]),
+        fix="set data.format, or narrow the pattern to one of csv, jsonl, parquet, images",
+    )

@@ -23,14 +23,14 @@ from rekindle.data.records import RecordsHash, Span, inside, read_times, to_date
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.store import Store
-from rekindle.data.validate import Findings, refusal
+from rekindle.data.validate import Findings
 from rekindle.data.window import Window, parse_window, resolve
 from rekindle.engines import engine_of
 from rekindle.errors import DataError, RequestError
 from rekindle.records import Fingerprint
 from rekindle.spec.identity import TRAINING, digest, file_sha256, source_hash
 from rekindle.spec.imports import INCLUDED, as_import, closure, contents, folders_of, own_folders
-from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
+from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec, WindowSpec
 from rekindle.tasks import TASKS, load_task
 
 _DATA_ASIDE = {"source", "window", "slices", "max_bad_rows", *DataSpec.EXECUTION}
@@ -172,30 +172,62 @@ def _hashes(files: list[Path], sources: dict[str, str], folders: Sequence[Path])
 def content_in_window(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[int, int]]:
     """The resolved window, the hash of what lies in it, and the number of files and bytes."""
     if data.window is None or any("{window" in part.source for part in data.parts):
-        window = None
-        if dated := [FileSource(part, modality).files for part in data.parts if part.window]:
-            assert data.window is not None
-            newest = max(filter(None, (files.newest for files in dated)), default=None)
-            window = resolve(data.window, newest, dated[0].unit)
-        found = [open_source(part, modality, window) for part in data.parts]
-        files, sizes = zip(*(source.extent() for source in found), strict=True)
-        hashes = [_content(*one, modality) for one in zip(found, data.parts, strict=True)]
-        return window, combined(hashes), (sum(files), sum(sizes))
-    source, span, findings = open_source(data, modality), Span(), Findings()
+        return _content_of_files(data, modality)
+    return _content_by_time(data, data.window, modality)
+
+
+def _content_of_files(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[int, int]]:
+    """As `content_in_window`, of all that the sources hold, or of the partitions in the window."""
+    window = None
+    dated = [FileSource(part, modality).files for part in data.parts if part.window]
+    if dated:
+        assert data.window is not None
+        newest_times = [files.newest for files in dated if files.newest is not None]
+        window = resolve(data.window, max(newest_times, default=None), dated[0].unit)
+    sources = [open_source(part, modality, window) for part in data.parts]
+    file_count = 0
+    size_bytes = 0
+    for source in sources:
+        source_files, source_bytes = source.extent()
+        file_count += source_files
+        size_bytes += source_bytes
+    hashes = [
+        _content(source, part, modality) for source, part in zip(sources, data.parts, strict=True)
+    ]
+    return window, combined(hashes), (file_count, size_bytes)
+
+
+def _content_by_time(
+    data: DataSpec, spec: WindowSpec, modality: str
+) -> tuple[Window, str, tuple[int, int]]:
+    """As `content_in_window`, where a column tells which records lie in it."""
+    source = open_source(data, modality)
     if data.columns.time is None:
-        raise RequestError([refusal("no time")])
-    looked = _looked(source, data, modality, "look_at_times")[0]
-    for one in looked:
-        span.join(Span(*one["span"]))
-        findings.include(Findings.of_json(one["findings"]), 0)
+        raise RequestError(
+            "a window needs to know a record's time",
+            where="data.window",
+            fix="set data.columns.time",
+        )
+    span = Span()
+    findings = Findings()
+    pieces, _ = _map_pieces(source, data, modality, "look_at_times")
+    for piece in pieces:
+        span.join(Span(*piece["span"]))
+        findings.include(Findings.of_json(piece["findings"]), 0)
     if not span.rows:
         findings.raise_if_any()
         raise DataError("the source holds no records", where=data.source, fix="check data.source")
-    window = resolve(data.window, to_datetime(span.newest) if span.newest is not None else None)
+    newest = to_datetime(span.newest) if span.newest is not None else None
+    window = resolve(spec, newest)
     # of the records in the window, however they are divided into files
-    hashes = [*filter(None, _looked(source, data, modality, "hash_window", window)[0])]
+    piece_hashes, _ = _map_pieces(source, data, modality, "hash_window", window)
+    hashes = [piece_hash for piece_hash in piece_hashes if piece_hash]
     if not hashes:
-        raise DataError([refusal("none in window", window=window, span=span)])
+        raise DataError(
+            f"the window {window} selects none of {span.rows:,} records",
+            where=f"they span {span}",
+            fix="move data.window.end, or lower data.window.offset",
+        )
     return window, combined(hashes), source.extent()
 
 
@@ -203,52 +235,61 @@ def _content(source: Source, data: DataSpec, modality: str) -> str:
     """The fingerprint of a source, and of the files that its rows name."""
     if not isinstance(source, FileSource) or not source.names_files:
         return source.fingerprint()
-    named, contents = _looked(source, data, modality, "hash_named")
+    named, contents = _map_pieces(source, data, modality, "hash_named")
     return source.fingerprint_of(contents, combined(named))
 
 
-def _looked(
-    source: Source, data: DataSpec, modality: str, how: str, window: Window | None = None
+def _map_pieces(
+    source: Source, data: DataSpec, modality: str, function: str, window: Window | None = None
 ) -> tuple[list[Any], Mapping[str, str]]:
     """What a function below says of each piece of a source, or of all of it; hashes of files."""
-    settings = {"data": data.model_dump(mode="json"), "modality": modality}
-    order = {**settings, "window": str(window or "")}
     executor = executor_of(data, Store(""), source.extent()[1] // WORTH_BYTES)
-    found, contents, cuts = cut(source, data, executor)
-    items = [piece.item() for piece in found] or [dict[str, Any]()]
-    return executor.map(f"{__name__}:{how}", {**order, **cuts}, items, ""), contents
+    pieces, contents, location = cut(source, data, executor)
+    order = {
+        "data": data.model_dump(mode="json"),
+        "modality": modality,
+        "window": str(window or ""),
+        **location,
+    }
+    items = [piece.item() for piece in pieces] or [dict[str, Any]()]
+    return executor.map(f"{__name__}:{function}", order, items, ""), contents
 
 
-def _opened(order: Order, item: Mapping[str, Any]) -> tuple[DataSpec, Any]:
+def _open(order: Order, item: Mapping[str, Any]) -> tuple[DataSpec, Any]:
     data = DataSpec.model_validate(order["data"])
     return data, source_of(order, item, data, order["modality"])
 
 
 def look_at_times(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
     """The span of the times of a piece; what is unfit is for `ingest` to refuse."""
-    (data, source), findings, span = _opened(order, item), Findings(), Span()
+    data, source = _open(order, item)
+    findings = Findings()
+    span = Span()
     column = str(data.columns.time)
     for raw in source.read({column: "scalar"}, findings):
-        times, known = read_times(raw, column, findings)
-        span.include(times[known])
+        times, has_time = read_times(raw, column, findings)
+        span.include(times[has_time])
     return {"span": dataclasses.astuple(span), "findings": findings.to_json()}
 
 
 def hash_window(order: Order, item: Mapping[str, Any]) -> str:
     """The hash of the records of a piece in the window; "" where there is none."""
-    (data, source), window = _opened(order, item), parse_window(order["window"])
-    columns, findings = wanted_columns(data, order["modality"]), Findings()
+    data, source = _open(order, item)
+    window = parse_window(order["window"])
+    columns = wanted_columns(data, order["modality"])
+    findings = Findings()
     running = RecordsHash(columns)
     assert window is not None
     for raw in source.read(columns, findings):
-        times, keep = read_times(raw, str(data.columns.time), findings)
-        running.update(raw.filter(keep & inside(times, window)))
+        times, has_time = read_times(raw, str(data.columns.time), findings)
+        running.update(raw.filter(has_time & inside(times, window)))
     return running.digest() if running.rows else ""
 
 
 def hash_named(order: Order, item: Mapping[str, Any]) -> str:
     """The hash of the files that rows of a piece name."""
-    return str(_opened(order, item)[1].hash_named())
+    _, source = _open(order, item)
+    return str(source.hash_named())
 
 
 def content_behind(name: str) -> str:

@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data.files import Files, SourceFile
 from rekindle.data.roles import Columns, time_column, wanted_columns
-from rekindle.data.validate import Findings, shorten
+from rekindle.data.validate import Findings, note_single_class
 from rekindle.errors import Problem, RekindleError
 from rekindle.spec.model import DataSpec, MustPass
 
@@ -164,5 +164,5 @@ def classes(data: DataSpec, modality: str) -> list[str]:
 def one_class(label: str) -> list[Problem]:
     """What `ingest` says of a source all of whose rows have this label."""
     findings = Findings()
-    findings.say("one class", label=shorten(label))
+    note_single_class(findings, label)
     return findings.problems()

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rekindle.data import examples
+from rekindle.data.columns import Source
 from rekindle.data.duplicates import drop_copies, find_leaks
 from rekindle.data.examples import SPLITS, SUMMARY, ExamplesPart, ExamplesSummary, ExamplesWriter
 from rekindle.data.executor import WORTH_BYTES, Executor, Local, Order, code, executor_of
@@ -32,7 +34,7 @@ from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.split import Times, digit_counts, hash_splits, time_cuts, time_splits
 from rekindle.data.store import Entry, Store, kept
-from rekindle.data.validate import Findings, check_splits, refusal
+from rekindle.data.validate import Findings, check_splits
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError, RequestError
 from rekindle.launch.events import emit
@@ -43,7 +45,9 @@ from rekindle.spec.model import DataSpec
 
 log = logging.getLogger(__name__)
 
-_TIME, _TIMES, _UNDIVIDED = "_rekindle_time", "times.npy", "all"
+_TIME = "_rekindle_time"  # the column of times of an undivided piece
+_TIMES = "times.npy"
+_UNDIVIDED = "all"
 _AFTERWARDS = ("on_bad_rows", "max_bad_rows", "duplicates")  # judged once all is read
 
 
@@ -55,23 +59,27 @@ def ingest(
     along; `store`: a path or URI that keeps pieces for the next time, and which all workers reach.
     On several nodes all but the first return None. Raises DataError with everything that is wrong
     with the source, and where what was read has another fingerprint."""
-    if taken := [name for name in data.slices if name in RESERVED]:
-        fix = f"rename the column; {', '.join(taken)} means something else in the examples"
-        raise RequestError(f"`{taken[0]}` cannot be a slice", where="data.slices", fix=fix)
+    reserved = [name for name in data.slices if name in RESERVED]
+    if reserved:
+        raise RequestError(
+            f"`{reserved[0]}` cannot be a slice",
+            where="data.slices",
+            fix=f"rename the column; {', '.join(reserved)} means something else in the examples",
+        )
     out.mkdir(parents=True, exist_ok=True)
     (out / SUMMARY).unlink(missing_ok=True)
     for file in out.glob("*.arrow"):
         file.unlink()
     with tempfile.TemporaryDirectory(prefix=".pieces-", dir=out) as scratch:
-        work = _Ingestion(data, modality, window, source, scratch)
-        if work.in_pieces and store:
-            work.store = Store(store)
-        if Rendezvous.current().node_rank and not work.in_pieces:
+        ingestion = _Ingestion(data, modality, window, source, scratch)
+        if ingestion.in_pieces and store:
+            ingestion.store = Store(store)
+        if Rendezvous.current().node_rank and not ingestion.in_pieces:
             return None
-        work.run(out)
+        ingestion.run(out)
         if Rendezvous.current().node_rank:
             return None
-        summary = work.validated(out)
+        summary = ingestion.summarise(out)
     summary.write(out / SUMMARY)
     counts = ", ".join(f"{split} {rows:,}" for split, rows in summary.rows.items())
     classes = f"; {len(summary.labels)} classes" if summary.labels else ""
@@ -83,7 +91,9 @@ class _Part:
     """One of the sources, its pieces, and what came of them; one piece where it is not cut."""
 
     def __init__(self, data: DataSpec, modality: str, window: Window | None, number: int) -> None:
-        self.data, self.modality, self.window = data, modality, window if data.window else None
+        self.data = data
+        self.modality = modality
+        self.window = window if data.window else None
         self.items: list[dict[str, Any]] = [{"key": f"whole-{number}"}]
         self.executor: Executor = Local(1)
         self.entries: list[Entry] = []
@@ -94,46 +104,77 @@ class _Part:
 
     def cut(self, order: dict[str, Any], store: Store, source: str) -> None:
         """Have the source measured; its pieces are the items then, and `order` is one for them."""
-        self.executor = executor_of(self.data, store, self.opened.extent()[1] // WORTH_BYTES)
-        found, self.contents, cuts = cut(self.opened, self.data, self.executor)
-        order |= cuts
-        if self.modality == "image" and order["shape"] is None and len(found) > 1:
-            shapes = (self._shape(order, one.item()) for one in found)
-            order["shape"] = next(filter(None, shapes), None)
-        aside = {"source", "window", "shard_rows", "shuffle_gb", *_AFTERWARDS, *DataSpec.EXECUTION}
-        settings = [self.data.model_dump(mode="json", exclude=aside), self.modality, order["shape"]]
+        _, size_bytes = self.opened.extent()
+        self.executor = executor_of(self.data, store, size_bytes // WORTH_BYTES)
+        pieces, self.contents, location = cut(self.opened, self.data, self.executor)
+        order |= location
+        if self.modality == "image" and order["shape"] is None and len(pieces) > 1:
+            order["shape"] = self._first_shape(order, [piece.item() for piece in pieces])
+        # of no effect on a piece, or of one that its content shows
+        ignored = {
+            "source",
+            "window",
+            "shard_rows",
+            "shuffle_gb",
+            *_AFTERWARDS,
+            *DataSpec.EXECUTION,
+        }
+        settings = [
+            self.data.model_dump(mode="json", exclude=ignored),
+            self.modality,
+            order["shape"],
+        ]
         if self.by_column:
             settings.append(order["window"])
         if self.opened.names_files:  # and what they hold is not known before
             settings.append(source)
-        self.items = [one.item([settings, code()]) for one in found]
+        made_of = [settings, code()]
+        self.items = [piece.item(made_of) for piece in pieces]
 
-    def seen(self) -> str:
-        """The fingerprint of what was read."""
-        seen = [entry["seen"] for entry in self.entries if entry["seen"]]
-        rows = combined(seen) if seen else ""
+    def fingerprint_as_read(self) -> str:
+        """The fingerprint of what the pieces read."""
+        hashes = [entry["seen"] for entry in self.entries if entry["seen"]]
+        rows = combined(hashes) if hashes else ""
         if self.by_column:
             return rows
         if isinstance(self.opened, FileSource):
             return self.opened.fingerprint_of(self.contents, rows)
         return self.opened.fingerprint()
 
-    def _shape(self, order: Order, first: Entry) -> Shape | None:
-        """The shape of the first image of a piece, which decides for all that follow."""
+    def _first_shape(self, order: Order, items: Sequence[Entry]) -> Shape | None:
+        """The shape of the first image of the source, which decides for all that follow."""
+        for item in items:
+            shape = self._shape_in(order, item)
+            if shape:
+                return shape
+        return None
+
+    def _shape_in(self, order: Order, item: Entry) -> Shape | None:
+        """The shape of the first image of a piece."""
         piece = _Piece(self.data, self.modality, self.window, None)
-        for _ in piece.examples(source_of(order, first, self.data, self.modality)):
+        for _ in piece.examples(source_of(order, item, self.data, self.modality)):
             if piece.normaliser.image_shape:
                 break
         return piece.normaliser.image_shape
 
 
 class _Ingestion:
+    """One run of `ingest`: the parts of the source, and what came of all of them together."""
+
     def __init__(self, data: DataSpec, modality: str, window: str, source: str, root: str) -> None:
-        self.data, self.modality, self.window = data, modality, parse_window(window)
-        self.source, self.store = source, Store(root)
-        self.parts = [_Part(part, modality, self.window, n) for n, part in enumerate(data.parts)]
+        self.data = data
+        self.modality = modality
+        self.window = parse_window(window)
+        self.source = source
+        self.store = Store(root)
+        self.parts = [
+            _Part(part, modality, self.window, number) for number, part in enumerate(data.parts)
+        ]
         self.in_pieces = all(part.in_pieces for part in self.parts)
-        self.findings, self.span, self.seen, self.pieces = Findings(), Span(), "", ""
+        self.findings = Findings()
+        self.span = Span()
+        self.seen = ""  # the fingerprint of what was read
+        self.pieces = ""  # how many are new, in words
         self.bad_rows: dict[str, int] = {}
         self.left_out = collections.Counter[str]()
         self.shape: Shape | None = None
@@ -144,8 +185,26 @@ class _Ingestion:
 
     def run(self, out: Path) -> None:
         """Have all pieces read, divided and compared; `out` gets a list of the rows left out."""
+        order = self._read_parts()
+        self.seen = combined([part.fingerprint_as_read() for part in self.parts])
+        if self.in_pieces and len(self.items) > 1:
+            new = sum(entry["new"] for entry in self.entries)
+            self.pieces = f"{new} of {len(self.items)} new"
+            log.info("%d pieces of the source, %d of them new", len(self.items), new)
+        read_rows = sum(self._rows(name) for name in (_UNDIVIDED, *SPLITS))
+        self.bad_rows = leave_out(self.data, self.findings, read_rows, out)
+        if self.data.split.by == "time" and not self.findings and self._rows(_UNDIVIDED):
+            self._divide(order, self.parts[0].executor)
+        self.files = self._files_in_store()
+        for entry in self.entries:
+            for split, counts in entry["class_rows"].items():
+                self.class_rows[split].update(counts)
+        self._find_copies(self.parts[0].executor)
+
+    def _read_parts(self) -> Order:
+        """Have the pieces of all parts read; returns the order of the last part."""
         order: dict[str, Any] = {}
-        for part in self.parts:
+        for number, part in enumerate(self.parts):
             order = {
                 "data": part.data.model_dump(mode="json"),
                 "modality": self.modality,
@@ -155,41 +214,31 @@ class _Ingestion:
             }
             if self.in_pieces:
                 part.cut(order, self.store, self.source)
+                # whose fingerprint is known before rows are read
                 if len(self.parts) == 1 and not (part.by_column or part.opened.names_files):
-                    self._check(part.seen())
+                    self._check_unchanged(part.fingerprint_as_read())
             work = digest([order, part.items])
             part.entries = part.executor.map(f"{__name__}:ingest_piece", order, part.items, work)
             for entry in part.entries:
-                found = Findings.of_json(entry["findings"])
-                self.findings.include(found, found.rows)
+                findings = Findings.of_json(entry["findings"])
+                self.findings.include(findings, findings.rows)
                 self.span.join(Span(*entry["span"]))
-                self.shape = self.shape or (entry["shape"] and tuple(entry["shape"]))
-            self.items += [{**item, "source": self.parts.index(part)} for item in part.items]
+                if self.shape is None:
+                    self.shape = _shape_of(entry["shape"])
+            self.items += [{**item, "source": number} for item in part.items]
             self.entries += part.entries
-        self.seen = combined([part.seen() for part in self.parts])
-        if self.in_pieces and len(self.items) > 1:
-            new = sum(entry["new"] for entry in self.entries)
-            self.pieces = f"{new} of {len(self.items)} new"
-            log.info("%d pieces of the source, %d of them new", len(self.items), new)
-        read = sum(self._rows(name) for name in (_UNDIVIDED, *SPLITS))
-        self.bad_rows = leave_out(self.data, self.findings, read, out)
-        if self.data.split.by == "time" and not self.findings and self._rows(_UNDIVIDED):
-            self._divide(order, self.parts[0].executor)
-        self.files = [*self._kept()]
-        for entry in self.entries:
-            for split, counted in entry["class_rows"].items():
-                self.class_rows[split].update(counted)
-        self._compare(self.parts[0].executor)
+        return order
 
-    def _compare(self, executor: Executor) -> None:
+    def _find_copies(self, executor: Executor) -> None:
         """Have copies found by all workers: left out, or noted where they are in two splits."""
-        data, total = self.data, _count(self.files)
+        data = self.data
         if data.duplicates != "keep":
             if not self.findings:
+                rows = _count(self.files)
                 self.files, dropped = drop_copies(self.store, self.files, data.duplicates, executor)
-                for split, counted in dropped.items():
-                    self.class_rows[split] -= counted
-                self.left_out["duplicate"] = total - _count(self.files)
+                for split, counts in dropped.items():
+                    self.class_rows[split] -= counts
+                self.left_out["duplicate"] = rows - _count(self.files)
             return
         by_key = any(part.columns.group or part.columns.key for part in data.parts)
         if by_key or data.split.by != "hash":  # else copies are together
@@ -200,61 +249,63 @@ class _Ingestion:
         keys = [{"key": item["key"]} for item in self.items]
 
         def counts(prefix: int, bits: int) -> Times:
-            asked = {"store": self.store.root, "prefix": prefix, "bits": bits}
-            found = executor.map(f"{__name__}:count_times", asked, keys, digest([asked, keys]))
+            question = {"store": self.store.root, "prefix": prefix, "bits": bits}
+            work = digest([question, keys])
             total = np.zeros(1 << 16, np.int64)
-            for digits, times in found:
+            for digits, times in executor.map(f"{__name__}:count_times", question, keys, work):
                 total[digits] += np.asarray(times, np.int64)
             return total
 
         cuts = time_cuts(counts, self._rows(_UNDIVIDED), self.data.split)
         gap = self.data.split.gap
         gaps = [before(cut, gap) for cut in cuts] if gap else []
-        self.items = [
-            {"key": digest([key["key"], cuts, gaps]), "from": key["key"], "source": item["source"]}
-            for key, item in zip(keys, self.items, strict=True)
-        ]
+        divided_items = []
+        for item in self.items:
+            key = digest([item["key"], cuts, gaps])
+            divided_items.append({"key": key, "from": item["key"], "source": item["source"]})
+        self.items = divided_items
         order = {**order, "cuts": cuts, "gaps": gaps}
         work = digest(self.items)
         self.entries = executor.map(f"{__name__}:divide_piece", order, self.items, work)
         self.left_out["gap"] = sum(entry["gap"] for entry in self.entries)
 
-    def _check(self, seen: str) -> None:
+    def _check_unchanged(self, seen: str) -> None:
+        """Raise DataError where the fingerprint of what was read is not the one to carry along."""
         if self.source and self.source != seen:
-            raise DataError([refusal("changed", named=self.data.named)])
+            raise DataError(
+                "the data changed between `fingerprint` and `ingest`",
+                where=self.data.named,
+                fix="run the same command again; who writes files aside and renames them "
+                "changes them in one instant",
+            )
 
     def _rows(self, name: str) -> int:
+        """The rows of a split, or of `_UNDIVIDED`, in all pieces."""
         return sum(sum(entry["batches"].get(name, [])) for entry in self.entries)
 
-    def validated(self, out: Path) -> ExamplesSummary:
-        """The summary of what was read, its files being in `out`; DataError if any is unfit."""
-        data, findings = self.data, self.findings
-        if not findings:  # else what was read may not be all
-            self._check(self.seen)
-        files, class_rows = [*self._taken(out)], self.class_rows
-        labelled = self.modality != "document" and not data.is_numeric
-        rows = {split: _count(f for f in files if f.split == split) for split in SPLITS}
-        found = {label for counts in class_rows.values() for label in counts}
-        labels = label_order(data.labels, found) if labelled else ()
-        if (alike := _alike(labels)) and not data.labels:
-            text = f"{alike} may be one class: correct them, or set data.labels"
-            emit("notice", text=text)
+    def summarise(self, out: Path) -> ExamplesSummary:
+        """The summary of what was read; its files are taken to `out`. DataError if any is unfit."""
+        data = self.data
+        if not self.findings:  # else what was read may not be all
+            self._check_unchanged(self.seen)
+        files = self._take_files(out)
+        is_labelled = self.modality != "document" and not data.is_numeric
+        rows = dict.fromkeys(SPLITS, 0)
+        for file in files:
+            rows[file.split] += sum(file.batches)
+        labels: tuple[str, ...] = ()
+        if is_labelled:
+            labels = label_order(data.labels, set[str]().union(*self.class_rows.values()))
+        alike = _alike(labels)
+        if alike and not data.labels:
+            emit("notice", text=f"{alike} may be one class: correct them, or set data.labels")
         left_out = {kind: count for kind, count in self.left_out.items() if count}
-        if not sum(rows.values()):
-            if self.window is not None and self.span.rows:
-                about = {"window": self.window, "span": self.span}
-                findings.say("none in window", f"they span {self.span}", **about)
-            elif not findings:
-                findings.say("no records", data.named)
-        elif not findings:  # rows that were refused are missing from every split
-            # a rare tag is in few texts, and need not be in those of every split
-            complete = ("train",) if self.modality == "words" else SPLITS
-            # a source's own splits may lack validation
-            lacks = data.split.by == "source" or data.split.validation == 0
-            required = ("train", "test") if lacks else SPLITS
-            check_splits(rows, class_rows, labels, required, complete, findings, left_out)
-        findings.raise_if_any()
-        counted = SPLITS if labelled else ()
+        self._check_rows(rows, labels, left_out)
+        self.findings.raise_if_any()
+        class_rows = {}
+        for split in SPLITS if is_labelled else ():
+            counts = self.class_rows[split]
+            class_rows[split] = {label: counts[label] for label in labels}
         return ExamplesSummary(
             modality=self.modality,
             window=str(self.window or ""),
@@ -266,32 +317,70 @@ class _Ingestion:
             files=tuple(files),
             bad_rows=self.bad_rows,
             pieces=self.pieces,
-            faulty=findings.rows if self.bad_rows else 0,
+            faulty=self.findings.rows if self.bad_rows else 0,
             left_out=left_out,
-            class_rows={s: {label: class_rows[s][label] for label in labels} for s in counted},
+            class_rows=class_rows,
         )
 
-    def _kept(self) -> Iterator[ExamplesPart]:
+    def _check_rows(
+        self, rows: Mapping[str, int], labels: Sequence[str], left_out: Mapping[str, int]
+    ) -> None:
+        """Note that there are no rows, or what the splits lack."""
+        data = self.data
+        if not sum(rows.values()):
+            if self.window is not None and self.span.rows:
+                self.findings.note(
+                    f"the window {self.window} selects none of {self.span.rows:,} records",
+                    where=f"they span {self.span}",
+                    fix="move data.window.end, or lower data.window.offset",
+                )
+            elif not self.findings:
+                self.findings.note(
+                    "the source holds no records", where=data.named, fix="check data.source"
+                )
+        elif not self.findings:  # rows that were refused are missing from every split
+            # a rare tag is in few texts, and need not be in those of every split
+            complete = ("train",) if self.modality == "words" else SPLITS
+            # a source's own splits may lack validation
+            may_lack_validation = data.split.by == "source" or data.split.validation == 0
+            required = ("train", "test") if may_lack_validation else SPLITS
+            check_splits(rows, self.class_rows, labels, required, complete, self.findings, left_out)
+
+    def _files_in_store(self) -> list[ExamplesPart]:
         """The files of all pieces, as they are in the store; the first one's also where empty."""
+        files = []
         for split in SPLITS:
+            name = f"{split}.arrow"
             for number, (item, entry) in enumerate(zip(self.items, self.entries, strict=True)):
-                batches, name = entry["batches"].get(split, []), f"{split}.arrow"
-                if name in entry["files"] and (batches or not number):
-                    yield ExamplesPart(
+                batches = entry["batches"].get(split, [])
+                if name in entry["files"] and (batches or number == 0):
+                    file = ExamplesPart(
                         path=item["key"],
                         split=split,
                         batches=tuple(batches),
                         sha256=entry["files"][name],
                         source=item["source"],
                     )
+                    files.append(file)
+        return files
 
-    def _taken(self, out: Path) -> Iterator[ExamplesPart]:
-        """The files, taken from the store."""
+    def _take_files(self, out: Path) -> list[ExamplesPart]:
+        """The files, taken from the store to `out`."""
         numbers = {split: itertools.count() for split in SPLITS}
+        taken_files = []
         for file in self.files:
             path = f"{file.split}-{next(numbers[file.split]):05}.arrow"
             self.store.take(file.path, f"{file.split}.arrow", file.sha256, out / path)
-            yield file.model_copy(update={"path": path})
+            taken_files.append(file.model_copy(update={"path": path}))
+        return taken_files
+
+
+def _shape_of(values: Sequence[int] | None) -> Shape | None:
+    """The shape that JSON holds as a list."""
+    if not values:
+        return None
+    height, width, channels = values
+    return height, width, channels
 
 
 def _count(files: Iterable[ExamplesPart]) -> int:
@@ -302,7 +391,8 @@ def _count(files: Iterable[ExamplesPart]) -> int:
 def ingest_piece(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """Of a piece of the source, or of all of it. Raises DataError where files are not those that
     were measured."""
-    data, window = DataSpec.model_validate(order["data"]), parse_window(order["window"])
+    data = DataSpec.model_validate(order["data"])
+    window = parse_window(order["window"])
     source = source_of(order, item, data, order["modality"])
     piece = _Piece(data, order["modality"], window, order["shape"])
     check_versions(source)
@@ -310,7 +400,7 @@ def ingest_piece(order: Order, item: Entry, store: Store, folder: Path) -> dict[
     check_versions(source)
     if isinstance(source, FileSource) and not _by_column(data, window):
         piece.seen = source.named
-    return piece.known()
+    return piece.to_json()
 
 
 def _by_column(data: DataSpec, window: Window | None) -> bool:
@@ -325,13 +415,14 @@ class _Splits:
         self.writer = writer
         self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
 
-    def add(self, table: pa.Table, indices: Any) -> None:
-        names = pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(SPLITS))
+    def add(self, table: pa.Table, split_N: npt.NDArray[np.int8]) -> None:
+        """Write the rows, each into the split with its number."""
+        names = pa.DictionaryArray.from_arrays(pa.array(split_N), pa.array(SPLITS))
         table = table.append_column("split", names.cast(pa.string()))
-        for index, split in enumerate(SPLITS):
-            mine = indices == index
-            if mine.any():
-                part = table if mine.all() else table.filter(pa.array(mine))
+        for number, split in enumerate(SPLITS):
+            is_in_N = split_N == number
+            if is_in_N.any():
+                part = table if is_in_N.all() else table.filter(pa.array(is_in_N))
                 self.writer.write(split, part)
                 self.class_rows[split].update(examples.label_counts(part))
 
@@ -342,39 +433,47 @@ class _Piece:
     def __init__(
         self, data: DataSpec, modality: str, window: Window | None, shape: Sequence[int] | None
     ) -> None:
-        self.data, self.modality, self.window = data, modality, window
-        self.findings, self.span, self.seen = Findings(), Span(), ""
-        first = (shape[0], shape[1], shape[2]) if shape else None
-        self.normaliser = Normaliser(data, modality, self.findings, first)
+        self.data = data
+        self.modality = modality
+        self.window = window
+        self.findings = Findings()
+        self.span = Span()
+        self.seen = ""
+        self.normaliser = Normaliser(data, modality, self.findings, _shape_of(shape))
         self.batches: dict[str, list[int]] = {}
         self.class_rows: Mapping[str, Mapping[str, int]] = {}
 
-    def write(self, source: Any, folder: Path) -> None:
+    def write(self, source: Source, folder: Path) -> None:
         """Write the examples that `source` gives: divided, or with their times."""
         schema = examples.schema_of(self.modality, self.data.slices, self.data.is_numeric)
         if self.data.split.by == "time":
-            without = schema.remove(schema.get_field_index("split"))
-            timed = without.append(pa.field(_TIME, pa.int64()))
-            every = [np.zeros(0, np.int64)]
-            with ExamplesWriter(folder, timed, (_UNDIVIDED,)) as writer:
-                for table, times, _ in self.examples(source):
-                    writer.write(_UNDIVIDED, table.append_column(_TIME, pa.array(times)))
-                    every.append(times)
-            np.save(folder / _TIMES, np.concatenate(every))
-            self.batches = writer.batches()
+            self._write_undivided(source, folder, schema)
             return
         with ExamplesWriter(folder, schema) as writer:
             splits = _Splits(writer)
             for table, _, own_split in self.examples(source):
                 if self.data.split.by == "source":
-                    indices = np.full(len(table), SPLITS.index(own_split or "train"), np.int8)
+                    split_N = np.full(len(table), SPLITS.index(own_split or "train"), np.int8)
                 else:
-                    indices = hash_splits(self.normaliser.split_hashes(table), self.data.split)
-                splits.add(table, indices)
-        self.batches, self.class_rows = writer.batches(), splits.class_rows
+                    split_N = hash_splits(self.normaliser.split_hashes(table), self.data.split)
+                splits.add(table, split_N)
+        self.batches = writer.batches()
+        self.class_rows = splits.class_rows
 
-    def known(self) -> dict[str, Any]:
-        """All of it but the files, as JSON."""
+    def _write_undivided(self, source: Source, folder: Path, schema: pa.Schema) -> None:
+        """Write the examples with their times, for `divide_piece` to divide."""
+        without_split = schema.remove(schema.get_field_index("split"))
+        timed = without_split.append(pa.field(_TIME, pa.int64()))
+        all_times = [np.zeros(0, np.int64)]
+        with ExamplesWriter(folder, timed, (_UNDIVIDED,)) as writer:
+            for table, times, _ in self.examples(source):
+                writer.write(_UNDIVIDED, table.append_column(_TIME, pa.array(times)))
+                all_times.append(times)
+        np.save(folder / _TIMES, np.concatenate(all_times))
+        self.batches = writer.batches()
+
+    def to_json(self) -> dict[str, Any]:
+        """All that is known of the piece but the files."""
         return {
             "findings": self.findings.to_json(),
             "span": dataclasses.astuple(self.span),
@@ -384,7 +483,7 @@ class _Piece:
             "class_rows": self.class_rows,
         }
 
-    def examples(self, source: Any) -> Iterator[tuple[pa.Table, Times, str]]:
+    def examples(self, source: Source) -> Iterator[tuple[pa.Table, Times, str]]:
         """Tables of examples in the window, their times (or zeros), and the source's own split."""
         column = time_column(self.data)
         columns = wanted_columns(self.data, self.modality)
@@ -398,12 +497,13 @@ class _Piece:
                 if by_column:
                     assert self.window is not None
                     keep &= inside(times, self.window)
-                raw, times = raw.filter(keep), times[keep]
+                raw = raw.filter(keep)
+                times = times[keep]
             if by_column:
                 records.update(raw)
             if len(raw):
-                table, keep = self.normaliser(raw)
-                yield table, times[keep], raw.split
+                table, is_example = self.normaliser(raw)
+                yield table, times[is_example], raw.split
         self.seen = records.digest() if records.rows else ""
 
 
@@ -420,15 +520,18 @@ def divide_piece(order: Order, item: Entry, store: Store, folder: Path) -> dict[
     """Of an undivided piece, divided by the cuts."""
     data = DataSpec.model_validate(order["data"])
     schema = examples.schema_of(order["modality"], data.slices, data.is_numeric)
+    cuts = tuple(order["cuts"])
     undivided = store.reading(item["from"], f"{_UNDIVIDED}.arrow")
     with undivided as path, ExamplesWriter(folder, schema) as writer:
-        splits, gap, cuts = _Splits(writer), 0, tuple(order["cuts"])
+        splits = _Splits(writer)
+        gap_rows = 0
         for batch in examples.ExamplesFile(path):
-            indices = time_splits(np.asarray(batch.column(_TIME)), cuts, order["gaps"])
-            inside_N = indices >= 0
-            gap += int(np.count_nonzero(~inside_N))
-            splits.add(pa.table(batch).filter(pa.array(inside_N)), indices[inside_N])
-    return {"batches": writer.batches(), "class_rows": splits.class_rows, "gap": gap}
+            split_N = time_splits(np.asarray(batch.column(_TIME)), cuts, order["gaps"])
+            is_inside_N = split_N >= 0
+            gap_rows += int(np.count_nonzero(~is_inside_N))
+            table = pa.table(batch).filter(pa.array(is_inside_N))
+            splits.add(table, split_N[is_inside_N])
+    return {"batches": writer.batches(), "class_rows": splits.class_rows, "gap": gap_rows}
 
 
 def _alike(labels: Sequence[str]) -> str:
@@ -436,4 +539,7 @@ def _alike(labels: Sequence[str]) -> str:
     by_word = collections.defaultdict[str, list[str]](list)
     for label in labels:
         by_word[re.sub(r"(?<=\d)\.0+$", "", label.strip().casefold())].append(label)
-    return next((" and ".join(map(repr, each)) for each in by_word.values() if len(each) > 1), "")
+    for spellings in by_word.values():
+        if len(spellings) > 1:
+            return " and ".join(repr(label) for label in spellings)
+    return ""

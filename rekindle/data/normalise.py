@@ -33,7 +33,10 @@ class Normaliser:
         self, data: DataSpec, modality: str, findings: Findings, image_shape: Shape | None = None
     ) -> None:
         """`image_shape`: that of the first image, where it lies in an earlier piece."""
-        self._data, self._modality, self._all, self._findings = data, modality, findings, findings
+        self._data = data
+        self._modality = modality
+        self._all_findings = findings
+        self._findings = findings
         self._labels = pa.array(data.labels, pa.string()) if data.labels else None
         self._images = ImageColumn(data.image_size)
         self._images.shape = image_shape
@@ -46,42 +49,47 @@ class Normaliser:
         """The examples of a batch, and which of its rows they are."""
         self._findings = Findings()  # of this batch: a row may have several faults
         table, keep = self._examples(raw)
-        self._all.include(self._findings, int(np.count_nonzero(~keep)))
+        self._all_findings.include(self._findings, int(np.count_nonzero(~keep)))
         return table, keep
 
     def _examples(self, raw: RawBatch) -> tuple[pa.Table, Mask]:
-        content, fit = self._content(raw)
-        if (key := self._data.columns.key) is None:
-            ids, keep = raw.ids(), fit
+        content, keep = self._content(raw)
+        key = self._data.columns.key
+        if key is None:
+            ids = raw.ids()
         else:
-            found = texts(raw, key, "scalar", self._findings)
-            keep = fit & ~(found.noted | self._note("empty key", found.blank, raw))
-            ids = found.values
-        groups = {}
-        if (group := self._data.columns.group) is not None:
-            found = texts(raw, group, "scalar", self._findings)
-            keep &= ~(found.noted | self._note("empty group", found.blank, raw))
-            groups[_GROUP] = found.values
-        slices = {name: texts(raw, name, "scalar", self._findings) for name in self._data.slices}
-        for column in slices.values():
+            column = texts(raw, key, "scalar", self._findings)
+            keep &= ~(column.noted | self._note("empty key", column.blank, raw))
+            ids = column.values
+        values: dict[str, pa.Array] = {"id": ids, self._modality: content}
+        groups = None
+        group = self._data.columns.group
+        if group is not None:
+            groups = texts(raw, group, "scalar", self._findings)
+            keep &= ~(groups.noted | self._note("empty group", groups.blank, raw))
+        for name in self._data.slices:
+            column = texts(raw, name, "scalar", self._findings)
             keep &= ~column.noted
-        filled = {name: column.values.fill_null("") for name, column in slices.items()}
-        made = {"id": ids, self._modality: content, **filled, **groups}
-        if self._modality == "words":
-            made["label"], labelled = tags(raw, self._data, self._findings)
-            keep &= labelled
-        elif self._modality != "document":
-            made["label"], labelled = self._label(raw)
-            keep &= labelled
-        table = pa.table(made)
+            values[name] = column.values.fill_null("")
+        if groups is not None:
+            values[_GROUP] = groups.values
+        if self._modality != "document":
+            if self._modality == "words":
+                values["label"], is_labelled = tags(raw, self._data, self._findings)
+            else:
+                values["label"], is_labelled = self._label(raw)
+            keep &= is_labelled
+        table = pa.table(values)
         if not keep.all():
             table = table.filter(pa.array(keep)).combine_chunks()
-        # SHA-256 of what the model sees; the shape of an image is part of it
+        return table.append_column("hash", self._hashes(table)), keep
+
+    def _hashes(self, table: pa.Table) -> pa.Array:
+        """SHA-256 of what the model sees of each row; the shape of an image is part of it."""
         prefix = repr(self.image_shape).encode() if self._modality == "image" else b""
         hashes = content_hashes(_one_chunk(table.column(self._modality)), prefix)
         buffers = [None, pa.py_buffer(hashes)]
-        column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(HASH_BYTES), len(table), buffers)
-        return table.append_column("hash", column), keep
+        return pa.FixedSizeBinaryArray.from_buffers(pa.binary(HASH_BYTES), len(table), buffers)
 
     def split_hashes(self, table: pa.Table) -> bytes:
         """What the hash split goes by: the hash of the group, of the key, or of the content."""
@@ -92,16 +100,17 @@ class Normaliser:
         return stored_hashes(_one_chunk(table.column("hash")))
 
     def _content(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
+        """What the model reads of each row, and where it is fit."""
         if self._modality == "image":
             return self._image(raw)
         if self._modality == "document":
             return documents(raw, self._data.columns, self._findings)
         if self._modality == "words":
-            made = _checked(raw, self._data.columns.words, _words_fault, self._findings)
-            return with_mask(made, pa.string())
-        found = texts(raw, self._data.columns.text, "text", self._findings)
-        blank = self._note("empty text", found.blank, raw)
-        return found.values, ~(found.noted | blank)
+            lists = _checked(raw, self._data.columns.words, _words_fault, self._findings)
+            return with_mask(lists, pa.string())
+        column = texts(raw, self._data.columns.text, "text", self._findings)
+        blank = self._note("empty text", column.blank, raw)
+        return column.values, ~(column.noted | blank)
 
     def _image(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
         pixels: list[bytes | None] = []
@@ -116,26 +125,30 @@ class Normaliser:
         return with_mask(pixels, pa.binary())
 
     def _number(self, raw: RawBatch, target: str) -> tuple[pa.Array, Mask]:
-        given = list(map(as_python, raw.columns[target]))
-        values = np.array(list(map(number_of, given)), np.float64)
-        fit = np.isfinite(values)
+        """The numbers of the column `target`, and where they are finite."""
+        objects = [as_python(value) for value in raw.columns[target]]
+        numbers = np.array([number_of(value) for value in objects], np.float64)
+        fit = np.isfinite(numbers)
         for row in np.flatnonzero(~fit).tolist():
-            value = given[row]
-            value = value.decode(errors="replace") if isinstance(value, bytes) else value
+            value = objects[row]
+            if isinstance(value, bytes):
+                value = value.decode(errors="replace")
             self._findings.add("no number", raw.place(row), f"{target}: {value!r}")
-        return pa.array(values), fit
+        return pa.array(numbers), fit
 
     def _label(self, raw: RawBatch) -> tuple[pa.Array, Mask]:
-        if (target := self._data.columns.target) is not None:
+        """The label of each row, or its number, and where it is fit."""
+        target = self._data.columns.target
+        if target is not None:
             return self._number(raw, target)
-        found = texts(raw, self._data.columns.label, "scalar", self._findings)
-        bad = found.noted | self._note("empty label", found.blank, raw)
+        column = texts(raw, self._data.columns.label, "scalar", self._findings)
+        bad = column.noted | self._note("empty label", column.blank, raw)
         if self._labels is not None:
-            unknown = ~np.asarray(pa.compute.is_in(found.values, self._labels), bool) & ~bad
+            unknown = ~np.asarray(pa.compute.is_in(column.values, self._labels), bool) & ~bad
             for row in np.flatnonzero(unknown).tolist():
-                self._findings.add("unknown label", raw.place(row), found.values[row].as_py())
+                self._findings.add("unknown label", raw.place(row), column.values[row].as_py())
             bad |= unknown
-        return found.values, ~bad
+        return column.values, ~bad
 
     def _note(self, kind: str, rows: Mask, raw: RawBatch) -> Mask:
         for row in np.flatnonzero(rows).tolist():
@@ -160,12 +173,12 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 def documents(raw: RawBatch, names: ColumnsSpec, findings: Findings) -> tuple[pa.Array, Mask]:
     """The documents of a batch, null where there is none, and where there is one."""
     if names.messages is not None:
-        made = _checked(raw, names.messages, _chat_fault, findings)
+        contents = _checked(raw, names.messages, _chat_fault, findings)
     elif names.prompt is not None and names.completion is not None:
-        made = _joined(raw, findings, names, prompt=names.prompt, completion=names.completion)
+        contents = _joined(raw, findings, names, prompt=names.prompt, completion=names.completion)
     else:
-        made = _joined(raw, findings, names, text=names.text)
-    return with_mask(made, pa.string())
+        contents = _joined(raw, findings, names, text=names.text)
+    return with_mask(contents, pa.string())
 
 
 def prompts(
@@ -174,9 +187,13 @@ def prompts(
     """Prompts with the text of `column` below, if any; and which of these texts were refused."""
     if column is None:
         return given.to_pylist(), np.zeros(len(given), bool)
-    below = texts(raw, column, "text", findings)
-    pairs = zip(given.to_pylist(), below.values.to_pylist(), strict=True)
-    return [f"{a}\n\n{b}" if a and b and b.strip() else a for a, b in pairs], below.noted
+    inputs = texts(raw, column, "text", findings)
+    joined = []
+    for prompt, below in zip(given.to_pylist(), inputs.values.to_pylist(), strict=True):
+        if prompt and below and below.strip():
+            prompt = f"{prompt}\n\n{below}"
+        joined.append(prompt)
+    return joined, inputs.noted
 
 
 def _joined(
@@ -184,41 +201,55 @@ def _joined(
 ) -> list[str | None]:
     """Documents of one content for each role; `parts` names the columns."""
     fit = np.ones(len(raw), bool)
-    found = {}
+    contents = {}
     for role, column in parts.items():
         content = texts(raw, column, "text", findings)
         for row in np.flatnonzero(content.blank).tolist():
             findings.add(f"empty {role}", raw.place(row))
         below = names.input if role == "prompt" else None
-        found[role], refused = prompts(raw, content.values, below, findings)
+        contents[role], refused = prompts(raw, content.values, below, findings)
         fit &= ~(content.noted | content.blank | refused)
-    rows = zip(zip(*found.values(), strict=True), fit.tolist(), strict=True)
-    return [_json(list(zip(found, row, strict=True))) if good else None for row, good in rows]
+    joined: list[str | None] = []
+    for row, is_fit in enumerate(fit.tolist()):
+        turns = [(role, contents[role][row]) for role in contents]
+        joined.append(_json(turns) if is_fit else None)
+    return joined
 
 
 def _checked(
     raw: RawBatch, column: str, fault_of: Callable[[Any], tuple[str, Any]], findings: Findings
 ) -> list[str | None]:
     """JSON of each value of a column in which `fault_of` finds nothing; turns as pairs."""
-    made: list[str | None] = []
-    for row, value in enumerate(map(with_roles, map(as_python, raw.columns[column]))):
-        fault, detail = fault_of(value)
+    checked: list[str | None] = []
+    for row, value in enumerate(raw.columns[column]):
+        content = with_roles(as_python(value))
+        fault, detail = fault_of(content)
         if fault:
             findings.add(fault, raw.place(row), detail)
-        elif isinstance(value[0], dict):
-            value = [(turn["role"], turn["content"]) for turn in value]
-        made.append(None if fault else _json(value))
-    return made
+            checked.append(None)
+            continue
+        if isinstance(content[0], dict):
+            content = [(turn["role"], turn["content"]) for turn in content]
+        checked.append(_json(content))
+    return checked
 
 
 def with_roles(value: Any) -> Any:
     """A list of ShareGPT's turns as `{role, content}`; all else as it is."""
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
         return value
-    if any({k for k, v in turn.items() if v is not None} != {"from", "value"} for turn in value):
+    if any(_keys_with_value(turn) != {"from", "value"} for turn in value):
         return value
-    roles = ((str(turn["from"]), turn["value"]) for turn in value)
-    return [{"role": _SHAREGPT.get(role, role), "content": content} for role, content in roles]
+    turns = []
+    for turn in value:
+        role = str(turn["from"])
+        turns.append({"role": _SHAREGPT.get(role, role), "content": turn["value"]})
+    return turns
+
+
+def _keys_with_value(turn: dict[str, object]) -> set[str]:
+    """The keys of a turn whose value is not null; Arrow gives all turns the keys of all."""
+    return {key for key, value in turn.items() if value is not None}
 
 
 def _chat_fault(turns: Any) -> tuple[str, Any]:
@@ -226,8 +257,9 @@ def _chat_fault(turns: Any) -> tuple[str, Any]:
     if not isinstance(turns, list) or not turns:
         return "chat", turns
     for number, turn in enumerate(turns):
-        given = {k for k, v in turn.items() if v is not None} if isinstance(turn, dict) else set()
-        if given != {"role", "content"} or not isinstance(turn["content"], str):
+        if not isinstance(turn, dict) or _keys_with_value(turn) != {"role", "content"}:
+            return "chat", turn
+        if not isinstance(turn["content"], str):
             return "chat", turn
         if turn["role"] not in ROLES or (turn["role"] == "system" and number):
             return "role", turn["role"]
@@ -242,29 +274,37 @@ def _chat_fault(turns: Any) -> tuple[str, Any]:
 
 def tags(raw: RawBatch, data: DataSpec, findings: Findings) -> tuple[pa.Array, Mask]:
     """Each row's tags, and where they are one for each word."""
-    both = (raw.columns[name] for name in (data.columns.label, data.columns.words))
-    known, made = frozenset(data.labels), list[list[str | None] | None]()
-    for row, pair in enumerate(zip(*both, strict=True)):
-        value, said = map(as_python, pair)
-        each = [columns.scalar_text(tag) for tag in value] if isinstance(value, list) else None
-        fault, detail = _tag_fault(each, said, known)
-        if fault and not _words_fault(said)[0]:  # else noted already
+    labels = raw.columns[data.columns.label]
+    words = raw.columns[data.columns.words]
+    known_labels = frozenset(data.labels)
+    checked = list[list[str | None] | None]()
+    for row, (row_label, row_words) in enumerate(zip(labels, words, strict=True)):
+        value = as_python(row_label)
+        row_words = as_python(row_words)
+        row_tags = None
+        if isinstance(value, list):
+            row_tags = [columns.scalar_text(tag) for tag in value]
+        fault, detail = _tag_fault(row_tags, row_words, known_labels)
+        if fault and not _words_fault(row_words)[0]:  # else noted already
             findings.add(fault, raw.place(row), detail)
-        made.append(None if fault else each)
-    return with_mask(made, pa.list_(pa.string()))
+        checked.append(None if fault else row_tags)
+    return with_mask(checked, pa.list_(pa.string()))
 
 
-def _tag_fault(tags: list[str | None] | None, words: Any, known: frozenset[str]) -> tuple[str, Any]:
+def _tag_fault(
+    tags: list[str | None] | None, words: object, known_labels: frozenset[str]
+) -> tuple[str, Any]:
     """What keeps `tags` from being one for each word, and the part at fault; "" for nothing."""
     if tags is None or not isinstance(words, list) or len(tags) != len(words):
-        count = "none" if tags is None else len(tags)
-        return "tags", f"{count} for {len(words) if isinstance(words, list) else 'no'} words"
+        tag_count = "none" if tags is None else len(tags)
+        word_count = len(words) if isinstance(words, list) else "no"
+        return "tags", f"{tag_count} for {word_count} words"
     for number, tag in enumerate(tags):
         if tag is None or not tag.strip():
             return "tags", f"none for word {number + 1}"
         if not encodable(tag):
             return "undecodable", ascii(tag)
-        if known and tag not in known:
+        if known_labels and tag not in known_labels:
             return "unknown label", tag
     return "", None
 

@@ -25,7 +25,6 @@ from rekindle.data.executor import Executor, Order
 from rekindle.data.files import ContentHash, Files, SourceFile, combined
 from rekindle.data.hub import HubSource
 from rekindle.data.source import FileSource, open_source
-from rekindle.data.validate import refusal
 from rekindle.data.window import parse_window
 from rekindle.errors import DataError
 from rekindle.spec.heartbeat import beat
@@ -116,7 +115,11 @@ def check_versions(source: Source) -> None:
 
 
 def _written_to(path: str) -> DataError:
-    return DataError([refusal("written to", path=path)])
+    return DataError(
+        "the file was written to while it was read",
+        where=path,
+        fix="write files aside and rename them when they are complete; then run again",
+    )
 
 
 def measured(source: FileSource, uri: str, executor: Executor) -> dict[str, list[Block]]:

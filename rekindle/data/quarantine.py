@@ -33,7 +33,11 @@ def leave_out(data: DataSpec, findings: Findings, kept: int, folder: Path) -> di
     read = bad + kept
     rows = f"{bad:,} of {read:,} rows"
     if is_too_many(data, bad, kept):
-        findings.say("many bad rows", data.named, rows=rows, limit=limit)
+        findings.note(
+            f"{rows} have faults, more than data.max_bad_rows ({limit:,})",
+            where=data.named,
+            fix="correct the rows below, or raise data.max_bad_rows",
+        )
         return {}
     faults = findings.settle()
     with (folder / QUARANTINE).open("w", encoding="utf-8", errors="backslashreplace") as file:

@@ -10,7 +10,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,14 @@ from rekindle.data.validate import Findings
 
 BLOCK_BYTES = 4 << 20
 MOST_LINE_BYTES = 64 << 20
-_PARQUET_ROWS, _LEAST_PARQUET_ROWS = 4_096, 16
+_PARQUET_ROWS = 4_096
+_LEAST_PARQUET_ROWS = 16
 _PARQUET_BYTES = 128 << 20  # that one read may take, if a row group has one value in all rows
 _HELD_BYTES = 64 << 20
-_VALUES_AT_ONCE, _MOST_VALUES = 4 << 20, 256 << 20  # of lists: read at once, in a row group
-_EACH = 50  # bytes that a string is in Python beside its letters
+_VALUES_AT_ONCE = 4 << 20  # of lists
+_MOST_VALUES = 256 << 20  # of lists, in a row group
+_STRING_BYTES = 50  # that a string takes in Python beside its letters
+_UTF8_MARK = b"\xef\xbb\xbf"
 _HEADER_BYTES = 1 << 20
 _PROBED_LINES = 100
 _DELIMITERS = ",;\t|"
@@ -51,90 +54,129 @@ Reader = Callable[[SourceFile, Columns, Findings], Iterator[RawBatch]]
 def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
     """The rows of a CSV or TSV file, each at the line where it begins; blank lines are skipped."""
     head = file.head(_HEADER_BYTES)
-    delimiter = delimiter_of(file.name, head) if file.delimiter == "auto" else file.delimiter
+    delimiter = file.delimiter
+    if delimiter == "auto":
+        delimiter = delimiter_of(file.name, head)
     if not _csv_header_fits(file, head, delimiter, columns, findings):
         return
-    # the line that names the columns, with blank ones before it
-    begin = len(head) - len(head.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n"))
-    header = head[: head.find(b"\n", begin) + 1] if file.start else b""
+    header = _header_line(head) if file.start else b""
     with file.open(header) as stream:
         lines = _RowLines(stream, delimiter, file.line - header.count(b"\n"))
 
         def skip(row: pa.csv.InvalidRow) -> str:
-            what = f"{row.actual_columns} values for {row.expected_columns} columns: {row.text}"
-            findings.add("malformed", f"{file.name}:{lines.skip(row.number)}", what)
+            fault = f"{row.actual_columns} values for {row.expected_columns} columns: {row.text}"
+            findings.add("malformed", f"{file.name}:{lines.skip(row.number)}", fault)
             return "skip"
 
         try:
-            # texts are checked for UTF-8 later, row by row; an image is the path of one
-            types = {c: pa.string() if k == "image" else pa.binary() for c, k in columns.items()}
-            read = pa.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)
-            parse = pa.csv.ParseOptions(
-                delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
-            )
-            convert = pa.csv.ConvertOptions(include_columns=list(columns), column_types=types)
-            for batch in pa.csv.open_csv(pa.PythonFile(lines, mode="r"), read, parse, convert):
+            for batch in _csv_batches(lines, delimiter, columns, skip):
                 yield _raw(batch, lines.take(len(batch)), file)
         except pa.ArrowInvalid as error:
-            place, what = file.name, str(error)
-            if "straddling" in what:
+            place = file.name
+            fault = str(error)
+            if "straddling" in fault:  # pyarrow's word for a row that fits into no block
                 place = f"{file.name}:{lines.next_line()}"
-                what = f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
-            findings.add("malformed", place, what, cut=True)
-        findings.cut |= lines.quote_at_the_end > 0
-        if unclosed := lines.unclosed():
+                fault = f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
+            findings.add("malformed", place, fault, cut=True)
+        if lines.quote_at_the_end > 0:
+            findings.cut = True
+        unclosed = lines.unclosed()
+        if unclosed:
             findings.add("malformed", f"{file.name}:{unclosed}", "a quote that is never closed")
+
+
+def _header_line(head: bytes) -> bytes:
+    """The line that names the columns, with the mark and the blank lines before it."""
+    begin = len(head) - len(head.removeprefix(_UTF8_MARK).lstrip(b"\r\n"))
+    return head[: head.find(b"\n", begin) + 1]
+
+
+def _csv_batches(
+    lines: "_RowLines",
+    delimiter: str,
+    columns: Columns,
+    skip: Callable[[pa.csv.InvalidRow], str],
+) -> Iterator[pa.RecordBatch]:
+    """What pyarrow reads of the columns; rows with too few or too many values go to `skip`."""
+    types = {}
+    for name, kind in columns.items():
+        # texts are checked for UTF-8 later, row by row; an image is the path of one
+        types[name] = pa.string() if kind == "image" else pa.binary()
+    read = pa.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)
+    parse = pa.csv.ParseOptions(
+        delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
+    )
+    convert = pa.csv.ConvertOptions(include_columns=list(columns), column_types=types)
+    yield from pa.csv.open_csv(pa.PythonFile(lines, mode="r"), read, parse, convert)
 
 
 class _RowLines(io.RawIOBase):
     """A CSV stream that knows at which line each row begins; pyarrow reads it in a thread."""
 
     def __init__(self, stream: BinaryIO, delimiter: str, line: int) -> None:
-        delimiter = re.escape(delimiter)
-        plain, quoted = f"[^{delimiter}\r\n]*+", '"(?:[^"]++|"")*+"'
-        value = f'(?:(?!"){plain}|{quoted}{plain})'
-        row = f"({value}(?:{delimiter}{value})*+(?:\r\n|\n|\r(?=.)))|.+"
-        self._row = re.compile(row.encode(), re.DOTALL)
-        self._stream, self._rest, self._line, self._held = stream, b"", line, b""
-        self._begins = True
+        self._row = _row_pattern(delimiter)
+        self._stream = stream
+        self._partial_row = b""
+        self._line = line
+        self._held_back = b""
+        self._at_start = True
         self._lock = threading.Lock()
         # lines of the rows from `_first` on, and those rows that are left out, the header first
-        self._lines, self._first, self._skipped = np.empty(0, np.int64), 1, [1]
-        self.quote_at_the_end = 0  # the line of one that takes all after it; 0 for none
+        self._lines = np.empty(0, np.int64)
+        self._first = 1
+        self._skipped = [1]
+        self.quote_at_the_end = 0
+        """The line of a quote that takes all after it; 0 for none."""
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
         """The next bytes, once the rows that end in them are known."""
-        piece = self._held + self._stream.read(size - len(self._held) if size > 0 else size)
+        if size > 0:
+            size -= len(self._held_back)
+        piece = self._held_back + self._stream.read(size)
+        self._held_back = b""
         # pyarrow drops a newline that begins a block behind a carriage return, within quotes, too
-        self._held = b"\r" if len(piece) > 1 and piece.endswith(b"\r") else b""
-        piece = piece.removesuffix(self._held)
-        text = self._rest + (piece or b"\n" * bool(self._rest))
-        if self._begins:
-            text = text.removeprefix(b"\xef\xbb\xbf")
-        self._begins = False
+        if len(piece) > 1 and piece.endswith(b"\r"):
+            self._held_back = b"\r"
+            piece = piece[:-1]
+        text = self._partial_row + piece
+        if self._partial_row and not piece:  # at the end of the file, which may lack a newline
+            text += b"\n"
+        if self._at_start:
+            text = text.removeprefix(_UTF8_MARK)
+        self._at_start = False
+        lengths, heights, is_filled = self._measured(text)
+        self._partial_row = text[int(lengths.sum()) :]
+        first_lines = (self._line + np.cumsum(heights) - heights)[is_filled]
+        self._line += int(heights.sum())
+        if not piece and self._partial_row:
+            self.quote_at_the_end = self._line
+            self._partial_row = b""
+            first_lines = np.append(first_lines, self._line)
+        with self._lock:
+            self._lines = np.append(self._lines, first_lines)
+        return piece
+
+    def _measured(
+        self, text: bytes
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Of the rows that end in `text`: their bytes, their lines, and whether they hold more than
+        the end of a line."""
         ends = _ends_of_lines(text)
         if ends is None:
             rows = [row for row in self._row.findall(text) if row]
-            lengths = np.array([*map(len, rows)], np.int64)
+            lengths = np.array([len(row) for row in rows], np.int64)
             heights = np.array([row.count(b"\n") or 1 for row in rows], np.int64)
-            filled = np.array([bool(row.strip(b"\r\n")) for row in rows], bool)
-        else:
-            lengths, heights = np.diff(ends, prepend=0), np.ones(len(ends), np.int64)
-            filled = lengths > 1
-            if b"\r" in text:
-                filled = lengths > 1 + (np.frombuffer(b"\n" + text, np.uint8)[ends - 1] == 13)
-        self._rest = text[int(lengths.sum()) :]
-        found = (self._line + np.cumsum(heights) - heights)[filled]
-        self._line += int(heights.sum())
-        if not piece and self._rest:
-            self.quote_at_the_end, self._rest = self._line, b""
-            found = np.append(found, self._line)
-        with self._lock:
-            self._lines = np.append(self._lines, found)
-        return piece
+            is_filled = np.array([bool(row.strip(b"\r\n")) for row in rows], bool)
+            return lengths, heights, is_filled
+        lengths = np.diff(ends, prepend=0)
+        is_filled = lengths > 1
+        if b"\r" in text:
+            before_newline = np.frombuffer(b"\n" + text, np.uint8)[ends - 1]
+            is_filled = lengths > 1 + (before_newline == ord("\r"))
+        return lengths, np.ones(len(ends), np.int64), is_filled
 
     def skip(self, row: int) -> int:
         """Leave out a row, 1 being the header; returns its line."""
@@ -147,22 +189,37 @@ class _RowLines(io.RawIOBase):
         with self._lock:
             rows = np.arange(self._first, self._first + count + len(self._skipped))
             rows = np.setdiff1d(rows, self._skipped, assume_unique=True)[:count]
-            taken: npt.NDArray[np.int64] = self._lines[rows - self._first]
+            lines: npt.NDArray[np.int64] = self._lines[rows - self._first]
             after = int(rows[-1]) + 1 if count else self._first
-            self._lines, self._first = self._lines[after - self._first :], after
+            self._lines = self._lines[after - self._first :]
+            self._first = after
             self._skipped = [row for row in self._skipped if row >= after]
-            return taken
+            return lines
 
     def next_line(self) -> int:
         """The line of the row that `take` would begin with, which may not have ended yet."""
         with self._lock:
             rows = np.arange(self._first, self._first + len(self._lines))
-            left = np.setdiff1d(rows, self._skipped, assume_unique=True)
-            return int(self._lines[left[0] - self._first]) if len(left) else self._line
+            remaining_rows = np.setdiff1d(rows, self._skipped, assume_unique=True)
+            if not len(remaining_rows):
+                return self._line
+            return int(self._lines[remaining_rows[0] - self._first])
 
     def unclosed(self) -> int:
         """At the end, the line of a last row whose quote is not closed; 0 for none."""
         return 0 if self._skipped else self.quote_at_the_end
+
+
+def _row_pattern(delimiter: str) -> re.Pattern[bytes]:
+    """A group that holds one row of a CSV file with the end of its line, and is empty for what
+    follows the last row that ends; quotes within a quoted value are doubled."""
+    delimiter = re.escape(delimiter)
+    # possessive: a row that does not end is not tried again in shorter parts
+    plain = f"[^{delimiter}\r\n]*+"
+    quoted = '"(?:[^"]++|"")*+"'
+    value = f'(?:(?!"){plain}|{quoted}{plain})'
+    row = f"({value}(?:{delimiter}{value})*+(?:\r\n|\n|\r(?=.)))|.+"
+    return re.compile(row.encode(), re.DOTALL)
 
 
 def _ends_of_lines(text: bytes) -> npt.NDArray[np.int64] | None:
@@ -185,10 +242,12 @@ def read_parquet(file: SourceFile, columns: Columns, findings: Findings) -> Iter
         try:
             parquet = pa.parquet.ParquetFile(pa.PythonFile(stream, mode="r"), pre_buffer=False)
             names = parquet.schema_arrow.names
-            missing = findings.missing_columns(file.name, columns, names)
-            if missing or _twice(file, columns, names, findings):
+            if findings.missing_columns(file.name, columns, names):
                 return
-            row, groups = file.line, range(file.start, file.end or parquet.num_row_groups)
+            if _note_duplicate_columns(file, columns, names, findings):
+                return
+            row = file.line
+            groups = range(file.start, file.end or parquet.num_row_groups)
             for batch in _parquet_batches(parquet, stream, list(columns), groups):
                 yield _raw(batch, np.arange(row, row + len(batch)), file)
                 row += len(batch)
@@ -208,33 +267,40 @@ class _TooLargeError(Exception):
 
 
 def _parquet_batches(
-    parquet: pa.parquet.ParquetFile, stream: BinaryIO, columns: list[str], wanted: range
+    parquet: pa.parquet.ParquetFile, stream: BinaryIO, columns: list[str], numbers: range
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of `_PARQUET_ROWS` rows, fewer if large: files hold repeated values once."""
-    groups = [parquet.metadata.row_group(i) for i in wanted]
+    """Batches of `_PARQUET_ROWS` rows of the row groups with these numbers, fewer if large: files
+    hold repeated values once."""
+    groups = [parquet.metadata.row_group(number) for number in numbers]
     largest = max((group.total_byte_size for group in groups), default=0)  # not compressed
-    at_once = min(max(_PARQUET_BYTES // max(largest, 1), _LEAST_PARQUET_ROWS), _PARQUET_ROWS)
-    every = enumerate(parquet.schema)
-    leaves = [(i, leaf) for i, leaf in every if leaf.path.split(".")[0] in columns]
+    at_once = _PARQUET_BYTES // max(largest, 1)
+    at_once = min(max(at_once, _LEAST_PARQUET_ROWS), _PARQUET_ROWS)
+    leaves = []
+    for number, leaf in enumerate(parquet.schema):
+        if leaf.path.split(".")[0] in columns:
+            leaves.append((number, leaf))
     for group in groups:
-        values = max((group.column(i).num_values for i, _ in leaves), default=0)
+        values = max((group.column(number).num_values for number, _ in leaves), default=0)
         if values > _MOST_VALUES:
             raise _TooLargeError(f"{values:,} values in one row group", None)
-        at_once = min(at_once, max(1, _VALUES_AT_ONCE * max(group.num_rows, 1) // max(values, 1)))
-    strings = (leaf.path for _, leaf in leaves if leaf.physical_type == "BYTE_ARRAY")
-    if nested := [path for path in strings if "." in path]:
+        rows_of_values = _VALUES_AT_ONCE * max(group.num_rows, 1) // max(values, 1)
+        at_once = min(at_once, max(1, rows_of_values))
+    strings = [leaf.path for _, leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    nested = [path for path in strings if "." in path]
+    if nested:
+        # as dictionaries, which hold a repeated value once, until `_plain` decodes them
         file = pa.PythonFile(stream, mode="r")
         parquet = pa.parquet.ParquetFile(file, pre_buffer=False, read_dictionary=nested)
 
     def pieces() -> Iterator[pa.RecordBatch]:
-        begun = 0
-        for group in wanted:  # pyarrow joins no dictionaries in lists
-            for batch in parquet.iter_batches(at_once, [group], columns, use_threads=False):
-                yield from _plain(batch, begun)
-                begun += len(batch)
+        first_row = 0
+        for number in numbers:  # pyarrow joins no dictionaries in lists
+            for batch in parquet.iter_batches(at_once, [number], columns, use_threads=False):
+                yield from _plain(batch, first_row)
+                first_row += len(batch)
 
-    held = grouped(pieces(), (len, _PARQUET_ROWS), (lambda piece: piece.nbytes, _HELD_BYTES))
-    return map(_joined, held)  # which keeps no group while the next one is read
+    runs = grouped(pieces(), (len, _PARQUET_ROWS), (lambda piece: piece.nbytes, _HELD_BYTES))
+    return map(_joined, runs)  # which keeps no group while the next one is read
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -247,30 +313,38 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _plain(batch: pa.RecordBatch, first: int) -> Iterator[pa.RecordBatch]:
     """The batch, which begins with the row `first`, without dictionaries, in pieces of some
     `_HELD_BYTES`. Raises _TooLargeError for a row that would take more than `MOST_LINE_BYTES`."""
-    found = [i for i, field in enumerate(batch.schema) if _has_dictionary(field.type)]
-    if not found or not len(batch):
+    fields = enumerate(batch.schema)
+    with_dictionary = [number for number, field in fields if _has_dictionary(field.type)]
+    if not with_dictionary or not len(batch):
         yield batch
         return
-    sizes = np.sum([_decoded_bytes(batch.column(i)) for i in found], axis=0)
-    if (large := np.flatnonzero(sizes > MOST_LINE_BYTES)).size:
-        raise _TooLargeError(f"a row of over {MOST_LINE_BYTES >> 20} MiB", first + int(large[0]))
-    start, ends = 0, np.cumsum(sizes)
+    sizes = np.sum([_decoded_bytes(batch.column(number)) for number in with_dictionary], axis=0)
+    too_large = np.flatnonzero(sizes > MOST_LINE_BYTES)
+    if too_large.size:
+        row = first + int(too_large[0])
+        raise _TooLargeError(f"a row of over {MOST_LINE_BYTES >> 20} MiB", row)
+    ends = np.cumsum(sizes)
+    start = 0
     while start < len(batch):
         before = ends[start - 1] if start else 0
-        stop = max(int(np.searchsorted(ends, before + _HELD_BYTES, side="right")), start + 1)
+        stop = int(np.searchsorted(ends, before + _HELD_BYTES, side="right"))
+        stop = max(stop, start + 1)
         piece = batch.slice(start, stop - start)
-        for i in found:
-            column = _decoded(piece.column(i))
-            piece = piece.set_column(i, piece.schema.field(i).with_type(column.type), column)
+        for number in with_dictionary:
+            column = _decoded(piece.column(number))
+            field = piece.schema.field(number).with_type(column.type)
+            piece = piece.set_column(number, field, column)
         yield piece
         start = stop
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:
+    """Whether a type is of dictionaries, or holds one within lists and structs."""
     if pa.types.is_struct(kind):
         return any(_has_dictionary(field.type) for field in kind)
-    inner = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return _has_dictionary(kind.value_type) if inner else bool(pa.types.is_dictionary(kind))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _has_dictionary(kind.value_type)
+    return bool(pa.types.is_dictionary(kind))
 
 
 def _decoded(column: pa.Array) -> pa.Array:
@@ -286,10 +360,12 @@ def _decoded(column: pa.Array) -> pa.Array:
         return pa.StructArray.from_arrays(parts, [field.name for field in kind], mask=absent)
     lengths = np.asarray(column.value_lengths().fill_null(0), np.int64)
     starts = np.append(np.int64(0), np.cumsum(lengths))
-    lists = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
-    width = np.int64 if lists is pa.LargeListArray else np.int32
     values = _decoded(column.flatten())
-    return lists.from_arrays(pa.array(starts.astype(width)), values, mask=absent)
+    if pa.types.is_large_list(kind):
+        offsets = pa.array(starts.astype(np.int64))
+        return pa.LargeListArray.from_arrays(offsets, values, mask=absent)
+    offsets = pa.array(starts.astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, values, mask=absent)
 
 
 def _decoded_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
@@ -300,13 +376,17 @@ def _decoded_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
         if not any(is_text(values.type) for is_text in _LONG_TYPES):
             return np.full(len(column), 8, np.int64)
         lengths = pc.binary_length(values).take(column.indices)
-        return np.asarray(lengths.fill_null(0), np.int64) + _EACH
+        return np.asarray(lengths.fill_null(0), np.int64) + _STRING_BYTES
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return list_sums(column, _decoded_bytes(column.flatten()))
     if pa.types.is_struct(kind):
         parts = [_decoded_bytes(part) for part in column.flatten()]
-        return np.sum(parts, axis=0, dtype=np.int64) if parts else np.zeros(len(column), np.int64)
-    return np.full(len(column), -(-column.nbytes // max(len(column), 1)), np.int64)
+        if not parts:
+            return np.zeros(len(column), np.int64)
+        total: npt.NDArray[np.int64] = np.sum(parts, axis=0, dtype=np.int64)
+        return total
+    bytes_each = -(-column.nbytes // max(len(column), 1))  # rounded up
+    return np.full(len(column), bytes_each, np.int64)
 
 
 def read_jsonl(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
@@ -316,13 +396,13 @@ def read_jsonl(file: SourceFile, columns: Columns, findings: Findings) -> Iterat
     with file.open() as stream:
         for number, block in enumerate(_line_blocks(stream)):
             if len(block) > MOST_LINE_BYTES:
-                what = f"a line of over {MOST_LINE_BYTES >> 20} MiB"
-                findings.add("malformed", f"{file.name}:{line}", what, cut=True)
+                fault = f"a line of over {MOST_LINE_BYTES >> 20} MiB"
+                findings.add("malformed", f"{file.name}:{line}", fault, cut=True)
                 return
             if number == 0:
                 if _is_utf16(file, block, findings):
                     return
-                block = block.removeprefix(b"\xef\xbb\xbf")
+                block = block.removeprefix(_UTF8_MARK)
                 keys, schema = _probe(block, columns)
                 # a part may lack what the beginning of the file has
                 if keys and not file.start and findings.missing_columns(file.name, columns, keys):
@@ -338,7 +418,7 @@ def read_jsonl(file: SourceFile, columns: Columns, findings: Findings) -> Iterat
 READERS: dict[str, Reader] = {"csv": read_csv, "jsonl": read_jsonl, "parquet": read_parquet}
 
 
-def _raw(batch: pa.RecordBatch, lines: Any, file: SourceFile) -> RawBatch:
+def _raw(batch: pa.RecordBatch, lines: npt.NDArray[np.int64], file: SourceFile) -> RawBatch:
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     return RawBatch(columns, lines, file.name, file.split, fetch=file.fetch)
 
@@ -350,40 +430,74 @@ def _csv_header_fits(
     if _is_utf16(file, head, findings):
         return False
     if len(head) >= _HEADER_BYTES and b"\n" not in head:
-        findings.say("long header", file.name, most=_HEADER_BYTES >> 20)
+        findings.note(
+            f"the first line, which names the columns, is over {_HEADER_BYTES >> 20} MiB long",
+            where=file.name,
+            fix="keep only the columns that are needed",
+        )
         return False
     text = head.decode("utf-8-sig", errors="replace")
     try:
         header = _header(text, delimiter)
     except csv.Error as error:
-        findings.say("header", file.name, why=error)
+        findings.note(
+            f"the header cannot be read: {error}",
+            where=file.name,
+            fix="close the quote, or name the columns in shorter words",
+        )
         return False
     if header is None:
-        findings.say("empty file", file.name)
+        findings.note(
+            "the file is empty",
+            where=file.name,
+            fix="the first line must name the columns",
+        )
         return False
     if any("\ufffd" in name for name in header):
-        findings.say("header encoding", file.name, encoding=encoding_of(head))
+        findings.note(
+            "the names of the columns are not UTF-8",
+            where=file.name,
+            fix=f"set data.encoding, such as to {encoding_of(head)}, or convert the file, "
+            "such as by iconv -f CP1252 -t UTF-8",
+        )
         return False
     if not set(columns) & set(header):
         for mark in _DELIMITERS.replace(delimiter, ""):
             if set(columns) & set(_header(text, mark) or ()):
-                about = {"mark": mark, "delimiter": delimiter, "quoted": json.dumps(mark)}
-                findings.say("delimiter", file.name, **about)
+                findings.note(
+                    f"its columns are divided by {mark!r}, and were read with {delimiter!r}",
+                    where=file.name,
+                    fix=f"set data.delimiter: {json.dumps(mark)}",
+                )
                 return False
-    missing = findings.missing_columns(file.name, columns, header)
-    return not (missing or _twice(file, columns, header, findings))
+    if findings.missing_columns(file.name, columns, header):
+        return False
+    return not _note_duplicate_columns(file, columns, header, findings)
 
 
 def _header(text: str, delimiter: str) -> list[str] | None:
     """The names of the columns in the first line that is not empty."""
-    return next(filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)), None)
+    for values in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter):
+        if values:
+            return values
+    return None
+
+
+def _note_duplicate_columns(
+    file: SourceFile, columns: Columns, present: Sequence[str], findings: Findings
+) -> bool:
+    """Whether wanted columns stand in the file more than once, each noted."""
+    duplicates = sorted(name for name in columns if present.count(name) > 1)
+    for name in duplicates:
+        findings.note(f"duplicate column `{name}`", where=file.name, fix="rename one")
+    return bool(duplicates)
 
 
 def _twice(file: SourceFile, columns: Columns, present: Sequence[str], findings: Findings) -> bool:
     """Whether wanted columns stand in the file more than once, each noted."""
     twice = sorted(name for name in columns if present.count(name) > 1)
     for name in twice:
-        findings.say("column twice", file.name, name=name)
+        findings.note(f"duplicate column `{name}`", where=file.name, fix="rename one")
     return bool(twice)
 
 
@@ -391,24 +505,30 @@ def _is_utf16(file: SourceFile, head: bytes, findings: Findings) -> bool:
     """Whether a file of texts begins as UTF-16 or UTF-32 does, by its mark or with null bytes."""
     if not head.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" not in head[:4]:
         return False
-    findings.say("UTF-16", file.name, encoding=encoding_of(head))
+    findings.note(
+        "the file is not UTF-8 but UTF-16 or UTF-32",
+        where=file.name,
+        fix=f"set data.encoding: {encoding_of(head)}, or convert it: iconv -f UTF-16 -t UTF-8",
+    )
     return True
 
 
 def _line_blocks(stream: BinaryIO) -> Iterator[bytes]:
     """The stream in pieces that end with a newline, but the last, or one that is too long."""
-    rest, held = list[bytes](), 0
+    unfinished = list[bytes]()
+    unfinished_bytes = 0
     while data := stream.read(BLOCK_BYTES):
         end = data.rfind(b"\n") + 1
         if end:
-            yield b"".join((*rest, data[:end]))
-            rest, held = [], 0
-        rest.append(data[end:])
-        held += len(data) - end
-        if held > MOST_LINE_BYTES:
+            yield b"".join((*unfinished, data[:end]))
+            unfinished = []
+            unfinished_bytes = 0
+        unfinished.append(data[end:])
+        unfinished_bytes += len(data) - end
+        if unfinished_bytes > MOST_LINE_BYTES:
             break
-    if held:
-        yield b"".join(rest)
+    if unfinished_bytes:
+        yield b"".join(unfinished)
 
 
 def _probe(block: bytes, columns: Columns) -> tuple[list[str], pa.Schema | None]:
@@ -433,7 +553,9 @@ def _probe(block: bytes, columns: Columns) -> tuple[list[str], pa.Schema | None]
 
 def _regular_block(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
     """The block by pyarrow, if each line holds one object and each column has its type, or None."""
-    lines = block.count(b"\n") + (not block.endswith(b"\n"))
+    lines = block.count(b"\n")
+    if not block.endswith(b"\n"):
+        lines += 1
     try:
         read = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
         parse = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
@@ -444,7 +566,8 @@ def _regular_block(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
     return table.combine_chunks().to_batches()[0] if len(table) == lines else None
 
 
-def _object(pairs: list[tuple[str, Any]], columns: Columns) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]], columns: Columns) -> dict[str, object]:
+    """A JSON object; raises ValueError where it has a wanted key twice."""
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
@@ -457,7 +580,8 @@ def _object(pairs: list[tuple[str, Any]], columns: Columns) -> dict[str, Any]:
 def _irregular_block(
     block: bytes, line: int, file: SourceFile, columns: Columns, findings: Findings
 ) -> RawBatch:
-    values: dict[str, list[Any]] = {name: [] for name in columns}
+    """The block by Python's parser, line by line; lines that hold no object are noted."""
+    values: dict[str, list[object]] = {name: [] for name in columns}
     lines = []
     for number, text in enumerate(block.split(b"\n"), line):
         if not text.strip():
@@ -470,8 +594,8 @@ def _irregular_block(
             findings.add("undecodable", f"{file.name}:{number}", repr(text))
             continue
         except (ValueError, RecursionError) as error:
-            what = f"{error}: {text.decode(errors='replace')}"
-            findings.add("malformed", f"{file.name}:{number}", what)
+            fault = f"{error}: {text.decode(errors='replace')}"
+            findings.add("malformed", f"{file.name}:{number}", fault)
             continue
         lines.append(number)
         for name, column in values.items():

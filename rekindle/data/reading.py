@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from rekindle.data.manifest import SHARD, Shards, check_shard, open_shard, whole_manifest
 from rekindle.data.store import Store
-from rekindle.data.validate import refusal
 from rekindle.errors import DataError, RequestError
 from rekindle.formats import size
 from rekindle.records import ShardFile
@@ -55,7 +54,11 @@ class _Reading:
         if self.away is not None:
             held = sum(file.bytes for files in self._needed.values() for file in files.values())
             if held > self.manifest.disk_bytes:
-                raise RequestError([refusal("no room", held=size(held))])
+                raise RequestError(
+                    f"shards that are read at a time, and in the next window, have {size(held)}",
+                    where="data.disk_gb",
+                    fix="raise data.disk_gb, or lower data.shuffle_gb or data.shard_rows",
+                )
             for name in set(before) - set(needed):
                 (self.files / name).unlink(missing_ok=True)
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -39,7 +39,6 @@ from rekindle.tasks.base import REFUSED, SCALE, Settings
 
 log = logging.getLogger(__name__)
 
-_FACTS = ("rows", "bytes", "tokens", "longest", "sequences", "examples")
 _FIT_BATCHES = 512  # at most a million rows and 2 GB
 _FEW = 0.01  # of the texts, of whose being cut nothing is said
 _BATCHES_A_WORKER = 8  # a process takes a second to begin
@@ -55,51 +54,53 @@ def shard(
     summary = written.read_summary(examples)
     task = load_task(task_name)
     if task.modality != summary.modality:
-        what = f"{task_name} reads {task.modality}, the examples hold {summary.modality}"
-        raise DataError(what, where=str(examples), fix="run the step `ingest` again for this task")
-    assets = _cleared(out)
-    train = open_examples(examples, "train")
-    every = len(train) // _FIT_BATCHES + 1
-    fitted = task.fit(lambda: (train[i] for i in range(0, len(train), every)), data, model, assets)
-    shape = {"image_shape": list(summary.image_shape)} if summary.image_shape else {}
-    settings: dict[str, Any] = {**shape, **fitted}
+        raise DataError(
+            f"{task_name} reads {task.modality}, the examples hold {summary.modality}",
+            where=str(examples),
+            fix="run the step `ingest` again for this task",
+        )
+    assets = _clear(out)
+    settings = _fit(task, examples, data, model, assets, summary)
+    tokenizer = folder_fingerprint(assets)
     with tempfile.TemporaryDirectory(prefix=".shards-", dir=out) as scratch:
-        kept, away = Store(store or scratch), bool(store and data.disk_gb)
-        own = task_name if task_name in TASKS else own_files(Path(task_name.rpartition(":")[0]))
-        tokenizer = folder_fingerprint(assets)
+        shard_store = Store(store or scratch)
+        stay_in_store = bool(store and data.disk_gb)
         made_of = [
             code(),
-            own,
+            _code_of_task(task_name),
             {name: value for name, value in settings.items() if name not in SCALE},
             summary.labels,
             tokenizer,
         ]
-        items = [*_items(summary, data.shard_rows, digest(made_of))]
+        items = _items(summary, data.shard_rows, digest(made_of))
         order = {
             "task": task_name,
             "labels": list(summary.labels),
             "settings": settings,
             "examples": str(examples),
             "assets": str(assets),
-            "store": kept.root,
+            "store": shard_store.root,
             "shared": False,
             "most": data.max_length,
         }
         batches = sum(len(file.batches) for file in summary.files)
-        executor = executor_of(data, kept, batches // _BATCHES_A_WORKER)
+        executor = executor_of(data, shard_store, batches // _BATCHES_A_WORKER)
         if executor.apart:
-            order |= {"assets": kept.share(assets), "shared": True}
-            keys = {file.path: kept.share(examples / file.path) for file in summary.files}
+            order |= {"assets": shard_store.share(assets), "shared": True}
+            keys = {file.path: shard_store.share(examples / file.path) for file in summary.files}
             items = [{**item, "shared": keys[item["path"]]} for item in items]
         entries = executor.map(f"{__name__}:encode", order, items, digest(["shard", items]))
         if Rendezvous.current().node_rank:
             return None
-        encoded, rows = (_counts(items, entries, name) for name in ("encoded", "rows"))
+        rows = _counts(items, entries, "rows")
         bad_rows = _leave_out_refused(items, entries, data, summary, rows, out)
-        shards = [_file(*one) for one in zip(items, entries, strict=True) if one[1]["rows"]]
-        if not away:
-            for one in shards:
-                kept.take(one.key, SHARD, one.sha256, out / one.path)
+        shards = []
+        for item, entry in zip(items, entries, strict=True):
+            if entry["rows"]:
+                shards.append(_file(item, entry))
+        if not stay_in_store:
+            for file in shards:
+                shard_store.take(file.key, SHARD, file.sha256, out / file.path)
     manifest = ShardManifest(
         task=task_name,
         source=summary.source,
@@ -109,7 +110,13 @@ def shard(
         labels=summary.labels,
         slices=summary.slices,
         rows=rows,
-        dropped=_dropped(summary, encoded, _counts(items, entries, "refused"), rows, data),
+        dropped=_dropped(
+            summary,
+            _counts(items, entries, "encoded"),
+            _counts(items, entries, "refused"),
+            rows,
+            data,
+        ),
         class_rows=summary.class_rows,
         bad_rows=bad_rows,
         left_out=summary.left_out,
@@ -117,18 +124,19 @@ def shard(
         settings=settings,
         shards=tuple(shards),
         shuffle_bytes=round(data.shuffle_gb * 1e9),
-        disk_bytes=round(data.disk_gb * 1e9) if data.disk_gb and away else 0,
+        disk_bytes=round(data.disk_gb * 1e9) if data.disk_gb and stay_in_store else 0,
         sources=_mixed(data, shards),
         drawn=data.temperature is not None or any(part.weight for part in data.sources),
     )
     manifest.write(out / MANIFEST)
-    _tell(manifest, sum(entry.get("full", 0) for entry in entries), data)
-    total, new = sum(file.bytes for file in shards), sum(entry["new"] for entry in entries)
-    log.info("%d shards, %s bytes, %d of them new", len(shards), f"{total:,}", new)
+    _emit_notices(manifest, sum(entry.get("full", 0) for entry in entries), data)
+    total_bytes = sum(file.bytes for file in shards)
+    new = sum(entry["new"] for entry in entries)
+    log.info("%d shards, %s bytes, %d of them new", len(shards), f"{total_bytes:,}", new)
     return manifest
 
 
-def _cleared(out: Path) -> Path:
+def _clear(out: Path) -> Path:
     """A new folder for assets. Nothing is left of an earlier attempt; the manifest goes first."""
     assets = out / ASSETS
     (out / MANIFEST).unlink(missing_ok=True)
@@ -139,31 +147,58 @@ def _cleared(out: Path) -> Path:
     return assets
 
 
-def _tell(manifest: ShardManifest, full: int, data: DataSpec) -> None:
+def _fit(
+    task: Task,
+    examples: Path,
+    data: DataSpec,
+    model: ModelSpec,
+    assets: Path,
+    summary: ExamplesSummary,
+) -> dict[str, Any]:
+    """The settings that the task learns from the training split, or from every n-th batch of it."""
+    train = open_examples(examples, "train")
+    every = len(train) // _FIT_BATCHES + 1
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        return (train[number] for number in range(0, len(train), every))
+
+    fitted = task.fit(batches, data, model, assets)
+    if not summary.image_shape:
+        return {**fitted}
+    return {"image_shape": list(summary.image_shape), **fitted}
+
+
+def _code_of_task(task_name: str) -> object:
+    """What identifies the code of a task: the name of one of ours, the files of a user's."""
+    if task_name in TASKS:
+        return task_name
+    return own_files(Path(task_name.rpartition(":")[0]))
+
+
+def _emit_notices(manifest: ShardManifest, full: int, data: DataSpec) -> None:
     """Say what the task noticed, and that texts are cut: one that is cut is as long as one may be,
     as few others are by chance."""
     for text in manifest.notices:
         emit("notice", text=text)
     rows = sum(manifest.rows.values())
     if full > _FEW * rows:
-        what = f"{full:,} of {rows:,} texts"
-        text = f"{what} are cut at data.max_length ({data.max_length:,} tokens), or fill it"
-        emit("notice", text=text)
+        text = f"{full:,} of {rows:,} texts are cut at data.max_length"
+        emit("notice", text=f"{text} ({data.max_length:,} tokens), or fill it")
 
 
-def _items(summary: ExamplesSummary, shard_rows: int, made_of: str) -> Iterator[dict[str, Any]]:
+def _items(summary: ExamplesSummary, shard_rows: int, made_of: str) -> list[dict[str, Any]]:
     """What each shard is made of: `rows` examples of a file, from row `skip` of batch `batch` on,
     cut for itself in each file; splits come one after the other."""
-    number = 0
+    items: list[dict[str, Any]] = []
     for file in summary.files:
-        batch = skip = 0
-        left = sum(file.batches)
-        while left:
-            rows = min(shard_rows, left)
-            key = digest([made_of, file.sha256, batch, skip, rows])
-            yield {
-                "key": key,
-                "name": f"{file.split}-{number:05}.arrow",
+        batch = 0
+        skip = 0
+        remaining_rows = sum(file.batches)
+        while remaining_rows:
+            rows = min(shard_rows, remaining_rows)
+            item = {
+                "key": digest([made_of, file.sha256, batch, skip, rows]),
+                "name": f"{file.split}-{len(items):05}.arrow",
                 "split": file.split,
                 "path": file.path,
                 "batch": batch,
@@ -171,48 +206,69 @@ def _items(summary: ExamplesSummary, shard_rows: int, made_of: str) -> Iterator[
                 "rows": rows,
                 "source": file.source,
             }
-            number, left, skip = number + 1, left - rows, skip + rows
+            items.append(item)
+            remaining_rows -= rows
+            skip += rows
             while batch < len(file.batches) and skip >= file.batches[batch]:
-                batch, skip = batch + 1, skip - file.batches[batch]
+                skip -= file.batches[batch]
+                batch += 1
+    return items
 
 
-def _file(item: Mapping[str, Any], entry: Mapping[str, Any]) -> ShardFile:
-    facts = {name: entry[name] for name in _FACTS}
-    where = {"path": item["name"], **{name: item[name] for name in ("split", "key", "source")}}
-    return ShardFile(sha256=entry["files"][SHARD], **where, **facts)
+def _file(item: Entry, entry: Entry) -> ShardFile:
+    """What the manifest says of a shard."""
+    return ShardFile(
+        path=item["name"],
+        split=item["split"],
+        key=item["key"],
+        source=item["source"],
+        sha256=entry["files"][SHARD],
+        rows=entry["rows"],
+        bytes=entry["bytes"],
+        tokens=entry["tokens"],
+        longest=entry["longest"],
+        sequences=entry["sequences"],
+        examples=entry["examples"],
+    )
 
 
 def _mixed(data: DataSpec, shards: Sequence[ShardFile]) -> tuple[MixedRows, ...]:
     """What training draws from each source of a mixture; DataError for one without examples."""
-    rows, filled = np.zeros((2, len(data.sources)), np.int64)
+    rows_S = np.zeros(len(data.sources), np.int64)
+    sequences_S = np.zeros(len(data.sources), np.int64)
     for file in shards:
         if data.sources and file.split == "train":
-            rows[file.source] += file.rows
-            filled[file.source] += file.sequences or file.rows
-    for part, count in zip(data.sources, rows, strict=True):
-        if not count:
-            what = f"the source {part.source} has no example in the split train"
-            raise DataError(what, where="data.sources", fix="remove it, or give it more rows")
+            rows_S[file.source] += file.rows
+            sequences_S[file.source] += file.sequences or file.rows
+    for part, rows in zip(data.sources, rows_S, strict=True):
+        if not rows:
+            raise DataError(
+                f"the source {part.source} has no example in the split train",
+                where="data.sources",
+                fix="remove it, or give it more rows",
+            )
     weights = [part.weight for part in data.sources if part.weight]
-    parts = np.array(weights or filled ** (1 / (data.temperature or 1)), float)
-    shares = parts / parts.sum() if len(parts) else parts
-    return tuple(
-        MixedRows(source=part.source, rows=n, share=share, epochs=share * filled.sum() / own)
-        for part, n, own, share in zip(data.sources, rows, filled, shares, strict=True)
-    )
+    parts_S = np.array(weights or sequences_S ** (1 / (data.temperature or 1)), float)
+    shares_S = parts_S / parts_S.sum() if len(parts_S) else parts_S
+    mixed = []
+    for number, part in enumerate(data.sources):
+        share = shares_S[number]
+        epochs = share * sequences_S.sum() / sequences_S[number]
+        mixed.append(MixedRows(source=part.source, rows=rows_S[number], share=share, epochs=epochs))
+    return tuple(mixed)
 
 
-def _counts(items: Sequence[Any], entries: Sequence[Any], name: str) -> dict[str, int]:
-    """Rows of each split."""
-    found = dict.fromkeys(SPLITS, 0)
+def _counts(items: Sequence[Entry], entries: Sequence[Entry], name: str) -> dict[str, int]:
+    """Rows of each split, as each entry counts them under this name."""
+    counts = dict.fromkeys(SPLITS, 0)
     for item, entry in zip(items, entries, strict=True):
-        found[item["split"]] += entry[name]
-    return found
+        counts[item["split"]] += entry[name]
+    return counts
 
 
 def _leave_out_refused(
-    items: Sequence[Any],
-    entries: Sequence[Any],
+    items: Sequence[Entry],
+    entries: Sequence[Entry],
     data: DataSpec,
     summary: ExamplesSummary,
     rows: Mapping[str, int],
@@ -222,9 +278,9 @@ def _leave_out_refused(
     DataError where these may not be left out, or are too many with those of before."""
     findings = Findings()
     for item, entry in zip(items, entries, strict=True):
-        keyed = data.parts[item["source"]].columns.key is not None
+        has_key = data.parts[item["source"]].columns.key is not None
         for place, why in entry["refusals"]:
-            findings.add("template", f"key {place}" if keyed else place, why)
+            findings.add("template", f"key {place}" if has_key else place, why)
         findings.count("template", entry["refused"] - len(entry["refusals"]))
     if not findings:
         (out / QUARANTINE).unlink(missing_ok=True)
@@ -247,17 +303,22 @@ def _dropped(
 ) -> dict[str, int]:
     """Examples of each split without a target; DataError if others are lost, or none is left."""
     if encoded != dict(summary.rows):
-        what = f"the examples promised {dict(summary.rows)} rows and hold {encoded}"
-        raise DataError(what, fix="run `ingest` again")
+        raise DataError(
+            f"the examples promised {dict(summary.rows)} rows and hold {encoded}",
+            fix="run `ingest` again",
+        )
     dropped = {split: encoded[split] - refused[split] - rows[split] for split in SPLITS}
     if not any(dropped.values()):
         return {}
     counts = ", ".join(f"{split} {count:,}" for split, count in dropped.items() if count)
-    what = f"no token to predict within data.max_length ({data.max_length} tokens)"
+    target = f"token to predict within data.max_length ({data.max_length} tokens)"
     if not rows["train"]:
-        fix = "raise data.max_length: the prompts alone are longer"
-        raise DataError(f"no text of the split train has a {what[3:]}", where=counts, fix=fix)
-    log.warning("texts with %s were left out: %s", what, counts)
+        raise DataError(
+            f"no text of the split train has a {target}",
+            where=counts,
+            fix="raise data.max_length: the prompts alone are longer",
+        )
+    log.warning("texts with no %s were left out: %s", target, counts)
     return dropped
 
 
@@ -266,31 +327,42 @@ def encode_batch(
 ) -> pa.RecordBatch:
     """Id, hash, label (a number, class index or indices) if any, slices, and what is encoded."""
     names = [name for name in batch.schema.names if name not in ("split", *CONTENT)]
-    columns: dict[str, Any] = {name: batch.column(name) for name in names}
-    if "label" in columns and not pa.types.is_floating(columns["label"].type):
-        rows, kind = columns["label"].to_pylist(), pa.int32()
-        if pa.types.is_list(columns["label"].type):
-            indices = [[labels[label] for label in row] for row in rows]
-            columns["label"] = pa.array(indices, pa.list_(kind))
-        else:
-            columns["label"] = pa.array([labels[label] for label in rows], kind)
+    columns: dict[str, pa.Array] = {name: batch.column(name) for name in names}
+    if "label" in columns:
+        columns["label"] = _indices(columns["label"], labels)
     encoded = task.encode(batch, settings, assets)
-    if clash := sorted(set(encoded) & set(columns)):
-        raise ValueError(f"encode returned a column `{clash[0]}`, which the shard already has")
+    duplicates = sorted(set(encoded) & set(columns))
+    if duplicates:
+        raise ValueError(f"encode returned a column `{duplicates[0]}`, which the shard already has")
     return pa.record_batch({**columns, **encoded})
+
+
+def _indices(column: pa.Array, labels: dict[str, int]) -> pa.Array:
+    """Labels, or lists of them, as class indices; numbers as they are."""
+    if pa.types.is_floating(column.type):
+        return column
+    rows = column.to_pylist()
+    if pa.types.is_list(column.type):
+        indices = [[labels[label] for label in row] for row in rows]
+        return pa.array(indices, pa.list_(pa.int32()))
+    return pa.array([labels[label] for label in rows], pa.int32())
 
 
 @kept
 def encode(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """Of a shard: `encoded` examples, `rows` of them that hold something to learn from, their
     `tokens`; `refused` that the task cannot encode, and `refusals`: ids of the first with why."""
-    task, labels = load_task(order["task"]), {name: i for i, name in enumerate(order["labels"])}
+    task = load_task(order["task"])
+    labels = {name: number for number, name in enumerate(order["labels"])}
     if order["shared"]:
         assets = store.shared(order["assets"])
         path = store.shared(item["shared"]) / item["path"]
     else:
-        assets, path = Path(order["assets"]), Path(order["examples"], item["path"])
-    rows = encoded = refused = 0
+        assets = Path(order["assets"])
+        path = Path(order["examples"], item["path"])
+    rows = 0
+    encoded = 0
+    refused = 0
     refusals: list[tuple[str, str]] = []
     with contextlib.ExitStack() as opened:
         writer = None
@@ -299,11 +371,12 @@ def encode(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, A
             encoded += len(batch)
             if REFUSED in batch.schema.names:
                 why = batch.column(REFUSED)
-                bad = batch.filter(why.is_valid())
-                refused += len(bad)
-                both = zip(bad.column("id"), bad.column(REFUSED), strict=True)
-                refusals += [(id_.as_py(), text.as_py()) for id_, text in both]
+                refused_rows = batch.filter(why.is_valid())
+                refused += len(refused_rows)
+                ids = refused_rows.column("id").to_pylist()
+                refusals += zip(ids, refused_rows.column(REFUSED).to_pylist(), strict=True)
                 batch = batch.filter(why.is_null()).drop_columns(REFUSED)
+            # null where a text holds no token to predict
             if "input_ids" in batch.schema.names and batch.column("input_ids").null_count:
                 batch = batch.filter(batch.column("input_ids").is_valid())
             rows += len(batch)
@@ -315,8 +388,13 @@ def encode(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, A
                 writer = opened.enter_context(pa.ipc.new_file(sink, batch.schema))
             writer.write_batch(batch)
     facts = _facts(folder / SHARD, order["settings"], order["most"]) if rows else {}
-    about = {"encoded": encoded, "rows": rows, "refused": refused}
-    return {**about, "refusals": refusals[:MOST], **facts}
+    return {
+        "encoded": encoded,
+        "rows": rows,
+        "refused": refused,
+        "refusals": refusals[:MOST],
+        **facts,
+    }
 
 
 def _facts(path: Path, settings: Mapping[str, Any], most: int) -> dict[str, Any]:
@@ -324,15 +402,22 @@ def _facts(path: Path, settings: Mapping[str, Any], most: int) -> dict[str, Any]
     tokens."""
     with pa.memory_map(str(path)) as mapped:
         table = pa.ipc.open_file(mapped).read_all()
-        lengths, packed = row_tokens(table), settings.get("packing")
-        are_tokens = "input_ids" in table.schema.names
+        lengths = row_tokens(table)
+        tokens = 0
+        full = 0
+        if "input_ids" in table.schema.names:
+            tokens = int(lengths.sum())
+            full = int((lengths == most).sum())
+        sequences = 0
+        if settings.get("packing"):
+            _, sequences = best_fit(lengths, settings["max_length"])
         hashes = b"".join(map(stored_hashes, table.column("hash").chunks))
         return {
             "bytes": path.stat().st_size,
             "longest": int(lengths.max()),
-            "full": int((lengths == most).sum()) if are_tokens else 0,
-            "tokens": int(lengths.sum()) if are_tokens else 0,
-            "sequences": best_fit(lengths, settings["max_length"])[1] if packed else 0,
+            "full": full,
+            "tokens": tokens,
+            "sequences": sequences,
             "examples": hashlib.sha256(hashes).hexdigest()[:32],
         }
 
@@ -342,4 +427,6 @@ def _read(examples: ExamplesFile, batch: int, skip: int, rows: int) -> Iterator[
     while rows and batch < len(examples):
         part = examples[batch].slice(skip, rows)
         yield part
-        batch, skip, rows = batch + 1, 0, rows - len(part)
+        batch += 1
+        skip = 0
+        rows -= len(part)

@@ -21,8 +21,8 @@ from rekindle.data.files import Files, SourceFile, grouped, locate
 from rekindle.data.readers import READERS
 from rekindle.data.records import read_times
 from rekindle.data.reference import MOST_BYTES
-from rekindle.data.roles import Columns, time_column
-from rekindle.data.validate import Findings, refusal
+from rekindle.data.roles import Columns, Kind, time_column
+from rekindle.data.validate import Findings
 from rekindle.data.window import Window
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.identity import digest, file_sha256
@@ -51,7 +51,11 @@ class FileSource(Source):
         if files is None and window is not None and "{window" in data.source:
             self.files = self.files.within(window)
         if self.files.format == "images" and modality != "image":
-            raise RequestError([refusal("images for texts", modality=modality)])
+            raise RequestError(
+                f"the source holds images, and the task reads {modality}s",
+                where="data.source",
+                fix="use task image_classification, or set data.format",
+            )
         if self.files.format not in ("images", *READERS):
             fix = f"use one of {', '.join(('auto', 'images', *READERS))}"
             what = f"format `{self.files.format}` does not go with {data.source}"
@@ -66,7 +70,11 @@ class FileSource(Source):
                 try:
                     yield from READERS[self.files.format](file, columns, findings)
                 except _UNREADABLE as error:
-                    findings.say("unreadable", file.name, why=error)
+                    findings.note(
+                        f"the file cannot be read: {error}",
+                        where=file.name,
+                        fix="check permissions and the network; a compressed file may be cut short",
+                    )
 
     def fingerprint(self) -> str:
         """Hash of all files, and of those that rows name; of names that tell a label or a split."""
@@ -80,11 +88,16 @@ class FileSource(Source):
 
     def hash_named(self) -> str:
         """Hash of the files that rows name; what cannot be read is for `ingest` to refuse."""
-        column, time = self._data.columns.image, time_column(self._data)
-        times: Columns = {time: "scalar"} if time else {}
-        for raw in self.read({**times, column: "image"}, Findings()):
+        column = self._data.columns.image
+        time = time_column(self._data)
+        columns: dict[str, Kind] = {}
+        if time:
+            columns[time] = "scalar"
+        columns[column] = "image"
+        for raw in self.read(columns, Findings()):
             if time:  # `ingest` opens no file for a row without one
-                raw = raw.filter(read_times(raw, time, Findings())[1])
+                _, has_time = read_times(raw, time, Findings())
+                raw = raw.filter(has_time)
             for value in raw.columns[column]:
                 with contextlib.suppress(OSError, ValueError):
                     content_of(raw, value)
@@ -113,17 +126,27 @@ class FileSource(Source):
         at_once = (lambda file: file.size, MOST_BYTES), (lambda file: 1, _IMAGES_AT_ONCE)
         for files in grouped(chosen, *at_once):
             for split in dict.fromkeys(file.split for file in files):
-                group = [file for file in files if file.split == split]
-                labels = pa.array([PurePosixPath(file.name).parent.name for file in group])
-                content = [file.filesystem.cat_file(file.path) for file in group]
-                read = {names.image: content, names.label: labels}
-                lines, paths = np.zeros(len(group), np.int64), tuple(f.name for f in group)
-                yield RawBatch(read, lines, self._data.source, split, names=paths)
+                yield self._batch([file for file in files if file.split == split], split)
+
+    def _batch(self, files: list[SourceFile], split: str) -> RawBatch:
+        """Images, each with the name of its folder as label."""
+        labels = [PurePosixPath(file.name).parent.name for file in files]
+        values = {
+            self._data.columns.image: [file.filesystem.cat_file(file.path) for file in files],
+            self._data.columns.label: pa.array(labels),
+        }
+        lines = np.zeros(len(files), np.int64)
+        names = tuple(file.name for file in files)
+        return RawBatch(values, lines, self._data.source, split, names=names)
 
     def _has_split(self, file: SourceFile, findings: Findings) -> bool:
         if self._data.split.by != "source" or file.split:
             return True
-        findings.say("no split", file.name)
+        findings.note(
+            "cannot derive a split from the file name",
+            where=file.name,
+            fix="name files or folders train, validation, test; or split by hash",
+        )
         return False
 
 
@@ -133,9 +156,17 @@ class BundledSource(Source):
     def __init__(self, data: DataSpec, modality: str) -> None:
         self._columns = data.columns
         if (name := data.source.removeprefix(BUNDLED)) != "digits":
-            raise RequestError([refusal("not bundled", name=name, prefix=BUNDLED)])
+            raise RequestError(
+                f"scikit-learn bundles no images called `{name}`",
+                where="data.source",
+                fix=f"use {BUNDLED}digits",
+            )
         if modality != "image":
-            raise RequestError([refusal("bundled images", data=data, modality=modality)])
+            raise RequestError(
+                f"{data.source} holds images, and the task reads {modality}s",
+                where="data.source",
+                fix="use task image_classification, or another source",
+            )
 
     def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         present = [self._columns.image, self._columns.label]
@@ -159,10 +190,14 @@ class BundledSource(Source):
         return 1, self._file().stat().st_size
 
     def _file(self) -> Path:
-        found = importlib.util.find_spec("sklearn")
-        if found is None or not found.submodule_search_locations:
-            raise RequestError([refusal("no scikit-learn")])
-        return Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+        package = importlib.util.find_spec("sklearn")
+        if package is None or not package.submodule_search_locations:
+            raise RequestError(
+                "scikit-learn is not installed",
+                where="data.source",
+                fix="pip install scikit-learn",
+            )
+        return Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
 
 
 def open_source(data: DataSpec, modality: str, window: Window | None = None) -> Source:
@@ -180,8 +215,9 @@ def asked_for_by(place: str) -> Iterator[None]:
     try:
         yield
     except (DataError, RequestError) as error:
-        told = [
-            dataclasses.replace(one, where=place) if one.where == "data.source" else one
-            for one in error.problems
-        ]
-        raise type(error)(told) from error
+        problems = []
+        for problem in error.problems:
+            if problem.where == "data.source":
+                problem = dataclasses.replace(problem, where=place)
+            problems.append(problem)
+        raise type(error)(problems) from error

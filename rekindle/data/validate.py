@@ -6,23 +6,143 @@ faults of most kinds can be left out instead: quarantine.py decides."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, TypedDict
 
 from rekindle.errors import DataError, Problem, did_you_mean
 from rekindle.spec.model import ColumnsSpec
-from rekindle.tables import rows
 
-SHOWN, MOST = 5, 10_000  # rows of a kind in an error, and remembered
+SHOWN = 5
+"""Rows of a kind that an error lists."""
+MOST = 10_000
+"""Rows of a kind that are remembered."""
 _VALUE_LENGTH = 60
+_LISTED_COLUMNS = 20
+_LISTED_LABELS = 20
 
-_TABLES = rows(Path(__file__).with_suffix(".yaml"))
-_FAULTS, _NOTES, _FORMS = _TABLES["faults"], _TABLES["notes"], _TABLES["forms"]
+
+class _RowFault(NamedTuple):
+    """What follows "3 rows" in an error, and what to do about them."""
+
+    what: str
+    fix: str
 
 
-def refusal(name: str, /, **about: object) -> Problem:
-    """Why a source is refused as a whole, by the row of that name in validate.yaml."""
-    return Problem(*(text.format(**about) for text in _TABLES["refusals"][name]))
+# by the kinds that `Findings.add` takes, in the order in which `settle` gives them
+_ROW_FAULTS = {
+    "malformed": _RowFault(
+        "that cannot be parsed",
+        "correct or remove them; `format` says how a file is read",
+    ),
+    "undecodable": _RowFault(
+        "with bytes that are not UTF-8",
+        "save the file as UTF-8, or set data.encoding, such as to cp1252",
+    ),
+    "type": _RowFault(
+        "with a value of the wrong type",
+        "texts must be strings, other columns strings or integers",
+    ),
+    "empty text": _RowFault(
+        "with an empty text or none",
+        "remove them, or set data.columns.text",
+    ),
+    "words": _RowFault(
+        "without a list of words",
+        "words are a list of strings, none of them empty; data.columns.words names the column",
+    ),
+    "tags": _RowFault(
+        "without exactly one tag per word",
+        "tags are a list of strings or integers, as many as there are words",
+    ),
+    "empty prompt": _RowFault(
+        "without a prompt",
+        "remove them, or set data.columns.prompt",
+    ),
+    "empty completion": _RowFault(
+        "without a completion",
+        "remove them, or set data.columns.completion",
+    ),
+    "chat": _RowFault(
+        "without a chat",
+        "a chat is a list of {role: ..., content: a text}, with no other keys",
+    ),
+    "role": _RowFault(
+        "with a role that is unknown or out of place",
+        "use user and assistant, and system for a first turn",
+    ),
+    "empty turn": _RowFault(
+        "with an empty turn",
+        "remove the turn, or the row",
+    ),
+    "template": _RowFault(
+        "whose chat the tokenizer's template refuses or alters",
+        "correct their turns, set model.tokenizer to another one, or leave them out: "
+        "data.on_bad_rows: drop",
+    ),
+    "no answer": _RowFault(
+        "without a turn of the assistant",
+        "remove them: they teach nothing",
+    ),
+    "empty label": _RowFault(
+        "without a label",
+        "label or remove them, or set data.columns.label",
+    ),
+    "no number": _RowFault(
+        "with no finite number as target",
+        "correct them, remove them, or name another column",
+    ),
+    "empty key": _RowFault(
+        "without a key",
+        "give every row one, or unset data.columns.key",
+    ),
+    "empty group": _RowFault(
+        "without a group",
+        "give every row one, or unset data.columns.group",
+    ),
+    "time": _RowFault(
+        "with no ISO 8601 time",
+        "write times as 2026-03-31 or 2026-03-31T12:00:00Z",
+    ),
+    "unknown label": _RowFault(
+        "with a label that data.labels does not name",
+        "correct them, or add the label to data.labels",
+    ),
+    "image": _RowFault(
+        "with an image that cannot be read",
+        "replace or remove them",
+    ),
+    "image size": _RowFault(
+        "with an image of another size than the first",
+        "set data.image_size: [height, width], or one number",
+    ),
+    "image colour": _RowFault(
+        "with a colour image after grey ones",
+        "convert all of them to grey or to colour",
+    ),
+    "pixel": _RowFault(
+        "with pixels that are not whole numbers from 0 to 255",
+        "scale pixels to 0..255, and remove NaN",
+    ),
+    "no class": _RowFault(
+        "in no folder that names their class",
+        "put each image into a folder named after its class",
+    ),
+    "leak": _RowFault(
+        "whose content stands in more than one split",
+        "remove the copies, set data.duplicates: exact, or split by hash without a key",
+    ),
+}
+
+# columns of rows that language models are tuned on, and the roles that they have in a config
+_TUNING_ROLES = (
+    ({"messages"}, "{messages: messages}"),
+    ({"conversations"}, "{messages: conversations}"),
+    (
+        {"instruction", "input", "output"},
+        "{prompt: instruction, input: input, completion: output}",
+    ),
+    ({"instruction", "output"}, "{prompt: instruction, completion: output}"),
+    ({"prompt", "completion"}, "{prompt: prompt, completion: completion}"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +171,42 @@ class Fault:
 
     def __str__(self) -> str:
         shown = [str(row) for row in self.first[:SHOWN]]
-        more = self.count - len(shown)
-        return ", ".join(shown) + (f" and {more:,} more" if shown[0] and more else "")
+        listed = ", ".join(shown)
+        hidden = self.count - len(shown)
+        # the first is "" where a note has no place, and then there is no list to go on with
+        if shown[0] and hidden:
+            return f"{listed} and {hidden:,} more"
+        return listed
+
+
+class _BadRowJson(TypedDict):
+    place: str
+    value: str
+    rows: int
+
+
+class _FaultJson(TypedDict):
+    count: int
+    first: list[_BadRowJson]
+
+
+class FindingsJson(TypedDict):
+    """What `Findings.to_json` gives; a note is a list of what, fix and places."""
+
+    rows: int
+    cut: bool
+    faults: dict[str, _FaultJson]
+    notes: list[list[Any]]
 
 
 class Findings:
-    """The faults of one source. `add` notes rows, `say` anything else; the first `MOST` rows of
+    """The faults of one source. `add` notes rows, `note` anything else; the first `MOST` rows of
     each kind are remembered. `rows` counts rows with faults, each once; `cut` says that what comes
     after a fault was not read. `needed` are columns that each file has to have, read or not."""
 
     def __init__(self, needed: Iterable[str] = ()) -> None:
-        self.rows, self.cut = 0, False
+        self.rows = 0
+        self.cut = False
         self._needed = tuple(needed)
         self._faults: dict[str, Fault] = {}
         self._notes: dict[tuple[str, str], Fault] = {}
@@ -86,14 +231,14 @@ class Findings:
             self.rows += rows
 
     def include(self, batch: "Findings", rows: int) -> None:
-        """Take over what was found in a batch, of which so many rows have faults."""
+        """Take over the findings of a batch, of which so many rows have faults."""
         for (what, fix), places in batch._notes.items():
             for place in places.first:
                 self.note(what, where=place.place, fix=fix)
-        for kind, fault in batch._faults.items():
-            mine = self._faults.setdefault(kind, Fault())
-            mine.count += fault.count
-            mine.first += fault.first[: MOST - len(mine.first)]
+        for kind, batch_fault in batch._faults.items():
+            fault = self._faults.setdefault(kind, Fault())
+            fault.count += batch_fault.count
+            fault.first += batch_fault.first[: MOST - len(fault.first)]
         self.rows += rows
         self.cut |= batch.cut
 
@@ -104,65 +249,93 @@ class Findings:
 
     def settle(self) -> dict[str, Fault]:
         """The faults of rows by kind, in a fixed order; they are no longer findings."""
-        return {kind: self._faults.pop(kind) for kind in _FAULTS if kind in self._faults}
+        return {kind: self._faults.pop(kind) for kind in _ROW_FAULTS if kind in self._faults}
 
     def shows(self, kind: str) -> bool:
         """Whether the next fault of this kind would be shown, or only counted."""
         return kind not in self._faults or len(self._faults[kind].first) < SHOWN
 
-    def say(self, name: str, where: str = "", /, **about: object) -> None:
-        """Note what validate.yaml says under that name, about a file or another place."""
-        what, fix = (text.format(**about) for text in _NOTES[name])
-        self.note(what, where=where, fix=fix)
-
     def note(self, what: str, *, where: str = "", fix: str = "") -> None:
         """Note a problem that is not one of rows; the same in several files is one."""
         places = self._notes.setdefault((what, fix), Fault())
-        if places.first[-1:] != [BadRow(where)]:  # else another piece of the same file said so
+        # another piece of the same file may have the same problem
+        if places.first[-1:] != [BadRow(where)]:
             places.add(BadRow(where))
 
     def missing_columns(self, file: str, wanted: Iterable[str], present: Sequence[str]) -> bool:
         """Whether `file` lacks wanted columns, each noted with the nearest that exists."""
-        every = dict.fromkeys([*self._needed, *wanted])
-        absent = [name for name in every if name not in present]
+        required = dict.fromkeys([*self._needed, *wanted])
+        absent = [name for name in required if name not in present]
         for name in absent:
-            listed = ", ".join(f"`{shorten(column)}`" for column in present[:20]) or "none"
-            meant = did_you_mean(name, present, cutoff=0.5)
-            fix = f"{meant} set it in" if meant else f"it has {listed}; see"
-            known = (roles for names, roles in _FORMS.items() if {*names.split()} <= {*present})
-            if name == "text" and not meant and (roles := next(known, "")):
-                fix = f"causal_lm reads rows like these with {roles} in"
-            place = "data.columns" + " or data.slices" * (name not in ColumnsSpec.model_fields)
-            self.note(f"there is no column `{name}`", where=file, fix=f"{fix} {place}")
+            setting = "data.columns"
+            if name not in ColumnsSpec.model_fields:
+                setting = "data.columns or data.slices"
+            self.note(
+                f"there is no column `{name}`",
+                where=file,
+                fix=f"{_advice_on_column(name, present)} {setting}",
+            )
         return bool(absent)
 
-    def to_json(self) -> dict[str, Any]:
-        """What was found, for `of_json` elsewhere."""
-        faults = {kind: dataclasses.asdict(fault) for kind, fault in self._faults.items()}
-        notes = [[*key, [row.place for row in one.first]] for key, one in self._notes.items()]
+    def to_json(self) -> FindingsJson:
+        """The findings as JSON, which `of_json` reads in another process."""
+        faults: dict[str, _FaultJson] = {}
+        for kind, fault in self._faults.items():
+            first: list[_BadRowJson] = [
+                {"place": row.place, "value": row.value, "rows": row.rows} for row in fault.first
+            ]
+            faults[kind] = {"count": fault.count, "first": first}
+        notes: list[list[Any]] = []
+        for (what, fix), places in self._notes.items():
+            notes.append([what, fix, [row.place for row in places.first]])
         return {"rows": self.rows, "cut": self.cut, "faults": faults, "notes": notes}
 
     @classmethod
-    def of_json(cls, found: Mapping[str, Any]) -> Self:
-        made = cls()
-        made.rows, made.cut = found["rows"], found["cut"]
-        for kind, fault in found["faults"].items():
-            made._faults[kind] = Fault(fault["count"], [BadRow(**row) for row in fault["first"]])
-        for what, fix, places in found["notes"]:
-            made._notes[what, fix] = Fault(len(places), [BadRow(place) for place in places])
-        return made
+    def of_json(cls, content: FindingsJson) -> Self:
+        """The findings that `to_json` wrote."""
+        findings = cls()
+        findings.rows = content["rows"]
+        findings.cut = content["cut"]
+        for kind, fault in content["faults"].items():
+            first = [BadRow(**row) for row in fault["first"]]
+            findings._faults[kind] = Fault(fault["count"], first)
+        for what, fix, places in content["notes"]:
+            findings._notes[what, fix] = Fault(len(places), [BadRow(place) for place in places])
+        return findings
 
     def problems(self) -> list[Problem]:
-        found = [Problem(what, str(places), fix) for (what, fix), places in self._notes.items()]
+        """A problem for each note, then one for each kind of fault."""
+        problems = [Problem(what, str(places), fix) for (what, fix), places in self._notes.items()]
         for kind, fault in self._faults.items():
-            what, fix = _FAULTS[kind]
-            rows = f"{fault.count:,} {'row' if fault.count == 1 else 'rows'} {what}"
-            found.append(Problem(rows, str(fault), fix))
-        return found
+            what, fix = _ROW_FAULTS[kind]
+            noun = "row" if fault.count == 1 else "rows"
+            problems.append(Problem(f"{fault.count:,} {noun} {what}", str(fault), fix))
+        return problems
 
     def raise_if_any(self) -> None:
         if self:
             raise DataError(self.problems())
+
+
+def _advice_on_column(name: str, present: Sequence[str]) -> str:
+    """What to do about a column that is not one of those `present`, up to where it is set."""
+    nearest = did_you_mean(name, present, cutoff=0.5)
+    if nearest:
+        return f"{nearest} set it in"
+    if name == "text":
+        for columns, roles in _TUNING_ROLES:
+            if columns <= {*present}:
+                return f"causal_lm reads rows like these with {roles} in"
+    listed = ", ".join(f"`{shorten(column)}`" for column in present[:_LISTED_COLUMNS])
+    return f"it has {listed or 'none'}; see"
+
+
+def note_single_class(findings: Findings, label: str) -> None:
+    """Note that there is nothing to tell apart: all rows have this label."""
+    findings.note(
+        f"every row has the label `{shorten(label)}`",
+        fix="a classifier needs at least two classes",
+    )
 
 
 def shorten(value: object) -> str:
@@ -184,16 +357,34 @@ def check_splits(
     """Note `required` splits that are empty, and classes that a split of `complete` lacks; `rows`
     counts per split, `class_rows` per split and label, `left_out` those of no split."""
     if len(labels) == 1:
-        findings.say("one class", label=shorten(labels[0]))
+        note_single_class(findings, labels[0])
     sizes = ", ".join(f"{split} {count:,}" for split, count in rows.items())
     sizes += "".join(f"; left out: {kind} {count:,}" for kind, count in left_out.items())
     for split, count in rows.items():
         if count and split in complete:
-            counts = class_rows[split]
-            if absent := [label for label in labels if not counts.get(label)]:
-                listed = ", ".join(f"`{shorten(label)}`" for label in absent[:SHOWN])
-                listed += f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
-                found = (f"{shorten(label)} {counts.get(label, 0):,}" for label in labels[:20])
-                findings.say("class not in split", ", ".join(found), split=split, classes=listed)
+            _check_classes(split, class_rows[split], labels, findings)
         elif not count and split in required:
-            findings.say("empty split", sizes, split=split)
+            findings.note(
+                f"the split {split} is empty",
+                where=sizes,
+                fix="give it a larger share in data.split, or more data",
+            )
+
+
+def _check_classes(
+    split: str, counts: Mapping[str, int], labels: Sequence[str], findings: Findings
+) -> None:
+    """Note the classes that a split has no row of."""
+    absent = [label for label in labels if not counts.get(label)]
+    if not absent:
+        return
+    classes = ", ".join(f"`{shorten(label)}`" for label in absent[:SHOWN])
+    if len(absent) > SHOWN:
+        classes += f" and {len(absent) - SHOWN} more"
+    sizes = [f"{shorten(label)} {counts.get(label, 0):,}" for label in labels[:_LISTED_LABELS]]
+    findings.note(
+        f"the split {split} has no row of class {classes}",
+        where=", ".join(sizes),
+        fix="give the split a larger share, add rows of the class, or leave the class out: "
+        "name the others in data.labels, and set data.on_bad_rows: drop",
+    )

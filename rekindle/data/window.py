@@ -10,7 +10,6 @@ import datetime as dt
 import re
 from typing import Self
 
-from rekindle.data.validate import refusal
 from rekindle.errors import DataError, RequestError
 from rekindle.spec.model import WindowSpec
 
@@ -69,7 +68,10 @@ def parse_window(text: str) -> Window | None:
     except ValueError:
         separator = ""
     if not separator or window.start.tzinfo or window.end.tzinfo or window.start >= window.end:
-        raise RequestError([refusal("not a window", text=text)])
+        raise RequestError(
+            f"{text!r} is not a window",
+            fix="write it as 2026-03-01T00:00:00/2026-06-01T00:00:00",
+        )
     return window
 
 
@@ -132,7 +134,9 @@ def resolve(spec: WindowSpec, newest: dt.datetime | None, unit: str | None = Non
     if spec.end != "latest":
         end = _end_of(spec.end)
     elif newest is None:
-        raise DataError([refusal("no latest")])
+        raise DataError(
+            "the window ends at the latest record, and there is none", where="data.window"
+        )
     else:
         unit = unit or every.unit
         end = shift(floor(newest, unit), parse_duration(f"1 {unit}"))
@@ -140,7 +144,11 @@ def resolve(spec: WindowSpec, newest: dt.datetime | None, unit: str | None = Non
     start = shift(end, ago + parse_duration(spec.size), back=True)
     window = Window(start, shift(end, ago, back=True))
     if window.start >= window.end:
-        raise DataError([refusal("before all time")])
+        raise DataError(
+            "the window lies before all time",
+            where="data.window.offset",
+            fix="take a smaller offset, or a larger size",
+        )
     return window
 
 
@@ -149,7 +157,11 @@ def _end_of(text: str) -> dt.datetime:
     try:
         time = parse_time(text)
     except ValueError as error:
-        raise RequestError([refusal("not a date", text=text, why=error)]) from None
+        raise RequestError(
+            f"{text!r} is not a date: {error}",
+            where="data.window.end",
+            fix="write a date that exists, such as 2026-03-31",
+        ) from None
     if len(text) <= 13:
         unit = {4: "year", 7: "month", 10: "day", 13: "hour"}[len(text)]
         return shift(time, parse_duration(f"1 {unit}"))

@@ -18,7 +18,6 @@ With `gate.looks`, the comparisons of an epoch, which is one way to draw the tes
 
 import dataclasses
 import hashlib
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,99 +56,130 @@ from rekindle.records import (
     Slice,
 )
 from rekindle.spec.identity import digest
-from rekindle.spec.model import DataSpec, EvaluateSpec, GateSpec
+from rekindle.spec.model import DataSpec, EvaluateSpec, GateSpec, SplitSpec
 
-_FEWEST = 10  # rows set aside that are compared
+_FEWEST_AUDITED = 10  # rows set aside that are compared
 _MOST_ROWS = 10  # that must pass and do not, which a check names
 
-TABLE, RECORD, MUST_PASS = "scores.parquet", "scores.json", "must_pass.parquet"
+TABLE = "scores.parquet"
+RECORD = "scores.json"
+MUST_PASS = "must_pass.parquet"  # noqa: S105 - the name of a file
 
 
 def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
     """The evidence on the candidate whose scores on the test split of `data` lie in the folder
     `scores`."""
-    record, rows = records.Scores.read(scores / RECORD), pq.read_table(scores / TABLE)
-    kind = SCORES[record.objective]
-    aside_N = _aside(rows, spec.audit, data.split.salt)
-    rows, audited = rows.filter(pa.array(~aside_N)), rows.filter(pa.array(aside_N))
+    record = records.Scores.read(scores / RECORD)
+    scored_rows = pq.read_table(scores / TABLE)
+    aside_N = _aside(scored_rows, spec.audit, data.split.salt)
+    rows = scored_rows.filter(pa.array(~aside_N))
+    audited_rows = scored_rows.filter(pa.array(aside_N))
     ours, theirs = _contenders(record, rows)
-    # what the contenders are compared in, and what on slices
-    metric, slice_metric = spec.gate.metric or kind.METRIC, kind.SLICE_METRIC
-    if not record.same_targets:
-        metric = slice_metric = "bits_per_byte"
+    metric, slice_metric = _metrics_to_compare(spec.gate, record)
+    clusters_N = _clusters(rows, spec.gate.cluster)
+    epoch = _epoch_of(data.split)
     columns = [name for name in data.slices if name != spec.gate.cluster]
-    clusters_N, split = _clusters(rows, spec.gate.cluster), data.split
-    epoch = digest([split.by, round(split.test, 9), split.salt, split.gap])  # of the test rows
     slices = _slices(spec.gate, slice_metric, rows, columns, ours, theirs, clusters_N)
     churn = churn_of(ours, theirs) if theirs else None
-    further = [*_must_pass(spec, record, scores), *_churn_check(spec.gate, churn, theirs)]
-    further += _size_check(spec.max_megabytes, record.candidate.bytes)
     drop = _champion_drop(spec.gate, metric, record, theirs, clusters_N)
-    further += _drop_check(spec.gate, drop)
+    further = [
+        *_must_pass(spec, record, scores),
+        *_churn_check(spec.gate, churn, theirs),
+        *_size_check(spec.max_megabytes, record.candidate.bytes),
+        *_drop_check(spec.gate, drop),
+        *_incomparable_check(record),
+    ]
     if record.champion_version and not record.champion and not record.incomparable:
-        detail = f"the champion, version {record.champion_version}, was not scored"
-        verdict = refused("champion_scored", f"{detail}; run the step `score` again")
+        verdict = refused(
+            "champion_scored",
+            f"the champion, version {record.champion_version}, was not scored; "
+            "run the step `score` again",
+        )
     else:
-        if record.incomparable:  # judged as a first model is, for a person to decide
-            name, detail = record.incomparable
-            may = "a person may promote it, by `rekindle promote RUN --reason TEXT`"
-            further.append(Check(name=name, passed=False, detail=f"{detail}; {may}"))
-        confidence = _left(spec.gate, record.compared.get(epoch, 0))
-        seen = (slices, slice_metric, further, clusters_N, confidence)
-        verdict = judge(spec, metric, ours, theirs, *seen)
+        confidence = _confidence_of_look(spec.gate, record.compared.get(epoch, 0))
+        verdict = judge(
+            spec, metric, ours, theirs, slices, slice_metric, further, clusters_N, confidence
+        )
     if drop is not None and drop.is_sure and drop.sentence not in verdict.reason:
         verdict = dataclasses.replace(verdict, reason=f"{verdict.reason}; {drop.sentence}")
-    told = (
-        "champion_version",
-        "champion_digest",
-        "samples",
-        "smoke",
-        "excluded",
-        "examples",
-        "bad_rows",
-    )
     return Evidence(
         run_key=record.candidate.run_key,
         model_digest=record.candidate.digest,
+        promote=verdict.promote,
+        reason=verdict.reason,
+        checks=verdict.checks,
         metrics=dict(ours.metrics),
+        champion_version=record.champion_version,
+        champion_digest=record.champion_digest,
         champion_metrics=dict(theirs.metrics) if theirs else {},
+        comparison=verdict.comparison,
+        churn=churn,
         labels=record.candidate.labels,
         confusion=ours.confusion(),
         classes=_classes(ours, theirs),
         calibration=ours.calibration(),
         slices=tuple(slices),
-        churn=churn,
+        samples=record.samples,
+        smoke=record.smoke,
         reference=_with_answers(record.reference, ours, rows),
+        rows=record.rows - audited_rows.num_rows,
+        excluded=record.excluded,
+        examples=record.examples,
         epoch=epoch if verdict.comparison else "",
-        **vars(verdict),
-        audit=_audit(spec.gate, metric, record, audited),
-        rows=record.rows - audited.num_rows,
+        bad_rows=record.bad_rows,
+        audit=_audit(spec.gate, metric, record, audited_rows),
         champion_drop=drop,
-        **{name: getattr(record, name) for name in told},
     )
 
 
+def _metrics_to_compare(spec: GateSpec, record: records.Scores) -> tuple[str, str]:
+    """What the contenders are compared in, and what they are compared in on slices."""
+    if not record.same_targets:  # tokenizers that cut a text into different tokens
+        return "bits_per_byte", "bits_per_byte"
+    objective = SCORES[record.objective]
+    return spec.metric or objective.METRIC, objective.SLICE_METRIC
+
+
+def _epoch_of(split: SplitSpec) -> str:
+    """What identifies how the test rows are drawn; comparisons on the same rows share it."""
+    return digest([split.by, round(split.test, 9), split.salt, split.gap])
+
+
+def _incomparable_check(record: records.Scores) -> list[Check]:
+    """A check that fails where the champion cannot score these rows, such as one of other classes:
+    the candidate is judged as a first model is, and a person decides."""
+    if not record.incomparable:
+        return []
+    name, why = record.incomparable
+    detail = f"{why}; a person may promote it, by `rekindle promote RUN --reason TEXT`"
+    return [Check(name=name, passed=False, detail=detail)]
+
+
 def _with_answers(reference: Reference | None, ours: Scores, rows: pa.Table) -> Reference | None:
-    """With how sure the candidate is, or the numbers that it predicts, of rows that lie evenly, and
-    how often it predicts each class; of the first row of each content."""
+    """The reference with the candidate's answers to the first row of each content: how often it
+    predicts each class, and of rows that lie evenly how sure it is, or the predicted numbers."""
     if reference is None or not ours.finite or not len(ours):
         return reference
     ours = ours.picked(firsts(rows.column("hash").to_pylist()))
     every_N = np.linspace(0, len(ours) - 1, min(MOST_ROWS, len(ours))).astype(int)
     update = dict[str, Any]()
-    if (sure_N := ours.confidence()) is not None:
-        update["confidence"] = tuple(round(float(one), 4) for one in sure_N[every_N])
+    confidence_N = ours.confidence()
+    if confidence_N is not None:
+        update["confidence"] = tuple(round(float(value), 4) for value in confidence_N[every_N])
         update["predicted"] = {part.label: part.predicted for part in ours.classes()}
-    if (values_N := ours.numbers()) is not None:
+    values_N = ours.numbers()
+    if values_N is not None:
         update["inputs"] = {**reference.inputs, "value": tuple(values_N[every_N].tolist())}
     return reference.model_copy(update=update)
 
 
 def _contenders(record: records.Scores, rows: pa.Table) -> tuple[Scores, Scores | None]:
     """Candidate and champion, if there is one, on these rows."""
-    kind = SCORES[record.objective]
-    ours = kind.of(rows, "candidate", record.candidate)
-    return ours, kind.of(rows, "champion", record.champion) if record.champion else None
+    objective = SCORES[record.objective]
+    ours = objective.of(rows, "candidate", record.candidate)
+    if not record.champion:
+        return ours, None
+    return ours, objective.of(rows, "champion", record.champion)
 
 
 def _aside(rows: pa.Table, share: float, salt: str) -> NDArray[np.bool_]:
@@ -158,32 +188,40 @@ def _aside(rows: pa.Table, share: float, salt: str) -> NDArray[np.bool_]:
         return np.zeros(rows.num_rows, bool)
     key = hashlib.blake2b(salt.encode(), digest_size=32).digest()
     hashes = rows.column("hash").to_pylist()
-    drawn = (hashlib.blake2b(one, key=key, digest_size=8).digest() for one in hashes)
-    return np.fromiter((int.from_bytes(one) < share * 2**64 for one in drawn), bool, len(hashes))
+    aside_N = np.zeros(len(hashes), bool)
+    for row, content_hash in enumerate(hashes):
+        drawn = hashlib.blake2b(content_hash, key=key, digest_size=8).digest()
+        aside_N[row] = int.from_bytes(drawn) < share * 2**64
+    return aside_N
 
 
 def _audit(spec: GateSpec, metric: str, record: records.Scores, rows: pa.Table) -> Audit | None:
+    """What the contenders reach on the rows that decide nothing; None where there are none."""
     if not rows.num_rows:
         return None
     ours, theirs = _contenders(record, rows)
-    clusters_N, comparison = _clusters(rows, spec.cluster), None
-    enough = rows.num_rows >= _FEWEST and metric in ours.metrics
-    enough = enough and not _too_few(ours, clusters_N, spec.cluster)
-    if enough and theirs is not None and ours.finite and theirs.finite:
+    clusters_N = _clusters(rows, spec.cluster)
+    can_compare = (
+        rows.num_rows >= _FEWEST_AUDITED
+        and metric in ours.metrics
+        and not _too_few(ours, clusters_N, spec.cluster)
+    )
+    comparison = None
+    if can_compare and theirs is not None and ours.finite and theirs.finite:
         comparison = compare(spec, metric, ours, theirs, clusters_N)
-    metrics = dict(theirs.metrics) if theirs else {}
     return Audit(
         rows=rows.num_rows,
         metrics=dict(ours.metrics),
-        champion_metrics=metrics,
+        champion_metrics=dict(theirs.metrics) if theirs else {},
         comparison=comparison,
     )
 
 
-def candidate_scores(scores: Path, audit: float, salt: str) -> tuple[Scores, Any]:
-    """What the candidate scored on the rows that judge, of the folder `scores`, and what was right:
+def candidate_scores(scores: Path, audit: float, salt: str) -> tuple[Scores, object]:
+    """The candidate's scores on the rows that judge, of the folder `scores`, and the right answers:
     the classes and the label of each example, or into how many targets each text was cut."""
-    record, rows = records.Scores.read(scores / RECORD), pq.read_table(scores / TABLE)
+    record = records.Scores.read(scores / RECORD)
+    rows = pq.read_table(scores / TABLE)
     rows = rows.filter(pa.array(~_aside(rows, audit, salt)))
     ours = SCORES[record.objective].of(rows, "candidate", record.candidate)
     if record.objective == "tokens":
@@ -192,9 +230,13 @@ def candidate_scores(scores: Path, audit: float, salt: str) -> tuple[Scores, Any
 
 
 def _classes(ours: Scores, theirs: Scores | None) -> tuple[ClassResult, ...]:
-    known = {part.label: part.f1 for part in theirs.classes()} if theirs else {}
-    found = ((part, {"champion_f1": known.get(part.label)}) for part in ours.classes())
-    return tuple(part.model_copy(update=update) for part, update in found)
+    """The candidate's result for each class, with the champion's F1."""
+    champion_f1 = {part.label: part.f1 for part in theirs.classes()} if theirs else {}
+    results = []
+    for part in ours.classes():
+        update = {"champion_f1": champion_f1.get(part.label)}
+        results.append(part.model_copy(update=update))
+    return tuple(results)
 
 
 def _slices(
@@ -207,35 +249,47 @@ def _slices(
     clusters_N: Ints | None,
 ) -> list[Slice]:
     """Metrics for each value of each slice column, in order of column and value."""
-    result = []
+    slices = []
     for column in columns:
-        found: list[Any] = rows.column("slices").combine_chunks().field(column).to_pylist()
-        values_N = np.array(["" if value is None else str(value) for value in found])
-        for value in sorted(set(values_N)):
-            pick = values_N == value
-            mine = ours.picked(pick)
-            known: dict[str, Any] = {"rows": int(pick.sum()), "candidate": mine.metrics}
-            some = clusters_N
-            if some is not None:
-                some = np.unique(some[pick], return_inverse=True)[1]
+        values: list[object] = rows.column("slices").combine_chunks().field(column).to_pylist()
+        names_N = np.array(["" if value is None else str(value) for value in values])
+        for name in sorted(set(names_N)):
+            pick_N = names_N == name
+            candidate = ours.picked(pick_N)
+            part = Slice(
+                column=column,
+                value=name,
+                rows=int(pick_N.sum()),
+                candidate=candidate.metrics,
+            )
             if theirs is not None:
-                known |= _against(spec, metric, mine, theirs.picked(pick), some)
-            result.append(Slice(column=column, value=value, **known))
-    return result
+                picked_clusters = None
+                if clusters_N is not None:
+                    picked_clusters = np.unique(clusters_N[pick_N], return_inverse=True)[1]
+                champion = theirs.picked(pick_N)
+                part = _against(spec, metric, part, candidate, champion, picked_clusters)
+            slices.append(part)
+    return slices
 
 
 def _against(
-    spec: GateSpec, metric: str, ours: Scores, theirs: Scores, clusters_N: Ints | None
-) -> dict[str, Any]:
-    """What a slice tells of the champion, and how often a model as good would seem so bad."""
-    known: dict[str, Any] = {"champion": theirs.metrics}
+    spec: GateSpec,
+    metric: str,
+    part: Slice,
+    ours: Scores,
+    theirs: Scores,
+    clusters_N: Ints | None,
+) -> Slice:
+    """The slice with what the champion reaches, and how often a model as good as the champion
+    would seem as bad as the candidate."""
+    update = dict[str, Any](champion=theirs.metrics)
     if _too_few(ours, clusters_N, spec.cluster):
-        return known | {"p_value": 1.0}
-    if ours.finite and theirs.finite and metric in ours.metrics and metric in theirs.metrics:
+        update["p_value"] = 1.0  # so few rows refuse no candidate
+    elif ours.finite and theirs.finite and metric in ours.metrics and metric in theirs.metrics:
         bounds = bounds_of(spec, metric, ours, theirs, clusters_N)
-        known["p_value"] = bounds.chance_of_loss()
-        known["detectable"] = bounds.detectable(1 - spec.confidence)
-    return known
+        update["p_value"] = bounds.chance_of_loss()
+        update["detectable"] = bounds.detectable(1 - spec.confidence)
+    return part.model_copy(update=update)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,26 +315,24 @@ def judge(
 ) -> Verdict:
     """The verdict in `metric`, on slices `slice_metric`, with `further` checks, if any;
     `confidence` of the comparison with the champion is the gate's, or what looks leave of it."""
-    confidence = confidence or spec.gate.confidence
     if len(candidate) == 0:
         return refused("examples", "no held-out examples are left to judge on")
     if metric not in candidate.metrics:
         return refused("metric", f"{metric} is measured of at most {MOST_CURVES} classes")
-    if champion is not None and (few := _too_few(candidate, clusters_N, spec.gate.cluster)):
-        return refused("clusters" if spec.gate.cluster else "examples", few)
-    checks = [_finite(candidate, "candidate"), candidate.trivial(metric)]
-    checks += [_floor(f"floor_{n}", n, floor, candidate.metrics) for n, floor in spec.floor.items()]
-    for part in (part for part in slices if part.rows >= spec.gate.min_slice_size):
-        where = f"{part.column}={part.value}"
-        checks += [
-            _floor(f"floor_{name}:{where}", name, floor, part.candidate, f" of {where}")
-            for name, floor in spec.slice_floor.items()
-        ]
+    if champion is not None:
+        too_few = _too_few(candidate, clusters_N, spec.gate.cluster)
+        if too_few:
+            return refused("clusters" if spec.gate.cluster else "examples", too_few)
+    checks = [
+        _finite(candidate, "candidate"),
+        candidate.trivial(metric),
+        *_floor_checks(spec, candidate, slices),
+    ]
     comparison = None
     if champion is not None:
         checks.append(_finite(champion, "champion"))
         if all(check.passed for check in checks if check.name.endswith("_finite")):
-            gate = spec.gate.model_copy(update={"confidence": confidence})
+            gate = spec.gate.model_copy(update={"confidence": confidence or spec.gate.confidence})
             comparison = compare(gate, metric, candidate, champion, clusters_N)
             checks.append(_gain_check(gate, comparison, champion, clusters_N))
         checks += _slice_checks(spec.gate, slices, slice_metric)
@@ -290,13 +342,29 @@ def judge(
     return Verdict(not failed, reason, tuple(checks), comparison)
 
 
+def _floor_checks(spec: EvaluateSpec, candidate: Scores, slices: Sequence[Slice]) -> list[Check]:
+    """Whether the candidate reaches each floor, on all rows and on slices of some size."""
+    checks = []
+    for name, floor in spec.floor.items():
+        checks.append(_floor(f"floor_{name}", name, floor, candidate.metrics))
+    for part in slices:
+        if part.rows < spec.gate.min_slice_size:
+            continue
+        where = f"{part.column}={part.value}"
+        for name, floor in spec.slice_floor.items():
+            check = f"floor_{name}:{where}"
+            checks.append(_floor(check, name, floor, part.candidate, f" of {where}"))
+    return checks
+
+
 def _gain_check(
     spec: GateSpec, comparison: Comparison, champion: Scores, clusters_N: Ints | None
 ) -> Check:
     """Whether the candidate is better than the champion, or not worse, as the gate asks."""
     may_be_worse = spec.mode == "noninferiority"
     least = -spec.margin if may_be_worse else spec.min_delta
-    lower, upper = fixed(comparison.lower, "+"), fixed(comparison.upper, "+")
+    lower = fixed(comparison.lower, "+")
+    upper = fixed(comparison.upper, "+")
     passed = comparison.lower > least and comparison.estimate > least
     relation = "lies above" if passed else "does not lie above"
     detail = f"the gain in {comparison.metric} is {fixed(comparison.estimate, '+')}"
@@ -316,13 +384,17 @@ def _gain_check(
 def _too_few_to_tell(spec: GateSpec, metric: str, champion: Scores, clusters_N: Ints | None) -> str:
     """How many test rows it takes, where these cannot show what is asked whatever they say."""
     tail = (1 - spec.confidence) / 2
-    units = len(champion) if clusters_N is None else len(np.unique(clusters_N))
-    what = "test rows" if clusters_N is None else f"values of {spec.cluster}"
+    if clusters_N is None:
+        units = len(champion)
+        noun = "test rows"
+    else:
+        units = len(np.unique(clusters_N))
+        noun = f"values of {spec.cluster}"
     if spec.mode == "superiority":
         needed = least_that_differ(tail)
         if units >= needed:
             return ""
-        return f": {units} {what} cannot show a gain, it takes {needed} that all speak for it"
+        return f": {units} {noun} cannot show a gain, it takes {needed} that all speak for it"
     # the bound of a candidate that answers exactly as the champion does
     bounds = bounds_of(spec, metric, champion, champion, clusters_N, tail)
     unseen = -bounds.lower(tail)
@@ -330,9 +402,10 @@ def _too_few_to_tell(spec: GateSpec, metric: str, champion: Scores, clusters_N: 
         return ""
     needed = math.ceil(units * unseen / spec.margin)
     if isinstance(bounds, PairedAnswers):
+        # n equal answers leave a share of 1 - tail^(1/n) open; a margin of 1 has no logarithm
         needed = math.ceil(math.log(tail) / math.log1p(-min(spec.margin, 1 - 1e-12)))
     return (
-        f": {units} {what} that the models answer alike still allow a loss of {fixed(unseen)};"
+        f": {units} {noun} that the models answer alike still allow a loss of {fixed(unseen)};"
         f" to show that it is below {spec.margin:g} takes about {needed:,} of them, or a wider"
         " evaluate.gate.margin"
     )
@@ -340,14 +413,19 @@ def _too_few_to_tell(spec: GateSpec, metric: str, champion: Scores, clusters_N: 
 
 def churn_of(ours: Scores, theirs: Scores) -> Churn | None:
     """How often two contenders answer differently; None without classes, or without answers."""
-    mine, other = ours.answers(), theirs.answers()
-    if mine is None or other is None or not len(mine[0]):
+    our_answers = ours.answers()
+    their_answers = theirs.answers()
+    if our_answers is None or their_answers is None or not len(our_answers[0]):
         return None
-    (mine_N, true_N), other_N = mine, other[0]
-    changed_N = mine_N != other_N
-    fixed, broken = (int((changed_N & (one_N == true_N)).sum()) for one_N in (mine_N, other_N))
-    share = float(changed_N.mean())
-    return Churn(answers=len(true_N), share=share, fixed=fixed, broken=broken)
+    ours_N, true_N = our_answers
+    theirs_N, _ = their_answers
+    changed_N = ours_N != theirs_N
+    return Churn(
+        answers=len(true_N),
+        share=float(changed_N.mean()),
+        fixed=int((changed_N & (ours_N == true_N)).sum()),
+        broken=int((changed_N & (theirs_N == true_N)).sum()),
+    )
 
 
 def _churn_check(spec: GateSpec, churn: Churn | None, champion: Scores | None) -> list[Check]:
@@ -356,10 +434,16 @@ def _churn_check(spec: GateSpec, churn: Churn | None, champion: Scores | None) -
     if churn is None:
         return [Check(name="churn", passed=False, detail="there are no classes to compare")]
     passed = churn.share <= spec.max_churn
-    detail = f"{churn.share:.4f} of the answers differ from the champion's, "
-    detail += f"{'within' if passed else 'more than'} the {spec.max_churn:g} allowed"
-    value = {"value": churn.share, "threshold": spec.max_churn}
-    return [Check(name="churn", passed=passed, detail=detail, **value)]
+    relation = "within" if passed else "more than"
+    check = Check(
+        name="churn",
+        passed=passed,
+        detail=f"{churn.share:.4f} of the answers differ from the champion's, "
+        f"{relation} the {spec.max_churn:g} allowed",
+        value=churn.share,
+        threshold=spec.max_churn,
+    )
+    return [check]
 
 
 def _champion_drop(
@@ -371,13 +455,15 @@ def _champion_drop(
 ) -> ChampionDrop | None:
     """How much worse the champion does on these rows than on those that it was judged on, which are
     others: of these only the metric is known, so their deviation is taken from these."""
-    judged, judged_rows = record.champion_judged.get(metric), record.champion_judged_rows
+    judged = record.champion_judged.get(metric)
+    judged_rows = record.champion_judged_rows
     if theirs is None or judged is None or not judged_rows or not len(theirs):
         return None
     now = theirs.metrics.get(metric, math.nan)
     if not (theirs.finite and math.isfinite(now) and math.isfinite(judged)):
         return None
     drop = now - judged if metric in LOWER_IS_BETTER else judged - now
+    # of the difference of two means, each of its own rows
     deviation = deviation_of(spec, metric, theirs, clusters_N)
     deviation *= math.sqrt(1 + len(theirs) / judged_rows)
     chance = 1 - NormalDist().cdf(drop / deviation) if deviation else float(drop <= 0)
@@ -401,20 +487,33 @@ def _drop_check(spec: GateSpec, drop: ChampionDrop | None) -> list[Check]:
         detail = f"{drop.sentence}. That is more than the {spec.max_champion_drop:g} of"
         detail += " evaluate.gate.max_champion_drop, so a person decides: look at the data, then"
         detail += " `rekindle promote RUN --reason TEXT`"
-    value = {"value": drop.drop, "threshold": spec.max_champion_drop}
-    return [Check(name="champion_drop", passed=passed, detail=detail, **value)]
+    check = Check(
+        name="champion_drop",
+        passed=passed,
+        detail=detail,
+        value=drop.drop,
+        threshold=spec.max_champion_drop,
+    )
+    return [check]
 
 
-def _size_check(most: float | None, size: int | None) -> list[Check]:
-    if most is None:
+def _size_check(most_megabytes: float | None, size_bytes: int | None) -> list[Check]:
+    if most_megabytes is None:
         return []
-    if size is None:
+    if size_bytes is None:
         detail = "the size of the model was not recorded; run the step `score` again"
         return [Check(name="size", passed=False, detail=detail)]
-    taken, passed = size / 1e6, size <= most * 1e6
-    detail = f"the model takes {taken:.4g} MB, {'within' if passed else 'more than'} the {most:g}"
-    known = {"value": taken, "threshold": most}
-    return [Check(name="size", passed=passed, detail=f"{detail} allowed", **known)]
+    megabytes = size_bytes / 1e6
+    passed = size_bytes <= most_megabytes * 1e6
+    relation = "within" if passed else "more than"
+    check = Check(
+        name="size",
+        passed=passed,
+        detail=f"the model takes {megabytes:.4g} MB, {relation} the {most_megabytes:g} allowed",
+        value=megabytes,
+        threshold=most_megabytes,
+    )
+    return [check]
 
 
 def _must_pass(spec: EvaluateSpec, record: records.Scores, scores: Path) -> list[Check]:
@@ -425,23 +524,43 @@ def _must_pass(spec: EvaluateSpec, record: records.Scores, scores: Path) -> list
         detail = "the rows that must pass were not scored; run the step `score` again"
         return [Check(name="must_pass", passed=False, detail=detail)]
     rows = pq.read_table(scores / MUST_PASS).to_pylist()
-    missed = []
+    misses = []
     for number, row in enumerate(rows, 1):
-        right = row["label"] if isinstance(row["label"], list) else [row["label"]]
-        logits_WC = np.array(row["logits"], np.float64).reshape(len(right), -1)
-        # a word that was cut off has the same logits for all tags
-        known_W = np.isfinite(logits_WC).all(1) & (logits_WC.max(1) != logits_WC.min(1))
-        picks = zip(logits_WC.argmax(1), known_W, strict=True)
-        found = [record.candidate.labels[pick] if known else "–" for pick, known in picks]
-        wrong = (pair for pair in zip(right, found, strict=True) if pair[0] != pair[1])
-        for expected, predicted in itertools.islice(wrong, 1):
-            missed.append(f"row {number} expected `{expected}`, predicted `{predicted}`")
-    text = f"all {len(rows)} rows that must pass do"
-    if missed:
-        more = [f"and {len(missed) - _MOST_ROWS} more"] if len(missed) > _MOST_ROWS else []
-        text = f"{len(missed)} of {len(rows)} rows that must pass do not: "
-        text += "; ".join([*missed[:_MOST_ROWS], *more])
-    return [Check(name="must_pass", passed=not missed, detail=text, value=len(missed), threshold=0)]
+        miss = _first_miss(row["label"], row["logits"], record.candidate.labels)
+        if miss:
+            expected, predicted = miss
+            misses.append(f"row {number} expected `{expected}`, predicted `{predicted}`")
+    detail = f"all {len(rows)} rows that must pass do"
+    if misses:
+        listed = misses[:_MOST_ROWS]
+        if len(misses) > _MOST_ROWS:
+            listed.append(f"and {len(misses) - _MOST_ROWS} more")
+        detail = f"{len(misses)} of {len(rows)} rows that must pass do not: " + "; ".join(listed)
+    check = Check(
+        name="must_pass",
+        passed=not misses,
+        detail=detail,
+        value=len(misses),
+        threshold=0,
+    )
+    return [check]
+
+
+def _first_miss(
+    label: str | list[str], logits: list[float], classes: Sequence[str]
+) -> tuple[str, str] | None:
+    """The expected and the predicted class of the first word, or of the text, that the candidate
+    answers wrong; None where all are right."""
+    expected_W = label if isinstance(label, list) else [label]
+    logits_WC = np.array(logits, np.float64).reshape(len(expected_W), -1)
+    # a word that was cut off has the same logits for all tags
+    is_known_W = np.isfinite(logits_WC).all(1) & (logits_WC.max(1) != logits_WC.min(1))
+    picks_W = logits_WC.argmax(1)
+    for expected, pick, is_known in zip(expected_W, picks_W, is_known_W, strict=True):
+        predicted = classes[pick] if is_known else "–"
+        if predicted != expected:
+            return expected, predicted
+    return None
 
 
 def refused(name: str, detail: str) -> Verdict:
@@ -453,10 +572,13 @@ def _clusters(rows: pa.Table, column: str | None) -> Ints | None:
     """[N]: which rows are drawn together, those without a value alone; None: each is."""
     if column is None:
         return None
-    values: list[Any] = rows.column("slices").combine_chunks().field(column).to_pylist()
-    known = dict[Any, int]()
-    keys = (i if value is None else value for i, value in enumerate(values))
-    return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+    values: list[object] = rows.column("slices").combine_chunks().field(column).to_pylist()
+    numbers = dict[object, int]()
+    clusters = []
+    for row, value in enumerate(values):
+        key = row if value is None else value
+        clusters.append(numbers.setdefault(key, len(numbers)))
+    return np.array(clusters, np.int64)
 
 
 def _too_few(scores: Scores, clusters_N: Ints | None, column: str | None) -> str:
@@ -465,23 +587,26 @@ def _too_few(scores: Scores, clusters_N: Ints | None, column: str | None) -> str
     sizes_N = scores.sizes_N
     if clusters_N is None and (not len(sizes_N) or sizes_N.min() == sizes_N.max()):
         return ""
-    units, weigh = len(sizes_N), units_in(clusters_N, sizes_N)
-    if weigh >= FEWEST_UNITS or (clusters_N is None and units < FEWEST_UNITS):
+    units = len(sizes_N)
+    weight = units_in(clusters_N, sizes_N)
+    # a few examples are judged all the same: their bounds are wide
+    if weight >= FEWEST_UNITS or (clusters_N is None and units < FEWEST_UNITS):
         return ""
-    what = f"the {units} test examples, which differ in length,"
+    subject = f"the {units} test examples, which differ in length,"
     if clusters_N is not None:
         units = len(np.unique(clusters_N))
-        what = f"the {units} values of {column} among the test examples"
+        subject = f"the {units} values of {column} among the test examples"
     return (
-        f"{what} tell as much as {weigh:.1f} of equal size: it takes {FEWEST_UNITS} to tell models"
-        " apart"
+        f"{subject} tell as much as {weight:.1f} of equal size: it takes {FEWEST_UNITS} to tell"
+        " models apart"
     )
 
 
-def _left(spec: GateSpec, earlier: int) -> float:
+def _confidence_of_look(spec: GateSpec, earlier: int) -> float:
     """The confidence of a comparison with as many `earlier` ones of its epoch."""
     if spec.looks is None:
         return spec.confidence
+    # the parts of all rounds, 1 / (r (r + 1)), sum to 1, so that the looks never end
     round_ = earlier // spec.looks + 1
     return 1 - (1 - spec.confidence) / (spec.looks * round_ * (round_ + 1))
 
@@ -512,16 +637,24 @@ def compare(
 def _floor(
     check: str, metric: str, floor: float, metrics: Mapping[str, float], where: str = ""
 ) -> Check:
-    value, falls = metrics.get(metric, math.nan), metric in LOWER_IS_BETTER
-    passed = value <= floor if falls else value >= floor
-    reached = f"{'is' if passed else 'is not'} {'at most' if falls else 'at least'} {floor:g}"
-    detail = f"{metric} {fixed(value)}{where} {reached}"
+    """Whether a metric is at least its floor, or at most where less is better."""
+    value = metrics.get(metric, math.nan)  # which no comparison passes
+    if metric in LOWER_IS_BETTER:
+        passed = value <= floor
+        limit = "at most"
+    else:
+        passed = value >= floor
+        limit = "at least"
+    verb = "is" if passed else "is not"
+    detail = f"{metric} {fixed(value)}{where} {verb} {limit} {floor:g}"
     return Check(name=check, passed=passed, detail=detail, value=value, threshold=floor)
 
 
 def _finite(scores: Scores, who: str) -> Check:
+    """Whether all metrics and predictions of a contender are numbers."""
     bad = sorted(name for name, value in scores.metrics.items() if not math.isfinite(value))
-    bad += [] if scores.finite else ["predictions"]
+    if not scores.finite:
+        bad.append("predictions")
     detail = f"{', '.join(bad)} is not a number" if bad else "metrics are numbers"
     return Check(name=f"{who}_finite", passed=not bad, detail=f"the {who}'s {detail}")
 
@@ -533,24 +666,34 @@ def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[
     judged = [part for part in slices if part.rows >= spec.min_slice_size and part.champion]
     sure = holm([part.p_value or 0.0 for part in judged], 1 - spec.confidence)
     for part, is_sure in zip(judged, sure, strict=True):
-        ours, theirs = (side.get(metric, math.nan) for side in (part.candidate, part.champion))
+        ours = part.candidate.get(metric, math.nan)
+        theirs = part.champion.get(metric, math.nan)
         drop = sign * (theirs - ours)
-        small = drop <= spec.max_slice_drop + 1e-12
-        passed = small or (not is_sure and not math.isnan(drop))
-        where = f"{part.column}={part.value} ({part.rows} rows)"
-        limit = "within" if small else "more than"
-        allowed = f"{limit} the {spec.max_slice_drop:g} allowed"
-        if passed and not small:
-            allowed += f", which chance may explain (p = {part.p_value:.2g})"
-        if sign > 0:
-            detail = f"{where} {'gains' if drop <= 0 else 'loses'} {fixed(abs(drop))} of {metric}"
-        else:
-            moves = "falls" if drop <= 0 else "rises"
-            detail = f"{metric} of {where} {moves} by {fixed(abs(drop))}"
-        name, detail = f"slice:{part.column}={part.value}", f"{detail}, {allowed}"
-        known = {"value": drop, "threshold": spec.max_slice_drop}
-        checks.append(Check(name=name, passed=passed, detail=detail, **known))
+        is_small = drop <= spec.max_slice_drop + 1e-12  # what rounding may add
+        passed = is_small or (not is_sure and not math.isnan(drop))
+        limit = "within" if is_small else "more than"
+        detail = f"{_change_of(part, metric, drop)}, {limit} the {spec.max_slice_drop:g} allowed"
+        if passed and not is_small:
+            detail += f", which chance may explain (p = {part.p_value:.2g})"
+        check = Check(
+            name=f"slice:{part.column}={part.value}",
+            passed=passed,
+            detail=detail,
+            value=drop,
+            threshold=spec.max_slice_drop,
+        )
+        checks.append(check)
     return checks
+
+
+def _change_of(part: Slice, metric: str, drop: float) -> str:
+    """By how much the metric of a slice changes, in words; a `drop` below 0 is a gain."""
+    where = f"{part.column}={part.value} ({part.rows} rows)"
+    if metric in LOWER_IS_BETTER:
+        moves = "falls" if drop <= 0 else "rises"
+        return f"{metric} of {where} {moves} by {fixed(abs(drop))}"
+    moves = "gains" if drop <= 0 else "loses"
+    return f"{where} {moves} {fixed(abs(drop))} of {metric}"
 
 
 def holm(
@@ -559,22 +702,25 @@ def holm(
     """Which of several changes chance does not explain, all together at this level; one of a
     larger weight has a larger part of it (Holm 1979)."""
     weights = weights or [1.0] * len(p_values)
-    sure, left = [False] * len(p_values), sum(weights)
+    is_sure = [False] * len(p_values)
+    remaining_weight = sum(weights)
     for at in sorted(range(len(p_values)), key=lambda at: p_values[at] / weights[at]):
-        if p_values[at] * left > level * weights[at]:
+        if p_values[at] * remaining_weight > level * weights[at]:
             break
-        sure[at] = True
-        left -= weights[at]
-    return sure
+        is_sure[at] = True
+        remaining_weight -= weights[at]
+    return is_sure
 
 
 def _praise(spec: EvaluateSpec, metric: str, ours: Scores, comparison: Comparison | None) -> str:
-    value = ours.metrics[metric]
+    """The reason of a verdict that promotes."""
+    value = fixed(ours.metrics[metric])
     if comparison is None:
-        reached = f"{metric} {fixed(value)} reaches every floor"
-        return f"first model: {reached if spec.floor else ours.trivial(metric).detail}"
-    how = "is better than the champion by"
+        if spec.floor:
+            return f"first model: {metric} {value} reaches every floor"
+        return f"first model: {ours.trivial(metric).detail}"
+    relation = "is better than the champion by"
     if spec.gate.mode == "noninferiority":
-        how = f"is not {spec.gate.margin:g} worse than the champion: it differs by"
+        relation = f"is not {spec.gate.margin:g} worse than the champion: it differs by"
     interval = f"[{fixed(comparison.lower, '+')}, {fixed(comparison.upper, '+')}]"
-    return f"{metric} {fixed(value)} {how} {fixed(comparison.estimate, '+')} {interval}"
+    return f"{metric} {value} {relation} {fixed(comparison.estimate, '+')} {interval}"

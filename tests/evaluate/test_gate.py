@@ -563,11 +563,11 @@ def test_of_texts_without_classes_no_churn_is_known_and_a_limit_refuses(tmp_path
 
 def test_comparisons_of_one_epoch_share_what_may_go_wrong():
     looks = spec(gate={"looks": 12}).gate
-    levels = [1 - gate._left(looks, earlier) for earlier in range(5_000)]
+    levels = [1 - gate._confidence_of_look(looks, earlier) for earlier in range(5_000)]
     assert levels[:12] == pytest.approx([0.05 / 24] * 12)
     assert levels[12:24] == pytest.approx([0.05 / 72] * 12)
     assert 0.0498 < sum(levels) < 0.05
-    assert gate._left(spec().gate, 4_000) == 0.95
+    assert gate._confidence_of_look(spec().gate, 4_000) == 0.95
 
 
 def test_an_epoch_is_how_the_test_split_is_drawn_and_the_looks_at_it_count(tmp_path):

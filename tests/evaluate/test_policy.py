@@ -32,7 +32,7 @@ class Contest:
         return ClassScores(np.eye(2)[answers] * 0.8 + 0.1, self.labels, ("a", "b"))
 
     def promotes(self, candidate, champion, earlier):
-        level = gate._left(self.spec.gate, earlier)
+        level = gate._confidence_of_look(self.spec.gate, earlier)
         told = (candidate, champion, (), "accuracy", (), None, level)
         return gate.judge(self.spec, "accuracy", *told).promote
 
