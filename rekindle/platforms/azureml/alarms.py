@@ -15,6 +15,7 @@ from rekindle.platforms.submission import Definition, plain_name
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import AzureMLSpec
 
+# type and API version of each kind of the template
 _KINDS = {
     "alert": ("Microsoft.Insights/metricAlerts", "2018-03-01"),
     "dashboard": ("Microsoft.Portal/dashboards", "2020-09-01-preview"),
@@ -31,12 +32,12 @@ class Alarms:
     ) -> None:
         self.endpoint = AzureMLEndpoint(place, DeploySpec(), model)
         self.workspace = workspace_path(place)
-        about = self.endpoint.call("GET", "").json()
+        workspace = self.endpoint.call("GET", "").json()
         self.values = {
             "workspace": self.workspace,
             "endpoint": f"{self.workspace}{self.endpoint.path}",
-            "insights": about.get("properties", {}).get("applicationInsights") or "",
-            "location": about["location"],
+            "insights": workspace.get("properties", {}).get("applicationInsights") or "",
+            "location": workspace["location"],
             "actions": place.alarm_actions,
             "experiment": yaml.safe_load(definition.text)["experiment_name"],
             "deployed": self.endpoint.call("GET", self.endpoint.path).status_code != 404,
@@ -53,6 +54,7 @@ class Alarms:
         self.endpoint.call("DELETE", self._url(kind, name))
 
     def _url(self, kind: str, name: str) -> str:
-        group, (type_, version) = self.workspace.rpartition("/providers/")[0], _KINDS[kind]
+        group = self.workspace.rpartition("/providers/")[0]
+        resource_type, api_version = _KINDS[kind]
         plain = plain_name(name, r"[^a-zA-Z0-9-]", 64, distinct=True)
-        return f"{ARM}{group}/providers/{type_}/{plain}?api-version={version}"
+        return f"{ARM}{group}/providers/{resource_type}/{plain}?api-version={api_version}"
