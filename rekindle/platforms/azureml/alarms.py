@@ -1,15 +1,16 @@
-"""Metric alerts and a dashboard of Azure Monitor, of which each request replaces the whole one.
+"""Metric alerts and a dashboard of Azure Monitor, of which each request replaces the
+whole one.
 
 Authority: Microsoft.Insights/metricAlerts 2018-03-01, Microsoft.Portal/dashboards
-2020-09-01-preview; azure-monitor/reference/supported-metrics. No subscription has been asked."""
+2020-09-01-preview; azure-monitor/reference/supported-metrics. No subscription has been
+asked."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from rekindle.platforms.azureml.client import ARM, workspace_path
+from rekindle.platforms.azureml.client import ARM, Json, workspace_path
 from rekindle.platforms.azureml.endpoint import AzureMLEndpoint
 from rekindle.platforms.submission import Definition, plain_name
 from rekindle.spec.deploy import DeploySpec
@@ -43,11 +44,11 @@ class Alarms:
             "deployed": self.endpoint.call("GET", self.endpoint.path).status_code != 404,
         }
 
-    def find(self, kind: str, name: str) -> dict[str, Any] | None:
+    def find(self, kind: str, name: str) -> Json | None:
         response = self.endpoint.call("GET", self._url(kind, name))
         return None if response.status_code == 404 else dict(response.json())
 
-    def put(self, kind: str, name: str, body: Mapping[str, Any]) -> None:
+    def put(self, kind: str, name: str, body: Mapping[str, object]) -> None:
         self.endpoint.call("PUT", self._url(kind, name), body)
 
     def remove(self, kind: str, name: str) -> None:

@@ -1,8 +1,8 @@
 """A workspace of Azure ML: jobs are submitted, looked at and cancelled.
 
-A job's name follows from its definition and the submission's token. Whether it is there is asked
-before it is made, and again after an error that leaves that open. Authority: azure-ai-ml 1.35, as
-tests/servers/azure/rest.py has seen it ask. No workspace has."""
+A job's name follows from its definition and the submission's token. Whether it is there
+is asked before it is made, and again after an error that leaves that open. Authority:
+azure-ai-ml 1.35, as tests/servers/azure/rest.py has seen it ask. No workspace has."""
 
 import contextlib
 import graphlib
@@ -78,7 +78,8 @@ def workspace_path(place: AzureMLSpec) -> str:
 
 @contextlib.contextmanager
 def connected(place: AzureMLSpec) -> Iterator["MLClient"]:
-    """The SDK's client; what it raises becomes a PlatformError, what it prints is dropped."""
+    """The SDK's client; what it raises becomes a PlatformError, what it prints is
+    dropped."""
     with contextlib.redirect_stderr(io.StringIO()), logged_in(place) as credential:
         try:
             from azure.ai.ml import MLClient
@@ -98,8 +99,8 @@ def connected(place: AzureMLSpec) -> Iterator["MLClient"]:
 
 @contextlib.contextmanager
 def logged_in(place: AzureMLSpec) -> Iterator["TokenCredential"]:
-    """The credential of who is logged in, without the SDK, which takes a second to import;
-    PlatformError for what Azure raises in the block."""
+    """The credential of who is logged in, without the SDK, which takes a second to
+    import; PlatformError for what Azure raises in the block."""
     place.refuse_if_incomplete()
     try:
         from azure.core.exceptions import AzureError
@@ -113,7 +114,8 @@ def logged_in(place: AzureMLSpec) -> Iterator["TokenCredential"]:
 
 
 def sender(credential: "TokenCredential", resource: str = ARM) -> Any:
-    """A client of Azure's REST APIs, with a token for `resource`, that repeats requests."""
+    """A client of Azure's REST APIs, with a token for `resource`, that repeats
+    requests."""
     from azure.core import PipelineClient
     from azure.core.pipeline.policies import BearerTokenCredentialPolicy, RetryPolicy
 
@@ -122,8 +124,8 @@ def sender(credential: "TokenCredential", resource: str = ARM) -> Any:
 
 
 def find(operations: Any, name: str) -> Any:
-    """A job or a schedule, by the SDK's `operations` of its kind; None where the workspace has
-    none."""
+    """A job or a schedule, by the SDK's `operations` of its kind; None where the
+    workspace has none."""
     from azure.core.exceptions import ResourceNotFoundError
 
     try:
@@ -194,7 +196,8 @@ def explained(error: Exception, place: AzureMLSpec) -> PlatformError:
 
 
 def _fix_of(error: Exception) -> str:
-    """What to do about an error, where its status or its type says that; "" for others."""
+    """What to do about an error, where its status or its type says that; "" for
+    others."""
     from azure.ai.ml.exceptions import MlException
     from azure.core.exceptions import ClientAuthenticationError
 
@@ -233,7 +236,8 @@ def _message_of(error: Exception) -> str:
 
 
 def steps(definition: Definition) -> tuple[PlannedStep, ...]:
-    """The steps by name, as they may begin: on which cluster, or on machines of which size."""
+    """The steps by name, as they may begin: on which cluster, or on machines of which
+    size."""
     jobs = _job_of(definition)["jobs"]
     producers = {name: _STEP_REFERENCE.findall(str(job["inputs"])) for name, job in jobs.items()}
     planned_steps = []
@@ -254,8 +258,8 @@ def images(definition: Definition) -> frozenset[str]:
 
 
 def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
-    """The steps as the cache sees them: a deterministic component is reused where itself, its
-    values and the places of its inputs are the same."""
+    """The steps as the cache sees them: a deterministic component is reused where itself,
+    its values and the places of its inputs are the same."""
     job = _job_of(Definition(files))
     keys = {name: _cache_key(name, step, job, files) for name, step in job["jobs"].items()}
     order = graphlib.TopologicalSorter({name: key.places for name, key in keys.items()})

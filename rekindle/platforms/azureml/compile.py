@@ -1,20 +1,21 @@
-"""A pipeline for Azure Machine Learning: the YAML of a pipeline job, and the folders of code that
-its steps run.
+"""A pipeline for Azure Machine Learning: the YAML of a pipeline job, and the folders of
+code that its steps run.
 
-Pure and byte-stable. The Graph is flattened, because a pipeline job knows neither nested pipelines
-nor loops. Each step is a command that runs `entry.py` of its bundle. Steps pass only files to each
-other there: what a step returned is a file in its output `rekindle_result`. Conditions become
-guards, which the step itself looks at. To wait for a step is to mount its result.
+Pure and byte-stable. The Graph is flattened, because a pipeline job knows neither nested
+pipelines nor loops. Each step is a command that runs `entry.py` of its bundle. Steps pass
+only files to each other there: what a step returned is a file in its output
+`rekindle_result`. Conditions become guards, which the step itself looks at. To wait for a
+step is to mount its result.
 
-Authority: the schemas of azure-ai-ml 1.35, which load and validate what is written here. No
-workspace has run it yet."""
+Authority: the schemas of azure-ai-ml 1.35, which load and validate what is written here.
+No workspace has run it yet."""
 
 import dataclasses
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -38,6 +39,7 @@ from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import AzureMLSpec
 
+Json: TypeAlias = dict[str, Any]
 _ENTRY = Path(__file__).with_name("entry.py")
 _SECRETS = ("platforms/azureml/secrets.py", "http.py")
 _IDENTITIES = {"managed": "managed", "user": "user_identity"}  # the job's names for them
@@ -50,8 +52,9 @@ _RESERVED = re.compile(r"rekindle_result|(?:result|artifact|after)_\d+")
 def compile(
     ir_text: str, graph: Graph, arguments: Mapping[str, Any], place: AzureMLSpec
 ) -> Definition:
-    """`<pipeline>.azureml.yaml`, which `az ml job create --file` and the SDK take, and beside it
-    `bundles/<hash>/...`, the code of its steps. RequestError with everything that is wrong."""
+    """`<pipeline>.azureml.yaml`, which `az ml job create --file` and the SDK take, and
+    beside it `bundles/<hash>/...`, the code of its steps. RequestError with everything
+    that is wrong."""
     known = known_secrets(graph, place.secrets, lambda step: _gets_secrets(step, place))
     place_problems = _problems_of_place(graph, place)
     problems = lacks(graph, "azureml", place_problems, known, arguments=arguments)
@@ -104,8 +107,8 @@ _Dumper.add_representer(str, _represent_text)
 
 @dataclasses.dataclass(frozen=True)
 class _Machine:
-    """Where a step runs: on the `cluster` with this name, or, where that is "", on a machine of
-    this `size` that Azure finds; None where none is known that fits."""
+    """Where a step runs: on the `cluster` with this name, or, where that is "", on a
+    machine of this `size` that Azure finds; None where none is known that fits."""
 
     cluster: str
     size: str | None
@@ -114,7 +117,8 @@ class _Machine:
 
 
 class _Compiler:
-    """One compilation: the flat steps, the names of their jobs, and the problems found so far."""
+    """One compilation: the flat steps, the names of their jobs, and the problems found so
+    far."""
 
     def __init__(self, graph: Graph, values: Mapping[str, Any], place: AzureMLSpec) -> None:
         self.graph = graph
@@ -134,7 +138,7 @@ class _Compiler:
         # parameters that are inputs of the job; an input cannot be empty text
         self.inputs = {name for name, value in values.items() if value != ""}
 
-    def job(self) -> dict[str, Any]:
+    def job(self) -> Json:
         """The pipeline job, as its schema has it."""
         steps = [flat for flat in self.flats.values() if isinstance(flat.step, Step)]
         jobs = {self.jobs[flat.path]: self._command(flat) for flat in steps}
@@ -145,7 +149,7 @@ class _Compiler:
         for name, value in self.values.items():
             if name in parameters_read and name in self.inputs:
                 inputs[self.names[name]] = bundle.scalar(value)
-        job: dict[str, Any] = {
+        job: Json = {
             "$schema": "https://azuremlschemas.azureedge.net/latest/pipelineJob.schema.json",
             "type": "pipeline",
             "tags": {"rekindle": "true", **self.place.tags},
@@ -161,13 +165,13 @@ class _Compiler:
             job["inputs"] = inputs
         return job
 
-    def _command(self, flat: Flat) -> dict[str, Any]:
+    def _command(self, flat: Flat) -> Json:
         """One step: its component, what is bound to it, and where it runs."""
         step = flat.step
         assert isinstance(step, Step)
         self.problems += python_problems("azureml", step, image_of(step, self.place.image))
         machine = self._machine(step)
-        command: dict[str, Any] = {
+        command: Json = {
             "type": "command",
             "component": self._component(flat, step, machine),
             "inputs": self._bindings(flat),
@@ -195,7 +199,7 @@ class _Compiler:
             }
         return command
 
-    def _component(self, flat: Flat, step: Step, machine: _Machine) -> dict[str, Any]:
+    def _component(self, flat: Flat, step: Step, machine: _Machine) -> Json:
         """What the step runs, and the types of what it reads and leaves."""
         parameters = self._parameters(flat)
         mounted = self._mounted(flat)
@@ -229,7 +233,8 @@ class _Compiler:
         return bindings
 
     def _parameters(self, flat: Flat) -> dict[str, tuple[str, str]]:
-        """The pipeline's parameters that the step or its guards read: input's name and type."""
+        """The pipeline's parameters that the step or its guards read: input's name and
+        type."""
         parameters = {}
         for name in _parameters_read_by(flat):
             if name in self.inputs:
@@ -297,7 +302,8 @@ class _Compiler:
 
 
 def _parameters_read_by(flat: Flat) -> Iterable[str]:
-    """The names of the pipeline's parameters that a step or its guards read, each once."""
+    """The names of the pipeline's parameters that a step or its guards read, each
+    once."""
     names = [source.name for source in read_by(flat) if isinstance(source, Given)]
     return dict.fromkeys(names)
 
@@ -322,8 +328,9 @@ def _shell(
     mounted: Mapping[str, tuple[str, Output]],
     outputs: Mapping[str, str],
 ) -> str:
-    """The command: values go through files, so that the shell reads nothing in them but the line
-    that ends their here-document, which only the user who starts the job can write."""
+    """The command: values go through files, so that the shell reads nothing in them but
+    the line that ends their here-document, which only the user who starts the job can
+    write."""
     lines = []
     words = ["exec python3 entry.py"]
     if parameters:
@@ -340,7 +347,8 @@ def _shell(
 
 
 def identifiers(names: Iterable[str]) -> dict[str, str]:
-    """Names that Azure takes for steps, inputs and outputs, each once, and none of ours."""
+    """Names that Azure takes for steps, inputs and outputs, each once, and none of
+    ours."""
     identifiers: dict[str, str] = {}
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_").lower() or "x"

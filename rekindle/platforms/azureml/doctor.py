@@ -1,11 +1,12 @@
-"""The least permissions for steps on Azure ML, and whether the workspace, and what lies around it,
-has what a config names; each check reads and none changes anything (a registry hands out its token
-by POST, which changes nothing).
+"""The least permissions for steps on Azure ML, and whether the workspace, and what lies
+around it, has what a config names; each check reads and none changes anything (a registry
+hands out its token by POST, which changes nothing).
 
 A refusal to answer, and no answer, are no problem. Authority: the REST references of
-Microsoft.MachineLearningServices 2024-04-01 (workspaces, computes), Microsoft.Authorization
-2022-04-01 (permissions of who asks), Data Lake Storage Gen2 2023-11-03, Key Vault 7.4, and
-azure/acr's AAD-OAuth.md. No workspace has been asked yet."""
+Microsoft.MachineLearningServices 2024-04-01 (workspaces, computes),
+Microsoft.Authorization 2022-04-01 (permissions of who asks), Data Lake Storage Gen2
+2023-11-03, Key Vault 7.4, and azure/acr's AAD-OAuth.md. No workspace has been asked
+yet."""
 
 import fnmatch
 import logging
@@ -154,8 +155,8 @@ def workspace(subscription: Subscription) -> str:
 
 
 def permitted(subscription: Subscription, table: str) -> str:
-    """Whether the roles of who is logged in allow the workspace what a table of the catalog
-    lists."""
+    """Whether the roles of who is logged in allow the workspace what a table of the
+    catalog lists."""
     name = subscription.place.workspace
     fixes = {}
     for action, role in rights(limits("azureml")[table]):
@@ -235,7 +236,8 @@ def container(subscription: Subscription) -> str:
 
 
 def image(subscription: Subscription, reference: Image) -> str:
-    """Whether the registry has the image; others than Azure's are not asked with a token."""
+    """Whether the registry has the image; others than Azure's are not asked with a
+    token."""
     host = reference.host
     if not host.endswith(".azurecr.io"):
         raise NotChecked(f"{host} is not a registry of Azure")
@@ -258,7 +260,8 @@ def image(subscription: Subscription, reference: Image) -> str:
 
 
 def secret(subscription: Subscription, url: str) -> str:
-    """Whether the vault has the secret: its versions are listed, its value is not read."""
+    """Whether the vault has the secret: its versions are listed, its value is not
+    read."""
     vault, _, path = url.partition("/secrets/")
     name, _, version = path.partition("/")
     versions_url = f"{vault}/secrets/{name}/versions?maxresults=25&api-version={_VAULT_API}"

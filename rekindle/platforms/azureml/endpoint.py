@@ -1,13 +1,14 @@
-"""Deployments on Azure ML: a managed online endpoint for a model, and a deployment in it for each
-version, which runs rekindle's image as a custom container.
+"""Deployments on Azure ML: a managed online endpoint for a model, and a deployment in it
+for each version, which runs rekindle's image as a custom container.
 
-What is made is found again by its name, and is ours by its tag `rekindle`. When shares last
-changed, and by which event, is a tag of the endpoint, set by the same request. Callers present a
-token of Entra. What a container answers other than 200 is 424 for clients, so the status of the
-model says who failed.
+What is made is found again by its name, and is ours by its tag `rekindle`. When shares
+last changed, and by which event, is a tag of the endpoint, set by the same request.
+Callers present a token of Entra. What a container answers other than 200 is 424 for
+clients, so the status of the model says who failed.
 
-Authority: the models of azure-ai-ml 1.35.2 (REST 2025-12-01), whose own polling hides why something
-failed; learn.microsoft.com/azure/machine-learning/how-to-troubleshoot-online-endpoints, and
+Authority: the models of azure-ai-ml 1.35.2 (REST 2025-12-01), whose own polling hides why
+something failed;
+learn.microsoft.com/azure/machine-learning/how-to-troubleshoot-online-endpoints, and
 azure-monitor/reference/supported-metrics. No workspace has been asked."""
 
 import dataclasses
@@ -115,8 +116,8 @@ class AzureMLEndpoint:
         )
         self._start(path, self._deployment_body(model.version, files, environment))
 
-    def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
-        self._endpoint()  # sets the address
+    def ask(self, model: ServedModel, body: Json) -> Any:
+        self._endpoint()  # which sets the address
         deployment = _short(self.model, _version_name(model))
         headers = {"azureml-model-deployment": deployment}
         response = self.call("POST", self.address, body, headers=headers)
@@ -126,7 +127,8 @@ class AzureMLEndpoint:
         return response.json()
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
-        """See `Endpoint.split`; what the same event set already stays, and is counted on."""
+        """See `Endpoint.split`; what the same event set already stays, and is counted
+        on."""
         for _ in range(TRIES + 1):  # the last one only looks
             deployments = self._deployments()
             for version in shares:
@@ -182,11 +184,12 @@ class AzureMLEndpoint:
 
     def delete(self) -> None:
         """See `Endpoint.delete`; models and environments stay, which cost nothing."""
-        if self._endpoint() is not None:
+        if self._endpoint() is not None:  # and is ours
             self._remove(self.path)
 
     def publish(self, model: ServedModel, lineage: Mapping[str, str]) -> str:
-        """See `Publisher.publish`: versions with our numbers, the champion's stage Production."""
+        """See `Publisher.publish`: versions with our numbers, the champion's stage
+        Production."""
         versions_path = f"/models/{_plain(self.model)}/versions"
         path = f"{versions_path}/{model.version}"
         digest = model.digest[:32]
@@ -348,8 +351,8 @@ class AzureMLEndpoint:
         return endpoint or {"properties": {}}
 
     def _start(self, path: str, body: Json) -> None:
-        """Create the deployment and wait until it is ready; one that failed before is created
-        again. Raises StepError with the end of its log."""
+        """Create the deployment and wait until it is ready; one that failed before is
+        created again. Raises StepError with the end of its log."""
         operation = ""
         for _ in self._polls():
             state = _state(self._get(path))
@@ -357,7 +360,7 @@ class AzureMLEndpoint:
                 return
             if state in ("", "Failed", "Canceled"):
                 if operation:
-                    break
+                    break  # it failed again
                 response = self.call("PUT", path, body, StepError)
                 operation = response.headers.get("Azure-AsyncOperation", "")
         error = (self._get(operation) or {}).get("error") or {}
@@ -416,14 +419,14 @@ class AzureMLEndpoint:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, object] | None = None,
         refused: type[RekindleError] | None = None,
         headers: dict[str, str] | None = None,
         query: Mapping[str, str] = MappingProxyType({}),
     ) -> Any:
-        """Azure's response, also that nothing is there (404), that another change is under
-        way (409) and any to a POST; `refused` is raised where Azure refuses a change for
-        another reason."""
+        """Azure's response, also that nothing is there (404), that another change is
+        under way (409) and any to a POST; `refused` is raised where Azure refuses a
+        change for another reason."""
         from azure.core.exceptions import (
             AzureError,
             ClientAuthenticationError,
@@ -441,6 +444,7 @@ class AzureMLEndpoint:
             response = pipeline.send_request(
                 HttpRequest(method, url, params=parameters, json=body, headers=headers),
                 read_timeout=client.PATIENCE["read_timeout"],
+                # the POSTs here ask for predictions and logs, and change nothing
                 retry_on_methods=("GET", "PUT", "DELETE", "POST"),
             )
             status = response.status_code
@@ -474,7 +478,8 @@ class _Counts:
     refused: float = 0.0
 
     def add(self, requests: float, status: str, model_status: str) -> None:
-        """Count requests that ended with these statuses, of the endpoint and of the model."""
+        """Count requests that ended with these statuses, of the endpoint and of the
+        model."""
         self.requests += requests
         if _failed(status, model_status):
             self.failed += requests
@@ -516,15 +521,16 @@ def _split_body(endpoint: Json, traffic: Mapping[str, int], number: int) -> Json
 
 
 def _failed(status: str, model_status: str) -> bool:
-    """Whether the version failed requests of these statuses: 424 is what its container did."""
+    """Whether the version failed requests of these statuses: 424 is what its container
+    did."""
     if status == "424":
         return not model_status.startswith("4")
     return status >= "500" or status == "408"
 
 
 def _refused(status: str, model_status: str) -> bool:
-    """Whether the version's own server refused requests of these statuses: what Azure refuses
-    itself, such as a wrong key (401), has no status of the model."""
+    """Whether the version's own server refused requests of these statuses: what Azure
+    refuses itself, such as a wrong key (401), has no status of the model."""
     return status == "424" and model_status.isdigit() and is_refusal(int(model_status))
 
 

@@ -2,10 +2,11 @@
 
     python3 entry.py --values FOLDER --input CHANNEL=PATH ... --output NAME=PATH ...
 
-The working folder is the bundle. FOLDER holds a file for each of the pipeline's parameters that the
-step reads. The environment holds addresses of secrets, as REKINDLE_SECRET_NAME; of a PyTorch job
-MASTER_ADDR, MASTER_PORT, NODE_RANK, WORLD_SIZE and RANK, and AZUREML_NODE_COUNT on all clusters, a
-Rendezvous of the nodes, the first of which leaves the outputs."""
+The working folder is the bundle. FOLDER holds a file for each of the pipeline's
+parameters that the step reads. The environment holds addresses of secrets, as
+REKINDLE_SECRET_NAME; of a PyTorch job MASTER_ADDR, MASTER_PORT, NODE_RANK, WORLD_SIZE and
+RANK, and AZUREML_NODE_COUNT on all clusters, a Rendezvous of the nodes, the first of
+which leaves the outputs."""
 
 from __future__ import annotations
 
@@ -69,9 +70,9 @@ def _paths(words: list[str]) -> dict[str, Path]:
 
 
 def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
-    """The node's place; a job of one node may lack all of it. With `process_count_per_instance: 1`
-    one process a node is started; with more RANK would be a process's, so NODE_RANK is read, and
-    one that is too large is an error."""
+    """The node's place; a job of one node may lack all of it. With
+    `process_count_per_instance: 1` one process a node is started; with more RANK would be
+    a process's, so NODE_RANK is read, and one that is too large is an error."""
     from rekindle.launch.rendezvous import (
         Rendezvous,
         number,

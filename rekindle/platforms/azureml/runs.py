@@ -1,15 +1,15 @@
-"""A pipeline job of Azure ML: its steps, what they print and leave, stopping it, and trying again
-what failed.
+"""A pipeline job of Azure ML: its steps, what they print and leave, stopping it, and
+trying again what failed.
 
-Steps are the job's children, by the names that the definition has for them; one is there from when
-it is queued. What a step left is read from its own result (mounted.py says what lies there), which
-also says that its condition did not hold: the service sees a step that succeeded. Azure ML tries
-nothing again in place, so to resume is a new job of the same definition: what succeeded is reused,
-training goes on from its checkpoints.
+Steps are the job's children, by the names that the definition has for them; one is there
+from when it is queued. What a step left is read from its own result (mounted.py says what
+lies there), which also says that its condition did not hold: the service sees a step that
+succeeded. Azure ML tries nothing again in place, so to resume is a new job of the same
+definition: what succeeded is reused, training goes on from its checkpoints.
 
-What azure-ai-ml asks for itself and shows no further is asked of it here, in the last functions:
-its public `jobs.list(parent_job_name=...)` leaves out when a step began and why it failed,
-`jobs.stream` prints, `jobs.download` fetches whole outputs.
+What azure-ai-ml asks for itself and shows no further is asked of it here, in the last
+functions: its public `jobs.list(parent_job_name=...)` leaves out when a step began and
+why it failed, `jobs.stream` prints, `jobs.download` fetches whole outputs.
 
 Authority: azure-ai-ml 1.35.2, its constants of run history and reuse, RunOperations,
 get_job_output_uris_from_dataplane and get_datastore_info; learn.microsoft.com/azure/
@@ -78,6 +78,7 @@ def describe(place: AzureMLSpec, id: str) -> RunSnapshot:
     status = _RUN_STATES.get(job["status"], "running")
     has_ended = status in snapshot.ENDED_RUN
     steps = [_step_record(child, now) for child in children]
+    # results are read once, when the run is over: each is a download
     if has_ended:
         with connected(place) as client:
             steps = [_skipped_or_same(client, step) for step in steps]
@@ -90,7 +91,8 @@ def describe(place: AzureMLSpec, id: str) -> RunSnapshot:
 
 
 def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> Log:
-    """The lines since; of several machines with their rank, an unfinished one when it ends."""
+    """The lines since; of several machines with their rank, an unfinished one when it
+    ends."""
     if not step.log:
         return Log("", cursor)
     offsets: dict[str, int] = json.loads(cursor or "{}")  # in bytes, by file

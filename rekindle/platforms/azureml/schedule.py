@@ -1,8 +1,8 @@
 """Schedules of a workspace of Azure ML.
 
-Azure runs cron in a time zone of Windows' and ignores days of the month and months, so those are
-refused. It submits a job when one is due, whatever runs; of starts that it missed it says nothing.
-A schedule holds its job whole: changed, it starts the new one.
+Azure runs cron in a time zone of Windows' and ignores days of the month and months, so
+those are refused. It submits a job when one is due, whatever runs; of starts that it
+missed it says nothing. A schedule holds its job whole: changed, it starts the new one.
 
 Authority: azure-ai-ml 1.35 (schemas),
 learn.microsoft.com/azure/machine-learning/how-to-schedule-pipeline-job."""
@@ -29,7 +29,8 @@ _LONGEST_SECONDS = 600  # that a schedule may take until it is there
 
 
 def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
-    """The schedule with Azure's name of the zone; UnsupportedError with all that it ignores."""
+    """The schedule with Azure's name of the zone; UnsupportedError with all that it
+    ignores."""
     zone = azure_zone(schedule.timezone)
     problems = list(_problems(schedule))
     if zone is None:

@@ -1,10 +1,10 @@
-"""Secrets of Key Vault, read in the container when a step begins: a token of the identity that the
-step has, then one GET a secret.
+"""Secrets of Key Vault, read in the container when a step begins: a token of the identity
+that the step has, then one GET a secret.
 
-A value is never part of an error or a log, and no token follows a redirection. The image needs
-azure-identity (azure-ai-ml for the submitting user's identity); the rest is standard library, for
-the bundle brings this module. Authority: azure-identity 1.x (AzureMLCredential),
-learn.microsoft.com/rest/api/keyvault/secrets."""
+A value is never part of an error or a log, and no token follows a redirection. The image
+needs azure-identity (azure-ai-ml for the submitting user's identity); the rest is
+standard library, for the bundle brings this module. Authority: azure-identity 1.x
+(AzureMLCredential), learn.microsoft.com/rest/api/keyvault/secrets."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -69,8 +69,8 @@ def _credential(environment: Mapping[str, str]) -> Any:
 
 
 def _value(variable: str, url: str, token: str) -> str:
-    """The value of a secret; the error holds the vault's own code and never its message or
-    response."""
+    """The value of a secret; the error holds the vault's own code and never its message
+    or response."""
     address = f"{url}?api-version={API_VERSION}"
     headers = {"Authorization": f"Bearer {token}"}
     try:

@@ -30,7 +30,7 @@ Json: TypeAlias = dict[str, Any]
 
 _RETRIES = {"mode": "standard", "total_max_attempts": 5}
 ANSWER_SECONDS = 60.0
-_MOST_LISTED = 1_000
+_MOST_LISTED = 1_000  # executions that are looked through for one of a name
 SUFFIX = ".sagemaker.json"
 _LOG_IN = "aws sso login, or set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _STEP_REFERENCE = re.compile(r"Steps\.([\w-]+)\.")
@@ -163,6 +163,7 @@ def version_of(sagemaker: Client, name: str, definition: Definition, place: Sage
         with contextlib.suppress(*created_meanwhile):  # by another process
             sagemaker.create_pipeline(**body, ClientRequestToken=token, Tags=tags)
         newest = _newest_version(sagemaker, name)
+    # an execution runs a version, so the same definition needs no new one
     if newest is not None:
         pipeline = sagemaker.describe_pipeline(PipelineName=name, PipelineVersionId=newest)
         if (pipeline["PipelineDefinition"], pipeline["RoleArn"]) == (
@@ -305,6 +306,7 @@ def _cache_key(step: Json, defaults: Mapping[str, str], files: Mapping[str, byte
     job = step["Arguments"]
     inputs = _input_uris(job)
     environment = json.dumps(job.get("Environment", {}), sort_keys=True)
+    # the bundle is compared by its files, not by its URI
     bundle = str(inputs.pop("bundle", ""))
     algorithm = job.get("AppSpecification") or job.get("AlgorithmSpecification") or {}
     parts = {

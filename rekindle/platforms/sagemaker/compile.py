@@ -218,7 +218,7 @@ class _Compiler:
         kind, arguments = self.jobs.job_of(flat)
         name = self.jobs.names[flat.path]
         lowered: Json = {"Name": name, "Type": kind, "Arguments": arguments}
-        if kind == "Processing":
+        if kind == "Processing":  # a Training job has no property files
             lowered |= _RESULT_FILE
         waits = self._waits(flat)
         if waits and step.always:

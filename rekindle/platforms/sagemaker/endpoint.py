@@ -76,7 +76,7 @@ class SageMakerEndpoint:
             return {}
         state = _STATES.get(endpoint["EndpointStatus"], "ready")
         weights = _weights(endpoint)
-        total = sum(weights.values()) or 1
+        total = sum(weights.values()) or 1  # all weights may be 0
         return {
             _version_of(variant): (state, round(100 * weight / total))
             for variant, weight in weights.items()
@@ -97,6 +97,7 @@ class SageMakerEndpoint:
                 return
             self._delete_unused(sagemaker, endpoint)  # an attempt before may have had another image
             body = self._model_body(model)
+            # the first version gets all requests at once, a later one none before `split`
             weights[variant] = 0.0 if weights else 100.0
             try:
                 self._set_variants(
@@ -143,7 +144,7 @@ class SageMakerEndpoint:
         with self.account.client("sagemaker") as sagemaker:
             endpoint = self._describe_ours(sagemaker, "endpoint", self.name)
         if endpoint is None or not endpoint["tags"].get(_SPLIT_TAG):
-            return {}
+            return {}  # nothing is counted before the first split
         split_at = int(endpoint["tags"][_SPLIT_TAG].split(" ")[1])
         begin_minute = -(-split_at // 60)  # the first whole one
         end_minute = (_answered_at(endpoint) - LATE_SECONDS) // 60
@@ -166,12 +167,12 @@ class SageMakerEndpoint:
         requests = 0.0
         errors = 0.0
         refused = 0.0
-        for time_ in invocations.keys() & server_errors.keys():
-            requests += invocations[time_]
+        for minute in invocations.keys() & server_errors.keys():
+            requests += invocations[minute]
             # the metric has one sum for all of 4xx, a full queue (429) included
-            refused_then = client_errors.get(time_, 0)
+            refused_then = client_errors.get(minute, 0)
             refused += refused_then
-            errors += max(server_errors[time_], model_errors.get(time_, 0) - refused_then)
+            errors += max(server_errors[minute], model_errors.get(minute, 0) - refused_then)
         return Traffic(int(requests), int(errors), (), refused=int(refused))
 
     def retain(self, versions: set[str], number: int) -> None:
@@ -336,6 +337,7 @@ class SageMakerEndpoint:
             if is_done(endpoint):
                 return endpoint
             if is_accepted:
+                # it has settled since, on something else
                 reason = (endpoint or {}).get("FailureReason", "SageMaker does not say why")
                 break
             try:
@@ -358,6 +360,7 @@ class SageMakerEndpoint:
         """The endpoint once it has these variants and no others; `before` runs before
         each try."""
         body = self._config_body(sagemaker, endpoint, weights)
+        # a configuration cannot be changed, so that its name says what is in it
         content = digest_of({"": json.dumps(body, sort_keys=True).encode()}, length=8)
         config_name = f"{self.name}-c-{content}"
         config = {"EndpointConfigName": config_name}

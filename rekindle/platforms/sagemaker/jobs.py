@@ -44,6 +44,7 @@ _COUNTED_MEMBERS = (
 
 def image_of(step: Step, place: SageMakerSpec) -> str:
     """The image that a step runs in: its own, where the service can pull it."""
+    # a job pulls from ECR alone; the code of a Python component runs in our image, too
     image = bundle.image_of(step, place.image)
     if step.container.source and not ECR.fullmatch(image):
         return place.image or image

@@ -65,6 +65,7 @@ def describe(place: SageMakerSpec, id: str) -> RunSnapshot:
         listed = [step for listing in pages for step in listing["PipelineExecutionSteps"]]
         steps = []
         for step in listed:
+            # conditions are shown only if they failed
             is_condition = "Condition" in step.get("Metadata", {})
             if step["StepStatus"] == "Failed" or not is_condition:
                 steps.append(_step_record(sagemaker, step, now))
@@ -101,6 +102,7 @@ def cancel(place: SageMakerSpec, id: str) -> None:
         sagemaker = client_of("sagemaker")
         if _is_ending(sagemaker, id):
             return
+        # the same token each time: a repeated call stops it once
         token = digest_of({id: b"stop"}) * 2
         try:
             sagemaker.stop_pipeline_execution(PipelineExecutionArn=id, ClientRequestToken=token)
@@ -181,6 +183,7 @@ def _step_record(sagemaker: Client, step: Json, now: datetime.datetime) -> StepR
     if log.startswith(_LOG_GROUPS["TrainingJob"]) and not is_cached:
         jobs = _training_jobs(sagemaker, log.rpartition(":")[2])
         interruptions = sum(map(_interruptions, jobs))
+        # each retry is a job of its own, each interruption begins a job again
         attempts = max(attempts, len(jobs)) + interruptions
         if interruptions:
             reason = f"its spot machines were taken away {interruptions} x"

@@ -65,6 +65,7 @@ def set_(
         sagemaker = client_of("sagemaker")
         scheduler = client_of("scheduler")
         upload(client_of("s3"), definition, place)
+        # a start runs the newest version of the schedule's own pipeline
         version_of(sagemaker, pipeline, definition, place)
         arn = sagemaker.describe_pipeline(PipelineName=pipeline)["PipelineArn"]
         try:
