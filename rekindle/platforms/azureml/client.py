@@ -196,8 +196,8 @@ def explained(error: Exception, place: AzureMLSpec) -> PlatformError:
 
 
 def _fix_of(error: Exception) -> str:
-    """What to do about an error, where its status or its type says that; "" for
-    others."""
+    """What to do about an error, where its status or its type says that;
+    "" for others."""
     from azure.ai.ml.exceptions import MlException
     from azure.core.exceptions import ClientAuthenticationError
 
@@ -236,8 +236,8 @@ def _message_of(error: Exception) -> str:
 
 
 def steps(definition: Definition) -> tuple[PlannedStep, ...]:
-    """The steps by name, as they may begin: on which cluster, or on machines of which
-    size."""
+    """The steps by name, as they may begin:
+    on which cluster, or on machines of which size."""
     jobs = _job_of(definition)["jobs"]
     producers = {name: _STEP_REFERENCE.findall(str(job["inputs"])) for name, job in jobs.items()}
     planned_steps = []

@@ -233,8 +233,8 @@ class _Compiler:
         return bindings
 
     def _parameters(self, flat: Flat) -> dict[str, tuple[str, str]]:
-        """The pipeline's parameters that the step or its guards read: input's name and
-        type."""
+        """The pipeline's parameters that the step or its guards read:
+        input's name and type."""
         parameters = {}
         for name in _parameters_read_by(flat):
             if name in self.inputs:

@@ -236,8 +236,8 @@ def container(subscription: Subscription) -> str:
 
 
 def image(subscription: Subscription, reference: Image) -> str:
-    """Whether the registry has the image; others than Azure's are not asked with a
-    token."""
+    """Whether the registry has the image;
+    others than Azure's are not asked with a token."""
     host = reference.host
     if not host.endswith(".azurecr.io"):
         raise NotChecked(f"{host} is not a registry of Azure")
@@ -260,8 +260,8 @@ def image(subscription: Subscription, reference: Image) -> str:
 
 
 def secret(subscription: Subscription, url: str) -> str:
-    """Whether the vault has the secret: its versions are listed, its value is not
-    read."""
+    """Whether the vault has the secret:
+    its versions are listed, its value is not read."""
     vault, _, path = url.partition("/secrets/")
     name, _, version = path.partition("/")
     versions_url = f"{vault}/secrets/{name}/versions?maxresults=25&api-version={_VAULT_API}"

@@ -127,8 +127,8 @@ class AzureMLEndpoint:
         return response.json()
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
-        """See `Endpoint.split`; what the same event set already stays, and is counted
-        on."""
+        """See `Endpoint.split`;
+        what the same event set already stays, and is counted on."""
         for _ in range(TRIES + 1):  # the last one only looks
             deployments = self._deployments()
             for version in shares:
@@ -188,8 +188,8 @@ class AzureMLEndpoint:
             self._remove(self.path)
 
     def publish(self, model: ServedModel, lineage: Mapping[str, str]) -> str:
-        """See `Publisher.publish`: versions with our numbers, the champion's stage
-        Production."""
+        """See `Publisher.publish`:
+        versions with our numbers, the champion's stage Production."""
         versions_path = f"/models/{_plain(self.model)}/versions"
         path = f"{versions_path}/{model.version}"
         digest = model.digest[:32]
@@ -521,8 +521,8 @@ def _split_body(endpoint: Json, traffic: Mapping[str, int], number: int) -> Json
 
 
 def _failed(status: str, model_status: str) -> bool:
-    """Whether the version failed requests of these statuses: 424 is what its container
-    did."""
+    """Whether the version failed requests of these statuses:
+    424 is what its container did."""
     if status == "424":
         return not model_status.startswith("4")
     return status >= "500" or status == "408"

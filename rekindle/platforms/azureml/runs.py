@@ -191,8 +191,8 @@ def _step_record(child: Json, now: datetime.datetime) -> StepRecord:
 
 
 def _skipped_or_same(client: MLClient, step: StepRecord) -> StepRecord:
-    """The step with what its own result says: where its condition did not hold it was
-    skipped."""
+    """The step with what its own result says:
+    where its condition did not hold it was skipped."""
     if step.status != "succeeded":
         return step
     try:

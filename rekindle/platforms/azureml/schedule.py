@@ -29,8 +29,8 @@ _LONGEST_SECONDS = 600  # that a schedule may take until it is there
 
 
 def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
-    """The schedule with Azure's name of the zone; UnsupportedError with all that it
-    ignores."""
+    """The schedule with Azure's name of the zone;
+    UnsupportedError with all that it ignores."""
     zone = azure_zone(schedule.timezone)
     problems = list(_problems(schedule))
     if zone is None:

@@ -24,8 +24,8 @@ from rekindle.platforms.submission import BUG, Definition, RunTag, SubmittedRun,
 from rekindle.spec.platforms import SageMakerSpec
 
 Client: TypeAlias = Any
-"""A botocore client of a service: its methods are made from the service's model at run
-time."""
+"""A botocore client of a service:
+its methods are made from the service's model at run time."""
 Json: TypeAlias = dict[str, Any]
 
 _RETRIES = {"mode": "standard", "total_max_attempts": 5}
@@ -148,8 +148,8 @@ def _object_bytes(s3: Client, bucket: str, key: str) -> int | None:
 
 
 def version_of(sagemaker: Client, name: str, definition: Definition, place: SageMakerSpec) -> int:
-    """The number of the pipeline's version with this definition: the newest one, or a new
-    one."""
+    """The number of the pipeline's version with this definition:
+    the newest one, or a new one."""
     text = definition.text.decode()
     body = {"PipelineName": name, "PipelineDefinition": text, "RoleArn": place.role_arn}
     newest = _newest_version(sagemaker, name)
@@ -186,8 +186,8 @@ def _newest_version(sagemaker: Client, name: str) -> int | None:
 
 
 def code_of(error: Exception) -> str:
-    """The service's code of an error, or its HTTP status where it has none; "" for other
-    errors."""
+    """The service's code of an error, or its HTTP status where it has none;
+    "" for other errors."""
     return str(_response_of(error).get("Error", {}).get("Code", ""))
 
 

@@ -255,8 +255,8 @@ class _Compiler:
 
 
 def _retry_policies(step: Step) -> list[Json]:
-    """What the service tries again; a step's own failures are tried again in its
-    container."""
+    """What the service tries again;
+    a step's own failures are tried again in its container."""
     policies: list[Json] = []
     if jobs.is_training(step):
         policies.append(_RETRY_FOR_CAPACITY)
@@ -281,8 +281,8 @@ def _has_guard(flat: Flat, path: str) -> bool:
 
 
 def _type_of(kind: str, value: object) -> str:
-    """The service's type of a parameter. As KFP, it may be given a fraction for a whole
-    number."""
+    """The service's type of a parameter.
+    As KFP, it may be given a fraction for a whole number."""
     if kind == "NUMBER_INTEGER" and isinstance(value, float):
         return "Float"
     return _TYPES.get(kind, "String")
@@ -294,8 +294,8 @@ def _result_key(path: str) -> str:
 
 
 def _step_count(step: Json) -> int:
-    """How many steps the service sees in a step: itself, and all that are nested in
-    it."""
+    """How many steps the service sees in a step:
+    itself, and all that are nested in it."""
     count = 1
     for branch in ("IfSteps", "ElseSteps"):
         for nested in step["Arguments"].get(branch, ()):
@@ -304,7 +304,7 @@ def _step_count(step: Json) -> int:
 
 
 def _is_fixed(value: object) -> bool:
-    """Whether a run cannot be given it: a job's environment takes 256 characters a
-    value."""
+    """Whether a run cannot be given it:
+    a job's environment takes 256 characters a value."""
     text = value if isinstance(value, str) else json.dumps(value)
     return not text or len(text) > limits("sagemaker")["environment_characters"]

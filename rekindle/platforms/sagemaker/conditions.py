@@ -54,8 +54,8 @@ def lowered(guard: Guard, operand: Operand) -> list[Condition]:
 
 
 def is_plain(guard: Guard, values: Mapping[str, Any]) -> bool:
-    """Whether a Condition step can compare what `guard` reads; `values` are of
-    parameters."""
+    """Whether a Condition step can compare what `guard` reads;
+    `values` are of parameters."""
     names = _names(guard.expression)
     return all(_is_comparable(guard.values.get(name), values) for name in names)
 

@@ -83,8 +83,8 @@ class SageMakerEndpoint:
         }
 
     def create(self, model: ServedModel, number: int) -> None:
-        """See `Endpoint.create`. Without another version it has all the weight at
-        once."""
+        """See `Endpoint.create`.
+        Without another version it has all the weight at once."""
         self._image()  # refuses before anything is asked
         variant = self._variant_of(model)
         with self.account.client("sagemaker") as sagemaker:
@@ -139,8 +139,8 @@ class SageMakerEndpoint:
                 sagemaker.add_tags(ResourceArn=endpoint["EndpointArn"], Tags=[tag])
 
     def observe(self) -> Mapping[str, Traffic]:
-        """See `Endpoint.observe`: whole minutes of which CloudWatch has requests and
-        errors."""
+        """See `Endpoint.observe`:
+        whole minutes of which CloudWatch has requests and errors."""
         with self.account.client("sagemaker") as sagemaker:
             endpoint = self._describe_ours(sagemaker, "endpoint", self.name)
         if endpoint is None or not endpoint["tags"].get(_SPLIT_TAG):
@@ -279,8 +279,8 @@ class SageMakerEndpoint:
         return f"{self.name}-v{model.version}-{model.digest[:8]}"
 
     def _describe_ours(self, sagemaker: Client, kind: str, name: str) -> Json | None:
-        """A resource with its `tags`; None where there is none, RequestError if it is not
-        ours."""
+        """A resource with its `tags`;
+        None where there is none, RequestError if it is not ours."""
         noun = _noun(kind)
         try:
             resource: Json = getattr(sagemaker, f"describe_{kind}")(**{f"{noun}Name": name})
@@ -357,8 +357,8 @@ class SageMakerEndpoint:
         weights: Mapping[str, float],
         before: Callable[[], object] = lambda: None,
     ) -> Json | None:
-        """The endpoint once it has these variants and no others; `before` runs before
-        each try."""
+        """The endpoint once it has these variants and no others;
+        `before` runs before each try."""
         body = self._config_body(sagemaker, endpoint, weights)
         # a configuration cannot be changed, so that its name says what is in it
         content = digest_of({"": json.dumps(body, sort_keys=True).encode()}, length=8)
@@ -470,8 +470,8 @@ class SageMakerEndpoint:
         return {point["Timestamp"]: point["Sum"] for point in statistics["Datapoints"]}
 
     def _log_end(self, variant: str) -> str:
-        """The end of what the variant's container printed; "" where that cannot be
-        read."""
+        """The end of what the variant's container printed;
+        "" where that cannot be read."""
         group = f"/aws/sagemaker/Endpoints/{self.name}"
         with contextlib.suppress(PlatformError), self.account.client("logs") as logs:
             streams = logs.describe_log_streams(

@@ -141,8 +141,8 @@ class Jobs:
         return parameters
 
     def uri(self, source: Output) -> RuntimeText:
-        """Where an output lies, as a property of its job; a Training job's is within its
-        model."""
+        """Where an output lies, as a property of its job;
+        a Training job's is within its model."""
         producer = self.flats[source.path].step
         name = self.names[source.path]
         if isinstance(producer, Importer):
@@ -198,8 +198,8 @@ class Jobs:
         return self._finished("Processing", request, flat.path)
 
     def refuse(self, path: str, where: str, how: str, fix: str) -> None:
-        """Note what is more than the service takes; `path` is a step's, or "" for the
-        pipeline."""
+        """Note what is more than the service takes;
+        `path` is a step's, or "" for the pipeline."""
         self.problems.append(beyond("sagemaker", path, where, how, fix))
 
     def _finished(self, kind: str, request: Request, path: str) -> Request:
@@ -230,8 +230,8 @@ class Jobs:
         )
 
     def _training(self, flat: Flat, step: Step) -> Request:
-        """A job that may run on several machines; on spot machines it may also wait for
-        them."""
+        """A job that may run on several machines;
+        on spot machines it may also wait for them."""
         seconds, wait_seconds = self._time_limits(flat, step)
         return training_job(
             self.place,

@@ -112,8 +112,8 @@ def cancel(place: SageMakerSpec, id: str) -> None:
 
 
 def resume(definition: Definition, place: SageMakerSpec, id: str, mark: RunTag) -> SubmittedRun:
-    """The same execution, which tries again what failed or was stopped; else
-    PlatformError."""
+    """The same execution, which tries again what failed or was stopped;
+    else PlatformError."""
     with connected(place) as client_of:
         sagemaker = client_of("sagemaker")
         state = _state(sagemaker, id)
@@ -129,8 +129,8 @@ def resume(definition: Definition, place: SageMakerSpec, id: str, mark: RunTag) 
 
 
 def artifacts(place: SageMakerSpec, id: str, step: StepRecord) -> Mapping[str, ArtifactRecord]:
-    """What the step's job left, with its metadata, at `s3://`; nothing of what is not a
-    job."""
+    """What the step's job left, with its metadata, at `s3://`;
+    nothing of what is not a job."""
     with connected(place) as client_of:
         uri_of = _output_uris(client_of("sagemaker"), step.log)
     result_folder = uri_of(RESULT)

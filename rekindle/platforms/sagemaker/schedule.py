@@ -119,8 +119,8 @@ def pause(place: SageMakerSpec, name: str) -> Schedule:
 
 
 def delete(place: SageMakerSpec, name: str) -> bool:
-    """Delete a schedule; whether there was one. Its pipeline goes too, unless it has
-    runs."""
+    """Delete a schedule; whether there was one.
+    Its pipeline goes too, unless it has runs."""
     with connected(place) as client_of:
         scheduler = client_of("scheduler")
         sagemaker = client_of("sagemaker")
@@ -153,8 +153,8 @@ def schedule_id(name: str) -> str:
 
 
 def pipeline_of(name: str) -> str:
-    """The pipeline that the schedule of the config `name` starts; names that differ stay
-    so."""
+    """The pipeline that the schedule of the config `name` starts;
+    names that differ stay so."""
     return plain_name(name, r"[^0-9a-zA-Z]+", 209, distinct=True) + "-scheduled"
 
 

@@ -43,8 +43,8 @@ def _shapes() -> Mapping[str, Shape]:
 def misfits(
     name: str, value: Any, where: str, filled_in: frozenset[str] = frozenset()
 ) -> Iterator[Problem]:
-    """What in `value` does not fit the shape `name`; the service gives the members
-    `filled_in`."""
+    """What in `value` does not fit the shape `name`;
+    the service gives the members `filled_in`."""
     shape = _shapes()[name]
     kind = shape["type"]
     if kind not in ("structure", "map", "list") and _is_variable(value):

@@ -240,8 +240,8 @@ def launcher(step: Step, pipeline: str, place: VertexSpec) -> Json:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A machine by its name there, and the GPUs in it: our `gpu`, the service's
-    `accelerator`."""
+    """A machine by its name there, and the GPUs in it:
+    our `gpu`, the service's `accelerator`."""
 
     name: str
     gpu: str = ""
@@ -250,8 +250,8 @@ class Machine:
 
 
 def custom_job(step: Step, pipeline: str, place: VertexSpec) -> Json:
-    """The body of `customJobs.create`: image, machines and labels, for a step without
-    problems."""
+    """The body of `customJobs.create`:
+    image, machines and labels, for a step without problems."""
     distribution = step.spread
     machine = _machine(distribution, step)
     assert machine is not None, step.path
@@ -403,8 +403,8 @@ def _cpu_machine(distribution: Distribution, step: Step) -> Machine | None:
 
 
 def _no_machine(step: Step, distribution: Distribution) -> Problem:
-    """A step that asks for a machine that there is not; the fix names those that there
-    are."""
+    """A step that asks for a machine that there is not;
+    the fix names those that there are."""
     if not distribution.gpus_per_node:
         names = list(limits("vertex")["custom_job"]["cpu_machines"])
         request = "that much CPU or memory"

@@ -28,8 +28,8 @@ _OBJECTS = ("storage.objects.create", "storage.objects.get", "storage.objects.li
 
 
 def permissions(place: VertexSpec, needs: Needs) -> str:
-    """Permissions of the account, a line each: its name, what it is for, and a role that
-    has it."""
+    """Permissions of the account, a line each:
+    its name, what it is for, and a role that has it."""
     rules = limits("vertex")
     account = place.service_account or "platforms.vertex.service_account"
     of_steps = list(rules["permissions"])
@@ -225,8 +225,8 @@ def bucket(project: Project) -> str:
 
 
 def image(project: Project, reference: Image) -> str:
-    """Whether Artifact Registry has the image; other registries are not asked with a
-    token."""
+    """Whether Artifact Registry has the image;
+    other registries are not asked with a token."""
     if not reference.host.endswith((".pkg.dev", "gcr.io")):
         raise NotChecked(f"{reference.host} is not one of Google's registries")
     folder = f"{reference.host}/{reference.name.rpartition('/')[0]}"

@@ -186,8 +186,8 @@ class VertexEndpoint:
         return f"{self.project.parent}/{version_path}"
 
     def _published_versions(self, path: str) -> list[Json]:
-        """All versions of what we published as this model; RequestError where it is not
-        ours."""
+        """All versions of what we published as this model;
+        RequestError where it is not ours."""
         model = self.call("GET", path, 404)
         if not model:
             return []
@@ -203,8 +203,8 @@ class VertexEndpoint:
         return None
 
     def _container(self, model: ServedModel) -> Json:
-        """What a version's server is made of; uploads the version's files to the
-        bucket."""
+        """What a version's server is made of;
+        uploads the version's files to the bucket."""
         if not self.place.image:
             raise RequestError(
                 "an endpoint needs one",

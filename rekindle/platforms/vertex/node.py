@@ -96,8 +96,8 @@ def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
     nodes = sum(len(pools[name]) for name in names)
     rank = index + sum(len(pools[name]) for name in pools_before)
     master_port = int(port) if port.isdigit() else 0  # which the check refuses
-    node = Rendezvous(nodes, rank, max(1, gpus), address, master_port)
-    return node.checked("CLUSTER_SPEC")
+    meeting = Rendezvous(nodes, rank, max(1, gpus), address, master_port)
+    return meeting.checked("CLUSTER_SPEC")
 
 
 def write(folder: Path, task: Json) -> list[str]:
@@ -122,8 +122,8 @@ def folder_of(command: tuple[str, ...]) -> Path | None:
 
 
 def mounted(uri: str) -> str:
-    """Where a URI of Cloud Storage lies in a container of Vertex AI; any other one as it
-    is."""
+    """Where a URI of Cloud Storage lies in a container of Vertex AI;
+    any other one as it is."""
     return MOUNT + uri[len(STORE) :] if uri.startswith(STORE) else uri
 
 
@@ -161,8 +161,8 @@ def main(folder: Path) -> int:
 
 
 def _run(task: Json, rank: int, scratch: Path) -> tuple[int, Json]:
-    """Run the step on this node: its exit code and its result, of which `error` is always
-    there."""
+    """Run the step on this node: its exit code, and its result, which has an `error` in
+    any case."""
     executor_input = on_node(task["executor_input"], rank, scratch)
     placed_task = dict(task)
     placed_task["env"] = {
@@ -203,8 +203,8 @@ def _keep_custom_path(artifact: Mapping[str, Any]) -> None:
 
 
 def placed(argument: Any, executor_input: Json) -> Any:
-    """A lowered argument with paths of artifacts on the mount; all else is for the
-    shim."""
+    """A lowered argument with paths of artifacts on the mount;
+    all else is for the shim."""
     if isinstance(argument, str):
         return argument
     match argument.get("ref"):

@@ -50,8 +50,8 @@ def places(region: str, environment: Mapping[str, str] = os.environ) -> Places:
 
 
 class Google:
-    """Calls as the account of this container. `stop` ends the wait between repetitions
-    early."""
+    """Calls as the account of this container.
+    `stop` ends the wait between repetitions early."""
 
     def __init__(self, where: Places, stop: threading.Event | None = None) -> None:
         self.where = where
@@ -105,8 +105,8 @@ class Google:
 
 
 def secrets(google: Google, references: Mapping[str, str]) -> dict[str, str]:
-    """The values of secrets by variable; SecretError names the first unreadable one, no
-    value."""
+    """The values of secrets by variable;
+    SecretError names the first unreadable one, no value."""
     values = {}
     for variable, name in references.items():
         try:

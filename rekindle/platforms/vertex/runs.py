@@ -280,8 +280,8 @@ def _tasks(job: Json) -> dict[str, Json]:
 
 
 def _step_name(task: Json, tasks_by_id: Mapping[str, Json], spec: Json) -> str | None:
-    """The step's name: the tasks around it, without the run's own; None of what is not a
-    step."""
+    """The step's name: the tasks around it, without the run's own;
+    None of what is not a step."""
     names = [task["taskName"]]
     parent = tasks_by_id.get(task.get("parentTaskId", ""))
     while parent and len(names) <= len(tasks_by_id):  # a circle of parents ends, too

@@ -58,8 +58,8 @@ def lowered(schedule: ScheduleSpec, place: VertexSpec) -> Lowered:
 
 
 def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name: str) -> Schedule:
-    """The schedule of the config `name`, created or changed to this; one that pauses goes
-    on."""
+    """The schedule of the config `name`, created or changed to this;
+    one that pauses goes on."""
     expression = lowered(schedule, place).expression
     queues = schedule.overlap == "queue"
     runs_at_once = _MOST if schedule.overlap == "parallel" else 1

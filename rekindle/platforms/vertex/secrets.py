@@ -25,8 +25,8 @@ MODULE = "rekindle.platforms.vertex.secrets"
 
 
 def starting(names: Mapping[str, str], ours: bool) -> list[str]:
-    """What stands in front of the command of a step; `ours` says that its image has
-    rekindle."""
+    """What stands in front of the command of a step;
+    `ours` says that its image has rekindle."""
     code = ["-m", MODULE] if ours else ["-c", program()]
     return ["python3", *code, json.dumps(names, sort_keys=True)]
 
