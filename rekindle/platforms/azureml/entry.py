@@ -2,10 +2,11 @@
 
     python3 entry.py --values FOLDER --input CHANNEL=PATH ... --output NAME=PATH ...
 
-The working folder is the bundle. FOLDER holds a file for each of the pipeline's parameters that the
-step reads. The environment holds addresses of secrets, as REKINDLE_SECRET_NAME; of a PyTorch job
-MASTER_ADDR, MASTER_PORT, NODE_RANK, WORLD_SIZE and RANK, and AZUREML_NODE_COUNT on all clusters, a
-Rendezvous of the nodes, the first of which leaves the outputs."""
+The working folder is the bundle. FOLDER holds a file for each of the pipeline's
+parameters that the step reads. The environment holds addresses of secrets, as
+REKINDLE_SECRET_NAME; of a PyTorch job MASTER_ADDR, MASTER_PORT, NODE_RANK, WORLD_SIZE and
+RANK, and AZUREML_NODE_COUNT on all clusters, a Rendezvous of the nodes, the first of
+which leaves the outputs."""
 
 from __future__ import annotations
 
@@ -34,14 +35,16 @@ def main(words: list[str]) -> int:
     parser.add_argument("--values", type=Path, default=None)
     parser.add_argument("--input", action="append", default=[])
     parser.add_argument("--output", action="append", default=[])
-    asked = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     task = mounted.load_task(HERE)
     step = os.environ.get("AZUREML_RUN_ID", "")
     facts = mounted.facts(os.environ.get("AZUREML_ROOT_RUN_ID", step), step)
-    files = asked.values.iterdir() if asked.values else ()
-    # the shell ended the text of each parameter with a line break
-    values = {path.name: path.read_text(encoding="utf-8")[:-1] for path in files}
-    place = Place(_paths(asked.input), _paths(asked.output), values, facts)
+    values = {}
+    if arguments.values:
+        for path in arguments.values.iterdir():
+            # the shell ended the text of each parameter with a line break
+            values[path.name] = path.read_text(encoding="utf-8")[:-1]
+    place = Place(_paths(arguments.input), _paths(arguments.output), values, facts)
     try:
         if task.get("secrets"):
             from rekindle.platforms.azureml import secrets
@@ -58,27 +61,37 @@ def main(words: list[str]) -> int:
 
 
 def _paths(words: list[str]) -> dict[str, Path]:
-    return {name: Path(path) for name, _, path in (word.partition("=") for word in words)}
+    """The paths in words such as `model=/mnt/model`, by name."""
+    paths = {}
+    for word in words:
+        name, _, path = word.partition("=")
+        paths[name] = Path(path)
+    return paths
 
 
 def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
-    """The node's place; a job of one node may lack all of it. With `process_count_per_instance: 1`
-    one process a node is started; with more RANK would be a process's, so NODE_RANK is read, and
-    one that is too large is an error."""
-    from rekindle.launch.rendezvous import Rendezvous, number  # which bundles of other jobs lack
+    """The node's place; a job of one node may lack all of it. With
+    `process_count_per_instance: 1` one process a node is started; with more RANK would be
+    a process's, so NODE_RANK is read, and one that is too large is an error."""
+    from rekindle.launch.rendezvous import (
+        Rendezvous,
+        number,
+    )  # which bundles of other jobs lack
 
     nodes = number(environment, "AZUREML_NODE_COUNT", number(environment, "WORLD_SIZE", 1))
     if nodes == 1:
         return Rendezvous(ranks_per_node=max(1, gpus))
     name = "NODE_RANK" if environment.get("NODE_RANK") else "RANK"
-    rank, address = number(environment, name), environment.get("MASTER_ADDR", "")
+    rank = number(environment, name)
+    address = environment.get("MASTER_ADDR", "")
     port = number(environment, "MASTER_PORT")
     return Rendezvous(nodes, rank, max(1, gpus), address, port).checked(name)
 
 
 def _meet(task: Task) -> int:
-    found = rendezvous(os.environ, task["ranks_per_node"])
-    return mounted.met(found, task["nodes"], "nodes", os.environ.get("AZUREML_RUN_ID", ""))
+    """The rank of this node, once the job has as many as the task wants."""
+    node = rendezvous(os.environ, task["ranks_per_node"])
+    return mounted.met(node, task["nodes"], "nodes", os.environ.get("AZUREML_RUN_ID", ""))
 
 
 if __name__ == "__main__":

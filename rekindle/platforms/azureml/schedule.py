@@ -1,8 +1,8 @@
 """Schedules of a workspace of Azure ML.
 
-Azure runs cron in a time zone of Windows' and ignores days of the month and months, so those are
-refused. It submits a job when one is due, whatever runs; of starts that it missed it says nothing.
-A schedule holds its job whole: changed, it starts the new one.
+Azure runs cron in a time zone of Windows' and ignores days of the month and months, so
+those are refused. It submits a job when one is due, whatever runs; of starts that it
+missed it says nothing. A schedule holds its job whole: changed, it starts the new one.
 
 Authority: azure-ai-ml 1.35 (schemas),
 learn.microsoft.com/azure/machine-learning/how-to-schedule-pipeline-job."""
@@ -13,22 +13,33 @@ from typing import Any
 from rekindle.catalog.tables import azure_zone
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.outputs import Schedule
-from rekindle.platforms import submission
 from rekindle.platforms.azureml.client import connected, find, where
-from rekindle.platforms.submission import Definition, Lowered, no_schedule, plain_name, unheeded
+from rekindle.platforms.submission import (
+    Definition,
+    Lowered,
+    no_schedule,
+    plain_name,
+    unheeded,
+)
 from rekindle.spec import cron
 from rekindle.spec.platforms import AzureMLSpec
 from rekindle.spec.schedule import ScheduleSpec
 
 _LONGEST_SECONDS = 600  # that a schedule may take until it is there
-_problem = submission.problems_in(__file__)
 
 
 def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
-    """The schedule with Azure's name of the zone; UnsupportedError with all that it ignores."""
-    zone, problems = azure_zone(schedule.timezone), list(_problems(schedule))
+    """The schedule with Azure's name of the zone;
+    UnsupportedError with all that it ignores."""
+    zone = azure_zone(schedule.timezone)
+    problems = list(_problems(schedule))
     if zone is None:
-        problems.append(_problem("zone", schedule=schedule))
+        problem = Problem(
+            f"Azure ML has no name for the time zone `{schedule.timezone}`",
+            "schedule.timezone",
+            "name another one with the same clock, or UTC",
+        )
+        problems.append(problem)
     if problems or zone is None:
         raise UnsupportedError(problems)
     line = cron.written(schedule.cron)
@@ -36,48 +47,52 @@ def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
 
 
 def set_(definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, name: str) -> Schedule:
-    there = lowered(schedule, place)
+    azure_schedule = lowered(schedule, place)
     with connected(place) as client, definition.written() as file:
         from azure.ai.ml import load_job
         from azure.ai.ml.entities import CronTrigger, JobSchedule
 
-        trigger = CronTrigger(expression=there.expression, time_zone=there.timezone)
-        wanted = JobSchedule(
+        trigger = CronTrigger(
+            expression=azure_schedule.expression, time_zone=azure_schedule.timezone
+        )
+        job_schedule = JobSchedule(
             name=schedule_id(name),
             display_name=name,
             tags={"rekindle": "true", **place.tags},
             trigger=trigger,
             create_job=load_job(str(file)),
         )
-        made = client.schedules.begin_create_or_update(wanted)
-        return _schedule(made.result(timeout=_LONGEST_SECONDS))
+        creation = client.schedules.begin_create_or_update(job_schedule)
+        return _schedule(creation.result(timeout=_LONGEST_SECONDS))
 
 
 def list_(place: AzureMLSpec) -> tuple[Schedule, ...]:
     with connected(place) as client:
         from azure.ai.ml.constants import ListViewType
 
-        found = list(client.schedules.list(list_view_type=ListViewType.ALL))
-    ours = [one for one in found if (one.tags or {}).get("rekindle") == "true"]
-    return tuple(sorted(map(_schedule, ours), key=lambda one: one.id))
+        listed = list(client.schedules.list(list_view_type=ListViewType.ALL))
+    own_schedules = [s for s in listed if (s.tags or {}).get("rekindle") == "true"]
+    schedules = map(_schedule, own_schedules)
+    return tuple(sorted(schedules, key=lambda schedule: schedule.id))
 
 
 def pause(place: AzureMLSpec, name: str) -> Schedule:
     with connected(place) as client:
         if find(client.schedules, schedule_id(name)) is None:
             raise no_schedule(name, where(place))
-        paused = client.schedules.begin_disable(schedule_id(name))
-        return _schedule(paused.result(timeout=_LONGEST_SECONDS))
+        disabling = client.schedules.begin_disable(schedule_id(name))
+        return _schedule(disabling.result(timeout=_LONGEST_SECONDS))
 
 
 def delete(place: AzureMLSpec, name: str) -> bool:
-    """Whether there was one to take away. Azure deletes only those that pause."""
+    """Delete a schedule; whether there was one."""
     with connected(place) as client:
-        if (found := find(client.schedules, schedule_id(name))) is None:
+        job_schedule = find(client.schedules, schedule_id(name))
+        if job_schedule is None:
             return False
-        if found._is_enabled:
-            client.schedules.begin_disable(found.name).result(timeout=_LONGEST_SECONDS)
-        client.schedules.begin_delete(found.name).result(timeout=_LONGEST_SECONDS)
+        if job_schedule._is_enabled:  # Azure deletes only those that pause
+            client.schedules.begin_disable(job_schedule.name).result(timeout=_LONGEST_SECONDS)
+        client.schedules.begin_delete(job_schedule.name).result(timeout=_LONGEST_SECONDS)
         return True
 
 
@@ -88,13 +103,19 @@ def schedule_id(name: str) -> str:
 
 def _problems(schedule: ScheduleSpec) -> Iterator[Problem]:
     _, _, day, month, _ = cron.values(schedule.cron)
-    if (day, month) != (None, None):
-        yield _problem("days", schedule=schedule)
-    what = "Azure ML submits a job when it is due, whether or not the one before it goes on"
-    yield from unheeded(schedule, what, "Azure ML", "azureml")
+    if day is not None or month is not None:
+        yield Problem(
+            "Azure ML ignores days of the month and months, so that "
+            f"`{schedule.cron}` would run more often than it says",
+            "schedule.cron",
+            "write `*` for both, and name days of the week: 0 3 * * 1",
+        )
+    message = "Azure ML submits a job when it is due, whether or not the one before it goes on"
+    yield from unheeded(schedule, message, "Azure ML", "azureml")
 
 
-def _schedule(found: Any) -> Schedule:
-    trigger = found.trigger
+def _schedule(job_schedule: Any) -> Schedule:
+    trigger = job_schedule.trigger
     zone = str(getattr(trigger.time_zone, "value", trigger.time_zone))
-    return Schedule(found.name, trigger.expression, zone, bool(found._is_enabled))
+    is_enabled = bool(job_schedule._is_enabled)
+    return Schedule(job_schedule.name, trigger.expression, zone, is_enabled)

@@ -1,10 +1,10 @@
-"""Secrets of Key Vault, read in the container when a step begins: a token of the identity that the
-step has, then one GET a secret.
+"""Secrets of Key Vault, read in the container when a step begins: a token of the identity
+that the step has, then one GET a secret.
 
-A value is never part of an error or a log, and no token follows a redirection. The image needs
-azure-identity (azure-ai-ml for the submitting user's identity); the rest is standard library, for
-the bundle brings this module. Authority: azure-identity 1.x (AzureMLCredential),
-learn.microsoft.com/rest/api/keyvault/secrets."""
+A value is never part of an error or a log, and no token follows a redirection. The image
+needs azure-identity (azure-ai-ml for the submitting user's identity); the rest is
+standard library, for the bundle brings this module. Authority: azure-identity 1.x
+(AzureMLCredential), learn.microsoft.com/rest/api/keyvault/secrets."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ PREFIX = "REKINDLE_SECRET_"
 SCOPE = "https://vault.azure.net/.default"
 API_VERSION = "7.4"
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
-_WAYS_OUT = {
+_FIXES = {
     401: "the vault refuses the token: is it in the same tenant as the workspace?",
     403: "give the identity of the step `Key Vault Secrets User` on the vault, and let it through "
     "the vault's firewall",
@@ -31,14 +31,15 @@ class SecretError(Exception):
 def read(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
     """The values of secrets by name; SecretError with the first that cannot be read."""
     references = {name: environment.get(PREFIX + name, "") for name in names}
-    if lost := [name for name, url in references.items() if not url]:
-        raise SecretError(f"the address of {lost[0]} did not reach the step as {PREFIX}{lost[0]}")
+    for name, url in references.items():
+        if not url:
+            raise SecretError(f"the address of {name} did not reach the step as {PREFIX}{name}")
     token = _token(environment)
     return {variable: _value(variable, url, token) for variable, url in references.items()}
 
 
 def _token(environment: Mapping[str, str]) -> str:
-    """Of the identity that Azure ML gave the step."""
+    """A token of the identity that Azure ML gave the step."""
     try:
         credential = _credential(environment)
     except ImportError as error:
@@ -68,15 +69,19 @@ def _credential(environment: Mapping[str, str]) -> Any:
 
 
 def _value(variable: str, url: str, token: str) -> str:
-    """Of a secret; the error holds the vault's own code and never its message or answer."""
-    address, headers = f"{url}?api-version={API_VERSION}", {"Authorization": f"Bearer {token}"}
+    """The value of a secret; the error holds the vault's own code and never its message
+    or response."""
+    address = f"{url}?api-version={API_VERSION}"
+    headers = {"Authorization": f"Bearer {token}"}
     try:
-        told = retried(lambda: request(address, headers), PAUSES_SECONDS)
+        response = retried(lambda: request(address, headers), PAUSES_SECONDS)
     except HttpError as error:
-        what = f"HTTP {error.status} {error.code[:80]}".strip() if error.status else str(error)
-        fix = _WAYS_OUT.get(error.status, "see whether the vault can be reached from the compute")
-        raise SecretError(f"cannot read {variable} from {url}: {what}: {fix}") from None
-    value = told.get("value")
+        reason = str(error)
+        if error.status:
+            reason = f"HTTP {error.status} {error.code[:80]}".strip()
+        fix = _FIXES.get(error.status, "see whether the vault can be reached from the compute")
+        raise SecretError(f"cannot read {variable} from {url}: {reason}: {fix}") from None
+    value = response.get("value")
     if not isinstance(value, str):
         raise SecretError(f"cannot read {variable} from {url}: it has no value that is text")
     return value

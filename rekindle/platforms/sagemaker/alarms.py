@@ -1,5 +1,5 @@
-"""Alarms and a dashboard in CloudWatch. Each variant of an endpoint has metrics of its own, so an
-alarm asks for all by a query of Metrics Insights, which knows no percentiles.
+"""Alarms and a dashboard in CloudWatch. Each variant of an endpoint has metrics of its
+own, so an alarm asks for all by a query of Metrics Insights, which knows no percentiles.
 
 Authority: botocore's model of cloudwatch; docs.aws.amazon.com/sagemaker/latest/dg/
 monitoring-cloudwatch.html. No account has been asked."""
@@ -15,7 +15,8 @@ from rekindle.platforms.submission import Definition, plain_name
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import SageMakerSpec
 
-_ADDED = ("OKActions", "InsufficientDataActions", "DatapointsToAlarm")  # by hand, which stays
+# what people add to an alarm by hand; an update that leaves it out would remove it
+_ADDED_BY_HAND = ("OKActions", "InsufficientDataActions", "DatapointsToAlarm")
 
 
 class Alarms:
@@ -36,34 +37,38 @@ class Alarms:
         }
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
-        with self.account.client("cloudwatch") as api:
+        with self.account.client("cloudwatch") as cloudwatch:
             if kind == "alarm":
-                found = api.describe_alarms(AlarmNames=[name], AlarmTypes=["MetricAlarm"])
-                return next(iter(found["MetricAlarms"]), None)
+                described = cloudwatch.describe_alarms(
+                    AlarmNames=[name], AlarmTypes=["MetricAlarm"]
+                )
+                return next(iter(described["MetricAlarms"]), None)
             try:
-                found = api.get_dashboard(DashboardName=_board(name))
-                return dict(json.loads(found["DashboardBody"]))
-            except api.exceptions.ClientError as error:
+                dashboard = cloudwatch.get_dashboard(DashboardName=_dashboard_name(name))
+                return dict(json.loads(dashboard["DashboardBody"]))
+            except cloudwatch.exceptions.ClientError as error:
                 if code_of(error) == "ResourceNotFound":
                     return None
                 raise
 
     def put(self, kind: str, name: str, body: Mapping[str, Any]) -> None:
-        with self.account.client("cloudwatch") as api:
+        with self.account.client("cloudwatch") as cloudwatch:
             if kind == "alarm":
-                there = self.find(kind, name) or {}
-                kept = {field: there[field] for field in _ADDED if there.get(field)}
-                api.put_metric_alarm(AlarmName=name, **kept, **body)
+                existing = self.find(kind, name) or {}
+                added = {f: existing[f] for f in _ADDED_BY_HAND if existing.get(f)}
+                cloudwatch.put_metric_alarm(AlarmName=name, **added, **body)
             else:
-                api.put_dashboard(DashboardName=_board(name), DashboardBody=json.dumps(body))
+                cloudwatch.put_dashboard(
+                    DashboardName=_dashboard_name(name), DashboardBody=json.dumps(body)
+                )
 
     def remove(self, kind: str, name: str) -> None:
-        with self.account.client("cloudwatch") as api:
+        with self.account.client("cloudwatch") as cloudwatch:
             if kind == "alarm":
-                api.delete_alarms(AlarmNames=[name])
+                cloudwatch.delete_alarms(AlarmNames=[name])
             elif self.find(kind, name):
-                api.delete_dashboards(DashboardNames=[_board(name)])
+                cloudwatch.delete_dashboards(DashboardNames=[_dashboard_name(name)])
 
 
-def _board(name: str) -> str:
+def _dashboard_name(name: str) -> str:
     return plain_name(name, r"[^A-Za-z0-9_-]", 255, distinct=True)

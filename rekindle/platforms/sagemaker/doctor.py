@@ -1,26 +1,28 @@
-"""The least that the role of jobs on SageMaker may do, as IAM takes it, and whether the account on
-AWS has what a config names; each check reads and none changes anything.
+"""The least that the role of jobs on SageMaker may do, as IAM takes it, and whether the
+account on AWS has what a config names; each check reads and none changes anything.
 
-The list is ours, from what the steps read and write. What the account says plainly (there is no
-such bucket) is a problem; a refusal to answer, and no answer, are none. Authority: botocore's
-models of sts, iam, s3, ecr and secretsmanager. No account has been asked yet."""
+The list is ours, from what the steps read and write. What the account says plainly (there
+is no such bucket) is a problem; a refusal to answer, and no answer, are none. Authority:
+botocore's models of sts, iam, s3, ecr and secretsmanager. No account has been asked
+yet."""
 
 import contextlib
 import difflib
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError, UnreachableError
 from rekindle.platforms.checks import Check, Needs, NotChecked, about, may
-from rekindle.platforms.sagemaker.client import connected, images
-from rekindle.platforms.submission import Definition, plain_name, problems_in, requests_in
+from rekindle.platforms.sagemaker.client import Client, connected, images
+from rekindle.platforms.submission import Definition, plain_name
 from rekindle.spec.platforms import SageMakerSpec
 
-_BRIEF: Mapping[str, Any] = {
+# a check has to answer soon
+_BRIEF: Mapping[str, object] = {
     "retries": {"mode": "standard", "total_max_attempts": 2},
     "connect_timeout": 5,
     "read_timeout": 10,
@@ -29,227 +31,308 @@ _ECR = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
     r"(?P<name>[^@:]+)(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-_problem, _request = problems_in(__file__), requests_in(__file__)
+# of a simulated request: the service that a role is passed to
+_PASSED_TO_SAGEMAKER = {
+    "ContextKeyName": "iam:PassedToService",
+    "ContextKeyType": "string",
+    "ContextKeyValues": ["sagemaker.amazonaws.com"],
+}
+Statement: TypeAlias = dict[str, Any]
+"""A statement of an IAM policy."""
 
 
 def checks(place: SageMakerSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
     if not place.region or not place.role_arn:  # which of them is missing is reported elsewhere
         return
-    ask = about("sagemaker", Account(place))
-    yield ask("credentials", "role_arn", caller, early=True, login=True)
-    yield ask("region", "region", region, early=True)
-    for use, is_asked in (("deploy", needs.deploys), ("publish", needs.publishes)):
-        rights = _allowed(f"{use}_permissions", place, needs.model)
-        if is_asked:
-            yield ask(f"you may {use}", "role_arn", permitted, rights, "")
-        if needs.publishes if use == "publish" else needs.deploys_in_steps:
-            yield ask(f"steps may {use}", "role_arn", permitted, rights, place.role_arn)
+    check_of = about("sagemaker", Account(place))
+    yield check_of("credentials", "role_arn", caller, early=True, login=True)
+    yield check_of("region", "region", region, early=True)
+    deploy_rights = _allowed("deploy_permissions", place, needs.model)
+    if needs.deploys:
+        yield check_of("you may deploy", "role_arn", permitted, deploy_rights, "")
+    if needs.deploys_in_steps:
+        yield check_of("steps may deploy", "role_arn", permitted, deploy_rights, place.role_arn)
+    if needs.publishes:
+        publish_rights = _allowed("publish_permissions", place, needs.model)
+        yield check_of("you may publish", "role_arn", permitted, publish_rights, "")
+        yield check_of("steps may publish", "role_arn", permitted, publish_rights, place.role_arn)
     if place.artifact_root:
-        yield ask("bucket", "artifact_root", bucket, early=True)
-    for wanted in sorted({place.image or "", *(images(definition) if definition else ())} - {""}):
-        yield ask("image", "image", image, wanted, early=True)
+        yield check_of("bucket", "artifact_root", bucket, early=True)
+    references = set(images(definition)) if definition else set()
+    if place.image:
+        references.add(place.image)
+    for reference in sorted(references - {""}):
+        yield check_of("image", "image", image, reference, early=True)
     for variable, arn in sorted(place.secrets.items()):
-        yield ask(f"secret {variable}", f"secrets.{variable}", secret, arn)
+        yield check_of(f"secret {variable}", f"secrets.{variable}", secret, arn)
 
 
 def permissions(place: SageMakerSpec, needs: Needs) -> str:
     """A policy for `place.role_arn`, and the trust that the service needs."""
-    found, deploying = statements(place), _allowed("deploy_permissions", place, needs.model)
-    found += deploying if needs.deploys_in_steps else []
-    found += _allowed("publish_permissions", place, needs.model) if needs.publishes else []
-    policy = {"Version": "2012-10-17", "Statement": found}
-    deploys = [action for statement in deploying for action in statement["Action"]]
+    allowed = statements(place)
+    deploying = _allowed("deploy_permissions", place, needs.model)
+    if needs.deploys_in_steps:
+        allowed += deploying
+    if needs.publishes:
+        allowed += _allowed("publish_permissions", place, needs.model)
+    policy = {"Version": "2012-10-17", "Statement": allowed}
+    deploy_actions = [action for statement in deploying for action in statement["Action"]]
     role = place.role_arn or "platforms.sagemaker.role_arn"
     return (
         f"The role of the jobs, {role}, which sagemaker.amazonaws.com may assume, needs:\n"
         f"{json.dumps(policy, indent=2)}\n"
-        f"Who deploys needs, beside the bucket: {', '.join(dict.fromkeys(deploys))}"
+        f"Who deploys needs, beside the bucket: {', '.join(dict.fromkeys(deploy_actions))}"
     )
 
 
-def statements(place: SageMakerSpec) -> list[dict[str, Any]]:
+def statements(place: SageMakerSpec) -> list[Statement]:
     """What the policy allows, a statement a resource."""
-    found, about = _allowed("permissions", place), _names(place)
+    allowed = _allowed("permissions", place)
     if place.subnets:
         interface, *others = _allowed("network_permissions", place)
-        inside = [f"{about['ec2']}subnet/{name}" for name in place.subnets]
-        inside += [f"{about['ec2']}security-group/{name}" for name in place.security_groups]
-        found += [{**interface, "Resource": [interface["Resource"], *inside]}, *others]
+        ec2 = _names(place)["ec2"]
+        resources = [interface["Resource"]]
+        resources += [f"{ec2}subnet/{name}" for name in place.subnets]
+        resources += [f"{ec2}security-group/{name}" for name in place.security_groups]
+        allowed += [{**interface, "Resource": resources}, *others]
     if place.kms_key:
-        found.append(_key(place))
+        allowed.append(_key_statement(place))
     if place.secrets:
-        found.append(_allow(["secretsmanager:GetSecretValue"], sorted(place.secrets.values())))
-    return found
+        arns = sorted(place.secrets.values())
+        allowed.append(_statement(["secretsmanager:GetSecretValue"], arns))
+    return allowed
 
 
-def _allowed(table: str, place: SageMakerSpec, model: str = "") -> list[dict[str, Any]]:
+def _allowed(table: str, place: SageMakerSpec, model: str = "") -> list[Statement]:
     """The statements that a table of the catalog comes to for this config."""
-    about = _names(place, model)
+    names = _names(place, model)
     return [
-        _allow(row["actions"], row["resource"].format(**about))
+        _statement(row["actions"], row["resource"].format(**names))
         for row in limits("sagemaker")[table]
     ]
 
 
 def _names(place: SageMakerSpec, model: str = "") -> dict[str, str]:
-    """What the catalog's resources are made of; a service's name stands for the begin of its ARNs
-    in the region and account of the jobs."""
-    bucket, _, folder = (place.artifact_root or "s3://BUCKET/FOLDER")[5:].rstrip("/").partition("/")
+    """What the catalog's resources are made of; a service's name stands for the begin of
+    its ARNs in the region and account of the jobs. Words in capitals stand for what the
+    config lacks."""
+    root = (place.artifact_root or "s3://BUCKET/FOLDER").rstrip("/")
+    bucket, _, folder = root[len("s3://") :].partition("/")
     image = (place.image or "ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME").partition("@")[0]
     host, _, name = image.partition("/")
-    words = host.split(".")
-    registry = f"{words[3] if len(words) > 3 else 'REGION'}:{words[0]}"
-    mine = (place.role_arn or "arn:aws:iam::ACCOUNT:role/NAME").split(":")
-    where = f"{place.region or 'REGION'}:{mine[4]}:"
-    services = ("ec2", "kms", "logs", "sagemaker")
-    return {
+    host_labels = host.split(".")
+    registry_region = host_labels[3] if len(host_labels) > 3 else "REGION"
+    registry = f"{registry_region}:{host_labels[0]}"
+    role_parts = (place.role_arn or "arn:aws:iam::ACCOUNT:role/NAME").split(":")
+    partition = role_parts[1]
+    account = role_parts[4]
+    names = {
         "bucket": bucket,
         "objects": f"{bucket}/{folder}/*" if folder else f"{bucket}/*",
         "repository": f"{registry}:repository/{name}",
         "role": place.role_arn or "platforms.sagemaker.role_arn",
         "model": plain_name(model or "MODEL", r"[^a-zA-Z0-9]+", 40, distinct=True),
-        **{service: f"arn:{mine[1]}:{service}:{where}" for service in services},
     }
+    for service in ("ec2", "kms", "logs", "sagemaker"):
+        names[service] = f"arn:{partition}:{service}:{place.region or 'REGION'}:{account}:"
+    return names
 
 
-def _key(place: SageMakerSpec) -> dict[str, Any]:
+def _key_statement(place: SageMakerSpec) -> Statement:
     """Use of the key, which may be named by its ARN, its id or an alias."""
     uses = ["kms:Decrypt", "kms:GenerateDataKey", "kms:CreateGrant"]
-    name, keys = place.kms_key.split(":", 5)[-1], f"{_names(place)['kms']}key/"
+    name = place.kms_key.split(":", 5)[-1]
+    keys = f"{_names(place)['kms']}key/"
     if name.startswith("alias/"):  # a policy takes no alias for a resource
         condition = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": name}}
-        return {**_allow(uses, f"{keys}*"), "Condition": condition}
-    return _allow(uses, place.kms_key if place.kms_key.startswith("arn:") else f"{keys}{name}")
+        return {**_statement(uses, f"{keys}*"), "Condition": condition}
+    if place.kms_key.startswith("arn:"):
+        return _statement(uses, place.kms_key)
+    return _statement(uses, f"{keys}{name}")
 
 
-def _allow(actions: list[str], resource: str | list[str]) -> dict[str, Any]:
+def _statement(actions: list[str], resource: str | list[str]) -> Statement:
     return {"Effect": "Allow", "Action": actions, "Resource": resource}
 
 
 class Account:
-    """The account that `place` names, with each client made once, since that is what takes time."""
+    """The account that `place` names, with each client made once, since that is what
+    takes time."""
 
-    def __init__(self, place: SageMakerSpec, more: Mapping[str, Any] = _BRIEF) -> None:
-        self.place, self._more = place, more
-        self._made: Any = None
-        self._clients: dict[str, Any] = {}
+    def __init__(
+        self, place: SageMakerSpec, botocore_settings: Mapping[str, object] = _BRIEF
+    ) -> None:
+        self.place = place
+        self._botocore_settings = botocore_settings
+        self._client_of: Callable[[str], Client] | None = None
+        self._clients: dict[str, Client] = {}
         self._lock = threading.Lock()  # boto3 makes clients in one thread only
 
     @contextlib.contextmanager
-    def client(self, service: str) -> Iterator[Any]:
+    def client(self, service: str) -> Iterator[Client]:
         """botocore's client of a service; what it raises becomes a PlatformError."""
-        with connected(self.place, **self._more) as made:
+        with connected(self.place, **self._botocore_settings) as client_of:
             with self._lock:
-                self._made = self._made or made
+                # all clients come from the session of the first connection
+                if self._client_of is None:
+                    self._client_of = client_of
                 if service not in self._clients:
-                    self._clients[service] = self._made(service)
+                    self._clients[service] = self._client_of(service)
             yield self._clients[service]
 
 
-def caller(there: Account) -> str:
+def caller(account: Account) -> str:
     """Who is logged in, in the account of the role; a refusal to say so is a problem."""
     try:
-        with there.client("sts") as sts:
-            found = sts.get_caller_identity()
+        with account.client("sts") as sts:
+            identity = sts.get_caller_identity()
     except UnreachableError:
         raise
     except PlatformError as error:
         raise RequestError(error.problems) from error
-    wanted = there.place.role_arn.split(":")[4]
-    arn, account = str(found["Arn"]), found["Account"]
-    if account != wanted:
-        raise RequestError([_problem("other_account", arn=arn, account=account, wanted=wanted)])
+    role_account = account.place.role_arn.split(":")[4]
+    arn = str(identity["Arn"])
+    own_account = identity["Account"]
+    if own_account != role_account:
+        raise RequestError(
+            f"{arn} is of the account {own_account}, the role of {role_account}",
+            fix=f"log in to {role_account} (AWS_PROFILE), or name a role of {own_account}",
+        )
     return arn
 
 
-def region(there: Account) -> str:
+def region(account: Account) -> str:
     """Whether there is such a region, as far as this version of botocore knows."""
     from boto3.session import Session
 
-    boto, wanted = Session(), there.place.region
-    regions = list[str]()
-    for partition in boto.get_available_partitions():
-        regions += boto.get_available_regions("sagemaker", partition)
-    if wanted in regions:
-        return wanted
-    near = difflib.get_close_matches(wanted, regions, n=2)
+    session = Session()
+    name = account.place.region
+    regions: list[str] = []
+    for partition in session.get_available_partitions():
+        regions += session.get_available_regions("sagemaker", partition)
+    if name in regions:
+        return name
+    near = difflib.get_close_matches(name, regions, n=2)
     fix = f"such as {' or '.join(near)}" if near else "name one, such as eu-central-1"
-    raise RequestError(f"there is no region `{wanted}` with SageMaker", fix=fix)
+    raise RequestError(f"there is no region `{name}` with SageMaker", fix=fix)
 
 
-def permitted(there: Account, wanted: list[dict[str, Any]], role: str) -> str:
-    """Whether the policies of the role, or else of who is logged in, allow the statements, as IAM
-    simulates them; what depends on facts of a request that only it has is left open."""
-    fixes, missing, who = dict[str, str](), list[str](), role
-    with there.client("iam") as iam, there.client("sts") as sts:
-        if not role:
-            who = sts.get_caller_identity()["Arn"]
-            if ":assumed-role/" in who:  # of which IAM knows the role alone
-                who = iam.get_role(RoleName=who.split("/")[1])["Role"]["Arn"]
-        for one in wanted:
-            resource, actions = one["Resource"], one["Action"]
-            fixes |= dict.fromkeys(actions, f"have {who} allowed it on {resource}")
-            asked = _request("simulation", who=who, actions=actions, resource=resource)
-            pages = iam.get_paginator("simulate_principal_policy").paginate(**asked)
-            for found in (found for page in pages for found in page["EvaluationResults"]):
-                if found["EvalDecision"] != "allowed" and not found.get("MissingContextValues"):
-                    missing.append(found["EvalActionName"])
-    return may(fixes, dict.fromkeys(missing), "the role of the steps" if role else "you")
+def permitted(account: Account, rights: list[Statement], role: str) -> str:
+    """Whether the policies of the role, or else of who is logged in, allow the
+    statements, as IAM simulates them; what depends on facts of a request that only it has
+    is left open."""
+    fixes: dict[str, str] = {}
+    missing: list[str] = []
+    principal = role
+    with account.client("iam") as iam, account.client("sts") as sts:
+        if not principal:
+            principal = sts.get_caller_identity()["Arn"]
+            if ":assumed-role/" in principal:  # of which IAM knows the role alone
+                principal = iam.get_role(RoleName=principal.split("/")[1])["Role"]["Arn"]
+        for statement in rights:
+            resource = statement["Resource"]
+            actions = statement["Action"]
+            fixes |= dict.fromkeys(actions, f"have {principal} allowed it on {resource}")
+            pages = iam.get_paginator("simulate_principal_policy").paginate(
+                PolicySourceArn=principal,
+                ActionNames=actions,
+                ContextEntries=[_PASSED_TO_SAGEMAKER],
+                ResourceArns=[resource],
+            )
+            results = [result for page in pages for result in page["EvaluationResults"]]
+            for result in results:
+                is_denied = result["EvalDecision"] != "allowed"
+                if is_denied and not result.get("MissingContextValues"):
+                    missing.append(result["EvalActionName"])
+    who = "the role of the steps" if role else "you"
+    return may(fixes, dict.fromkeys(missing), who)
 
 
-def bucket(there: Account) -> str:
+def bucket(account: Account) -> str:
     """Whether the bucket is there, can be looked at, and lies in the region."""
-    wanted = there.place.region
-    name = there.place.artifact_root.removeprefix("s3://").partition("/")[0]
-    with there.client("s3") as s3:
+    job_region = account.place.region
+    name = account.place.artifact_root.removeprefix("s3://").partition("/")[0]
+    with account.client("s3") as s3:
         try:
-            found = s3.head_bucket(Bucket=name)
+            head = s3.head_bucket(Bucket=name)
         except s3.exceptions.ClientError as error:
             status = error.response["ResponseMetadata"]["HTTPStatusCode"]
             if status == 404:
-                raise RequestError([_problem("no_bucket", name=name, region=wanted)]) from None
+                raise RequestError(
+                    f"there is no bucket {name}",
+                    fix=f"aws s3 mb s3://{name} --region {job_region}, or name another",
+                ) from None
             if status == 403:
-                raise RequestError([_problem("foreign_bucket", name=name)]) from None
+                raise RequestError(
+                    f"the bucket {name} belongs to another account, or you may not look at it",
+                    fix=f"name a bucket of yours, or ask for s3:ListBucket on arn:aws:s3:::{name}",
+                ) from None
             raise
-    headers = found["ResponseMetadata"]["HTTPHeaders"]
-    lies = found.get("BucketRegion") or headers.get("x-amz-bucket-region") or wanted
-    if lies != wanted:
-        raise RequestError([_problem("far_bucket", name=name, lies=lies, region=wanted)])
-    return f"{name} in {lies}"
+    headers = head["ResponseMetadata"]["HTTPHeaders"]
+    bucket_region = head.get("BucketRegion") or headers.get("x-amz-bucket-region") or job_region
+    if bucket_region != job_region:
+        raise RequestError(
+            f"the bucket {name} is in {bucket_region}, the pipeline in {job_region}",
+            fix=f"name a bucket in {job_region}, "
+            f"or set platforms.sagemaker.region: {bucket_region}",
+        )
+    return f"{name} in {bucket_region}"
 
 
-def image(there: Account, reference: str) -> str:
+def image(account: Account, reference: str) -> str:
     """Whether ECR has the image, in the region of the jobs."""
-    match, wanted = _ECR.fullmatch(reference), there.place.region
+    match = _ECR.fullmatch(reference)
+    job_region = account.place.region
     if match is None:
         raise NotChecked(f"{reference} is in no ECR")
-    if match["region"] != wanted:
-        raise RequestError([_problem("far_image", lies=match["region"], region=wanted)])
-    digest = match["digest"]
-    version = {"imageDigest": digest} if digest else {"imageTag": match["tag"] or "latest"}
-    named = {"registryId": match["account"], "repositoryName": match["name"]}
-    with there.client("ecr") as ecr:
+    if match["region"] != job_region:
+        raise RequestError(
+            f"the image is in {match['region']}, the jobs are in {job_region}",
+            fix=f"push it to ECR in {job_region}, or replicate the repository",
+        )
+    if match["digest"]:
+        image_id = {"imageDigest": match["digest"]}
+    else:
+        image_id = {"imageTag": match["tag"] or "latest"}
+    with account.client("ecr") as ecr:
         try:
-            found = ecr.describe_images(**named, imageIds=[version])["imageDetails"]
+            details = ecr.describe_images(
+                registryId=match["account"],
+                repositoryName=match["name"],
+                imageIds=[image_id],
+            )["imageDetails"]
         except ecr.exceptions.RepositoryNotFoundException:
-            raise RequestError([_problem("no_repository", name=match["name"])]) from None
+            raise RequestError(
+                f"ECR has no repository {match['name']}",
+                fix=f"aws ecr create-repository --repository-name {match['name']}, and push it",
+            ) from None
         except ecr.exceptions.ImageNotFoundException:
-            of = reference.partition("@")[0]
-            raise RequestError([_problem("no_image", reference=reference, named=of)]) from None
-    pinned = "" if digest else f" is {found[0]['imageDigest']} now; better name that digest"
-    return f"{reference}{pinned}"
+            name = reference.partition("@")[0]
+            raise RequestError(
+                f"ECR has no image {reference}",
+                fix=f"push it: docker push {name}; then name its digest",
+            ) from None
+    if match["digest"]:
+        return reference
+    return f"{reference} is {details[0]['imageDigest']} now; better name that digest"
 
 
-def secret(there: Account, arn: str) -> str:
+def secret(account: Account, arn: str) -> str:
     """Whether the secret is there; its value is not read."""
-    where = arn.split(":")[3]
-    if where != there.place.region:
-        raise NotChecked(f"it is in {where}")
-    with there.client("secretsmanager") as manager:
+    secret_region = arn.split(":")[3]
+    if secret_region != account.place.region:
+        raise NotChecked(f"it is in {secret_region}")
+    with account.client("secretsmanager") as manager:
         try:
-            found = manager.describe_secret(SecretId=arn)
+            described = manager.describe_secret(SecretId=arn)
         except manager.exceptions.ResourceNotFoundException:
-            raise RequestError([_problem("no_secret", arn=arn, region=where)]) from None
-    if found.get("DeletedDate"):
-        raise RequestError([_problem("deleted_secret", arn=arn)])
+            raise RequestError(
+                f"there is no secret {arn}",
+                fix=f"aws secretsmanager list-secrets --region {secret_region}",
+            ) from None
+    if described.get("DeletedDate"):
+        raise RequestError(
+            f"the secret {arn} is about to be deleted",
+            fix=f"aws secretsmanager restore-secret --secret-id {arn}",
+        )
     return arn

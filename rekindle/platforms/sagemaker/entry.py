@@ -1,10 +1,12 @@
-"""What a container of SageMaker starts: where its mounts are, and who the other hosts are.
+"""What a container of SageMaker starts: where its mounts are, and who the other hosts
+are.
 
     python3 <inputs>/bundle/entry.py
 
-The environment holds the pipeline's parameters that the step reads, as REKINDLE_P0, REKINDLE_P1...,
-and names of secrets, as REKINDLE_SECRET_NAME; everything else of it is the step's own. The hosts of
-a Training job are in /opt/ml/input/config/resourceconfig.json, as `hosts` (algo-1, algo-2, ...) and
+The environment holds the pipeline's parameters that the step reads, as REKINDLE_P0,
+REKINDLE_P1..., and names of secrets, as REKINDLE_SECRET_NAME; everything else of it is
+the step's own. The hosts of a Training job are in
+/opt/ml/input/config/resourceconfig.json, as `hosts` (algo-1, algo-2, ...) and
 `current_host`; the first of them leaves the outputs."""
 
 from __future__ import annotations
@@ -39,22 +41,29 @@ def main() -> int:
     """Run the step of the bundle."""
     shim.end_when_told()
     task = mounted.load_task(HERE)
-    outputs, message = TRAINING if "training" in task else PROCESSING
+    is_training = "training" in task
+    folder, message = TRAINING if is_training else PROCESSING
     names = (mounted.RESULT, *task.get("outputs", {}).get("artifacts", ()))
-    inputs = {folder.name: folder for folder in HERE.parent.iterdir()}
-    made = {name: outputs / name for name in names}
-    place = Place(inputs, made, values=os.environ, facts=_facts(), message=message)
-    if channel := task.get("copies"):
+    place = Place(
+        inputs={channel.name: channel for channel in HERE.parent.iterdir()},
+        outputs={name: folder / name for name in names},
+        values=os.environ,
+        facts=_facts(),
+        message=message,
+    )
+    if "copies" in task:
         # what another job left for conditions, as a file of this one
         place.outputs[mounted.RESULT].mkdir(parents=True, exist_ok=True)
-        shutil.copy2(place.inputs[channel] / "result.json", place.outputs[mounted.RESULT])
+        result = place.inputs[task["copies"]] / "result.json"
+        shutil.copy2(result, place.outputs[mounted.RESULT])
         return 0
     try:
         _read_secrets()
-        if "training" in task:
-            wanted, job = task["training"], os.environ.get("TRAINING_JOB_NAME", "")
-            found = rendezvous(wanted["ranks_per_node"])
-            place = place.of_node(mounted.met(found, wanted["nodes"], "hosts", job))
+        if is_training:
+            training = task["training"]
+            job = os.environ.get("TRAINING_JOB_NAME", "")
+            node = rendezvous(training["ranks_per_node"])
+            place = place.of_node(mounted.met(node, training["nodes"], "hosts", job))
     except Exception as error:  # noqa: BLE001 - the service shows nothing but this message
         return mounted.failed(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
@@ -66,19 +75,22 @@ def rendezvous(gpus: int, resources: Path = RESOURCES) -> Rendezvous:
     from rekindle.launch.rendezvous import Rendezvous
 
     try:
-        raw = json.loads(resources.read_text(encoding="utf-8"))
-        hosts, here = sorted(map(str, raw["hosts"]), key=_natural), str(raw["current_host"])
+        config = json.loads(resources.read_text(encoding="utf-8"))
+        hosts = sorted(map(str, config["hosts"]), key=_natural)
+        here = str(config["current_host"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(f"{resources} cannot be read: {error!r}") from error
     if here not in hosts:
-        what = f"the host {here} is not one of {', '.join(hosts)}"
-        raise RequestError(what, where=str(resources))
-    place = Rendezvous(len(hosts), hosts.index(here), max(1, gpus), hosts[0], PORT)
-    return place.checked(str(resources))
+        message = f"the host {here} is not one of {', '.join(hosts)}"
+        raise RequestError(message, where=str(resources))
+    node = Rendezvous(len(hosts), hosts.index(here), max(1, gpus), hosts[0], PORT)
+    return node.checked(str(resources))
 
 
 def _natural(host: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", host)]
+    """A key that sorts numbers within names by their size."""
+    parts = re.split(r"(\d+)", host)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
 def _facts() -> dict[str, str]:
@@ -86,8 +98,8 @@ def _facts() -> dict[str, str]:
     name = os.environ.get("TRAINING_JOB_NAME", "")
     if not name and JOB.exists():
         name = str(json.loads(JOB.read_text(encoding="utf-8")).get("ProcessingJobName", ""))
-    words = name.split("-")
-    execution = words[1] if words[0] == "pipelines" and len(words) > 2 else name
+    parts = name.split("-")
+    execution = parts[1] if parts[0] == "pipelines" and len(parts) > 2 else name
     return mounted.facts(execution, name)
 
 

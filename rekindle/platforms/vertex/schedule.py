@@ -1,9 +1,10 @@
 """Schedules of a project on Vertex AI.
 
-A schedule's id is the service's; ours is its display name, looked for before. Of several of one
-name, left by whatever was cut off, the newest stays. `max_concurrent_run_count` bounds the calls
-that start runs; the runs `max_concurrent_active_run_count` bounds. What a field of a schedule holds
-cannot be taken out, so one that queues no longer is created again.
+A schedule's id is the service's; ours is its display name, looked for before. Of several
+of one name, left by whatever was cut off, the newest stays. `max_concurrent_run_count`
+bounds the calls that start runs; the runs `max_concurrent_active_run_count` bounds. What
+a field of a schedule holds cannot be taken out, so one that queues no longer is created
+again.
 
 Authority: aiplatform_v1 of google-cloud-aiplatform 2.7 (Schedule, ResumeScheduleRequest,
 UpdateScheduleRequest). No project has run it."""
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, UnsupportedError
 from rekindle.outputs import Schedule
-from rekindle.platforms.submission import Definition, Lowered, newest, no_schedule, problems_in
+from rekindle.platforms.submission import Definition, Lowered, newest, no_schedule
 from rekindle.platforms.vertex.client import Project, connected, job, where
 from rekindle.spec import cron
 from rekindle.spec.platforms import VertexSpec
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 
 _LONGEST_SECONDS = 120.0  # that a deletion may take
 _MOST = 10  # runs at once, where they may be several
-_problem = problems_in(__file__)
-_CHANGED = (
+_CHANGED_FIELDS = (
     "cron",
     "max_concurrent_run_count",
     "max_concurrent_active_run_count",
@@ -36,11 +36,17 @@ _CHANGED = (
 
 
 def lowered(schedule: ScheduleSpec, place: VertexSpec) -> Lowered:
-    """The schedule as Vertex AI has it: ``TZ=Europe/Berlin 0 3 * * 1``. UnsupportedError for a line
-    that names days of the month and of the week, since which has to fit is not documented."""
+    """The schedule as Vertex AI has it: ``TZ=Europe/Berlin 0 3 * * 1``. UnsupportedError
+    for a line that names days of the month and of the week, since which has to fit is not
+    documented."""
     _, _, day, _, weekday = cron.values(schedule.cron)
     if day is not None and weekday is not None:
-        raise UnsupportedError([_problem("days", cron=schedule.cron)])
+        raise UnsupportedError(
+            f"`{schedule.cron}` names days of the month and of the week, "
+            "and Vertex AI does not say whether both have to fit",
+            where="schedule.cron",
+            fix="write `*` for one of them",
+        )
     overlaps = {
         "skip": "is left out",
         "queue": "waits until the run has ended, as many as there are",
@@ -52,89 +58,112 @@ def lowered(schedule: ScheduleSpec, place: VertexSpec) -> Lowered:
 
 
 def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name: str) -> Schedule:
-    """The schedule of the config `name`, made or changed to this; one that pauses goes on."""
-    there, queues = lowered(schedule, place), schedule.overlap == "queue"
-    at_once = _MOST if schedule.overlap == "parallel" else 1
+    """The schedule of the config `name`, created or changed to this;
+    one that pauses goes on."""
+    expression = lowered(schedule, place).expression
+    queues = schedule.overlap == "queue"
+    runs_at_once = _MOST if schedule.overlap == "parallel" else 1
     with connected(place) as project:
         from google.cloud import aiplatform_v1 as api
-        from google.protobuf import field_mask_pb2
 
-        started = api.CreatePipelineJobRequest(
+        request = api.CreatePipelineJobRequest(
             parent=project.parent, pipeline_job=job(api, definition)
         )
-        wanted = api.Schedule(
+        desired = api.Schedule(
             display_name=name,
-            cron=there.expression,
-            max_concurrent_run_count=at_once,
-            max_concurrent_active_run_count=at_once,
+            cron=expression,
+            max_concurrent_run_count=runs_at_once,
+            max_concurrent_active_run_count=runs_at_once,
             allow_queueing=queues,
-            create_pipeline_job_request=started,
+            create_pipeline_job_request=request,
         )
-        if (found := _settled(project, name)) is None or (found.allow_queueing and not queues):
-            # a second one, of a call whose answer was lost, goes at once
-            project.schedules.create_schedule(
-                parent=project.parent, schedule=wanted, **project.patience
-            )
-            if (made := _settled(project, name)) is None:
-                raise PlatformError([_problem("deleted", where=where(place), name=name)])
-            return _shown(made)
-        wanted.name = found.name
-        mask = field_mask_pb2.FieldMask(paths=list(_CHANGED))
-        made = project.schedules.update_schedule(
-            schedule=wanted, update_mask=mask, **project.patience
+        existing = _newest(project, name)
+        # what a field holds cannot be taken out of a schedule
+        if existing is None or (existing.allow_queueing and not queues):
+            return _created(project, desired, place)
+        desired.name = existing.name
+        return _updated(project, desired, catch_up=schedule.catch_up)
+
+
+def _created(project: Project, desired: "api.Schedule", place: VertexSpec) -> Schedule:
+    """Create a schedule; older ones of its name are deleted."""
+    name = desired.display_name
+    project.schedules.create_schedule(parent=project.parent, schedule=desired, **project.patience)
+    # a second one, of a call whose answer was lost, goes at once
+    created = _newest(project, name)
+    if created is None:
+        raise PlatformError(
+            f"another process deleted the schedule `{name}` at this moment",
+            where=where(place),
+            fix="retry the command",
         )
-        if made.state == api.Schedule.State.PAUSED:
-            again = api.ResumeScheduleRequest(name=made.name, catch_up=schedule.catch_up)
-            project.schedules.resume_schedule(request=again, **project.patience)
-            made = project.schedules.get_schedule(name=made.name, **project.patience)
-        return _shown(made)
+    return _shown(created)
+
+
+def _updated(project: Project, desired: "api.Schedule", catch_up: bool) -> Schedule:
+    """Change a schedule to this; one that pauses goes on."""
+    from google.cloud import aiplatform_v1 as api
+    from google.protobuf import field_mask_pb2
+
+    mask = field_mask_pb2.FieldMask(paths=list(_CHANGED_FIELDS))
+    updated = project.schedules.update_schedule(
+        schedule=desired, update_mask=mask, **project.patience
+    )
+    if updated.state == api.Schedule.State.PAUSED:
+        resumption = api.ResumeScheduleRequest(name=updated.name, catch_up=catch_up)
+        project.schedules.resume_schedule(request=resumption, **project.patience)
+        updated = project.schedules.get_schedule(name=updated.name, **project.patience)
+    return _shown(updated)
 
 
 def list_(place: VertexSpec) -> tuple[Schedule, ...]:
-    """Schedules that were set here, by name; older ones of a name are taken away."""
+    """Schedules that were set here, by name; older ones of a name are deleted."""
     with connected(place) as project:
-        return tuple(map(_shown, newest(_ours(project), functools.partial(_deleted, project))))
+        remove = functools.partial(_delete, project)
+        return tuple(map(_shown, newest(_own_schedules(project), remove)))
 
 
 def pause(place: VertexSpec, name: str) -> Schedule:
     with connected(place) as project:
-        if (found := _settled(project, name)) is None:
+        existing = _newest(project, name)
+        if existing is None:
             raise no_schedule(name, where(place))
-        project.schedules.pause_schedule(name=found.name, **project.patience)
-        return _shown(project.schedules.get_schedule(name=found.name, **project.patience))
+        project.schedules.pause_schedule(name=existing.name, **project.patience)
+        return _shown(project.schedules.get_schedule(name=existing.name, **project.patience))
 
 
 def delete(place: VertexSpec, name: str) -> bool:
     with connected(place) as project:
-        found = _ours(project, name)
-        for one in found:
-            _deleted(project, one)
-        return bool(found)
+        schedules = _own_schedules(project, name)
+        for schedule in schedules:
+            _delete(project, schedule)
+        return bool(schedules)
 
 
-def _ours(project: Project, name: str = "") -> "list[api.Schedule]":
+def _own_schedules(project: Project, name: str = "") -> "list[api.Schedule]":
     """Schedules whose jobs carry our label, of a config or all, the oldest first."""
-    found = project.schedules.list_schedules(parent=project.parent, **project.patience)
-    named = (one for one in found if name in ("", one.display_name))
-    labels = [(one, one.create_pipeline_job_request.pipeline_job.labels) for one in named]
-    ours = [one for one, own in labels if own.get("rekindle") == "true"]
-    return sorted(ours, key=lambda one: (one.create_time, one.name))
+    schedules = []
+    for schedule in project.schedules.list_schedules(parent=project.parent, **project.patience):
+        labels = schedule.create_pipeline_job_request.pipeline_job.labels
+        if name in ("", schedule.display_name) and labels.get("rekindle") == "true":
+            schedules.append(schedule)
+    return sorted(schedules, key=lambda schedule: (schedule.create_time, schedule.name))
 
 
-def _settled(project: Project, name: str) -> "api.Schedule | None":
-    """The newest of that name, or None."""
-    found = newest(_ours(project, name), functools.partial(_deleted, project))
-    return found[0] if found else None
+def _newest(project: Project, name: str) -> "api.Schedule | None":
+    """The newest schedule of that name, or None; older ones are deleted."""
+    schedules = newest(_own_schedules(project, name), functools.partial(_delete, project))
+    return schedules[0] if schedules else None
 
 
-def _deleted(project: Project, one: "api.Schedule") -> None:
+def _delete(project: Project, schedule: "api.Schedule") -> None:
     from google.api_core.exceptions import NotFound
 
-    with contextlib.suppress(NotFound):  # another process took it away
-        going: Any = project.schedules.delete_schedule(name=one.name, **project.patience)
-        going.result(timeout=_LONGEST_SECONDS)
+    with contextlib.suppress(NotFound):  # another process deleted it
+        deletion: Any = project.schedules.delete_schedule(name=schedule.name, **project.patience)
+        deletion.result(timeout=_LONGEST_SECONDS)
 
 
-def _shown(found: "api.Schedule") -> Schedule:
-    zone, _, line = str(found.cron).removeprefix("TZ=").partition(" ")
-    return Schedule(found.display_name, line, zone, found.state.name == "ACTIVE")
+def _shown(schedule: "api.Schedule") -> Schedule:
+    zone, _, line = str(schedule.cron).removeprefix("TZ=").partition(" ")
+    return Schedule(schedule.display_name, line, zone, schedule.state.name == "ACTIVE")

@@ -32,7 +32,7 @@ def test_a_dataset_goes_in_and_a_model_and_a_bool_come_out(task: Task) -> None:
     )
     assert job.proto.labels["rekindle-attempt"] == "1"
     assert "https://console.cloud.google.com/vertex-ai/locations/europe-west4/training/" in told
-    said = runs._MADE.search(told)
+    said = runs._CREATED_JOB.search(told)
     assert said
     assert said[1] == job.name.rpartition("/")[2], "by which its log is found"
     assert "of node" not in told, "`rekindle logs` shows what nodes print"
