@@ -114,11 +114,13 @@ def _lower_end(fixed: int, broken: int, rows: int, tail: float) -> float:
     after these counts and one more that is broken."""
     from scipy.special import betainc, betaincinv  # which takes a fifth of a second
 
-    lost, equal = broken + 1, rows - fixed - broken
+    lost = broken + 1
+    equal = rows - fixed - broken
     if not fixed:
         return -float(betaincinv(lost, equal, 1 - tail)) if equal else -1.0
     shares, weights = _of_beta(fixed + lost, equal)
-    low, high = -1.0, 1.0
+    low = -1.0
+    high = 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         # of the answers that differ so many are fixed where the difference is `middle`
@@ -215,25 +217,33 @@ def bounds_of(
     """What the examples that both answered say of the gain; examples of one cluster are drawn
     together. At least `spec.resamples`, and as many as an end at `tail` needs."""
     if clusters_N is None:
-        ours, theirs = candidate.is_right(metric), champion.is_right(metric)
-        if ours is not None and theirs is not None:
-            fixed, broken = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+        ours_N = candidate.is_right(metric)
+        theirs_N = champion.is_right(metric)
+        if ours_N is not None and theirs_N is not None:
+            fixed = int((ours_N & ~theirs_N).sum())
+            broken = int((theirs_N & ~ours_N).sum())
             return PairedAnswers(fixed, broken, len(candidate))
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
     units_N = np.arange(len(candidate)) if clusters_N is None else clusters_N
-    many = max(spec.resamples, math.ceil(_FEWEST_BEYOND / tail))
-    many = max(spec.resamples, min(many, MOST_ELEMENTS // len(candidate)))
+    resamples = max(spec.resamples, math.ceil(_FEWEST_BEYOND / tail))
+    resamples = max(spec.resamples, min(resamples, MOST_ELEMENTS // len(candidate)))
     # that nothing was lost is a claim about rare losses, that something was gained is not
     rare = spec.mode == "noninferiority"
     cost = max(candidate.worst(metric, champion, rare), champion.worst(metric, candidate, rare))
-    lost, won = candidate.with_one_more(cost), candidate.with_one_more(0.0)
-    their_lost, their_won = champion.with_one_more(cost), champion.with_one_more(0.0)
-    low, high = list[Floats](), list[Floats]()
-    for weights_RN in _weights(spec.seed, many, units_N, candidate.sizes_N):
-        low.append(lost.weighted(metric, weights_RN) - their_won.weighted(metric, weights_RN))
-        high.append(won.weighted(metric, weights_RN) - their_lost.weighted(metric, weights_RN))
-    low_R, high_R = sign * np.concatenate(low), sign * np.concatenate(high)
-    return Resamples(gain_of(metric, candidate, champion), low_R, high_R)
+    our_loss = candidate.with_one_more(cost)
+    our_win = candidate.with_one_more(0.0)
+    their_loss = champion.with_one_more(cost)
+    their_win = champion.with_one_more(0.0)
+    low = list[Floats]()
+    high = list[Floats]()
+    for weights_RN in _weights(spec.seed, resamples, units_N, candidate.sizes_N):
+        low.append(our_loss.weighted(metric, weights_RN) - their_win.weighted(metric, weights_RN))
+        high.append(our_win.weighted(metric, weights_RN) - their_loss.weighted(metric, weights_RN))
+    return Resamples(
+        gain_of(metric, candidate, champion),
+        low_R=sign * np.concatenate(low),
+        high_R=sign * np.concatenate(high),
+    )
 
 
 def _weights(seed: int, resamples: int, units_N: Ints, sizes_N: Floats) -> Iterator[Floats]:
@@ -241,15 +251,15 @@ def _weights(seed: int, resamples: int, units_N: Ints, sizes_N: Floats) -> Itera
     which has the size of the unit that an answer drawn at random belongs to."""
     generator = np.random.default_rng(seed)
     sizes_U = np.bincount(units_N, sizes_N)
-    typical = (sizes_U**2).sum() / sizes_U.sum() / sizes_N.mean()
+    typical_size = (sizes_U**2).sum() / sizes_U.sum() / sizes_N.mean()
     # its own draws lie evenly, because the ends of the interval are mostly theirs
     evenly_R = (generator.permutation(resamples) + 0.5) / resamples
-    more_R = -np.log1p(-evenly_R) * typical
+    one_more_R = -np.log1p(-evenly_R) * typical_size
     chunk = max(1, CHUNK_ELEMENTS // (len(units_N) + 1))
     for start in range(0, resamples, chunk):
-        some = more_R[start : start + chunk, None]
-        weights_RU = generator.exponential(size=(len(some), len(sizes_U)))
-        yield np.concatenate([weights_RU[:, units_N], some], 1)
+        one_more_R1 = one_more_R[start : start + chunk, None]
+        weights_RU = generator.exponential(size=(len(one_more_R1), len(sizes_U)))
+        yield np.concatenate([weights_RU[:, units_N], one_more_R1], 1)
 
 
 def deviation_of(
@@ -258,9 +268,9 @@ def deviation_of(
     """The standard deviation of a model's own `metric`, had other examples been drawn; with one
     more example that it answers right, so that it is not 0 where all are wrong."""
     units_N = np.arange(len(scores)) if clusters_N is None else clusters_N
-    more = scores.with_one_more(0.0)
-    drawn = _weights(spec.seed, spec.resamples, units_N, scores.sizes_N)
-    values_R = np.concatenate([more.weighted(metric, weights_RN) for weights_RN in drawn])
+    with_one_more = scores.with_one_more(0.0)
+    draws = _weights(spec.seed, spec.resamples, units_N, scores.sizes_N)
+    values_R = np.concatenate([with_one_more.weighted(metric, weights_RN) for weights_RN in draws])
     return float(values_R.std())
 
 
@@ -268,7 +278,9 @@ def units_in(clusters_N: Ints | None, sizes_N: Floats) -> float:
     """How many units of equal size tell as much: (sum of sizes)^2 / sum of their squares (Kish
     1965). 29 of ten rows and one of 290 tell as much as 3.9."""
     sizes_U = sizes_N if clusters_N is None else np.bincount(clusters_N, sizes_N)
-    return float(sizes_U.sum() ** 2 / (sizes_U**2).sum()) if sizes_U.any() else 0.0
+    if not sizes_U.any():
+        return 0.0
+    return float(sizes_U.sum() ** 2 / (sizes_U**2).sum())
 
 
 def least_that_differ(tail: float) -> int:
