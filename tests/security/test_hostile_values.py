@@ -14,7 +14,7 @@ import pytest
 
 from rekindle import masking
 from rekindle.app.runs import find_run
-from rekindle.cli.doctor import _show
+from rekindle.cli.doctor import _print_checks
 from rekindle.cli.main import invoke
 from rekindle.data.columns import RawBatch
 from rekindle.data.hub import HubSource
@@ -177,7 +177,7 @@ def test_what_records_and_services_say_does_not_steer_the_terminal(tmp_path, cap
     ).write(tmp_path / "runs/r1/run.json")
     for words in (["runs"], ["status", "r1"]):
         invoke([*words, f"--home={tmp_path}"])
-    _show((ReadinessCheck(name="login", where="x", state="problem", said=f"denied {ERASE}"),))
+    _print_checks((ReadinessCheck(name="login", where="x", state="problem", said=f"denied {ERASE}"),))
     shown = capsys.readouterr()
     assert "\x1b[2J" not in shown.out + shown.err
     assert "denied \\x1b[2J" in shown.err
