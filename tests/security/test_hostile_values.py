@@ -177,7 +177,9 @@ def test_what_records_and_services_say_does_not_steer_the_terminal(tmp_path, cap
     ).write(tmp_path / "runs/r1/run.json")
     for words in (["runs"], ["status", "r1"]):
         invoke([*words, f"--home={tmp_path}"])
-    _print_checks((ReadinessCheck(name="login", where="x", state="problem", said=f"denied {ERASE}"),))
+    _print_checks(
+        (ReadinessCheck(name="login", where="x", state="problem", said=f"denied {ERASE}"),)
+    )
     shown = capsys.readouterr()
     assert "\x1b[2J" not in shown.out + shown.err
     assert "denied \\x1b[2J" in shown.err
