@@ -48,6 +48,9 @@ BORROWED = {
     "_keys_to_ignore_on_load_missing": Borrowed(
         "transformers", "transformers.modeling_utils:PreTrainedModel", "weights that are computed"
     ),
+    "_keys_to_ignore_on_load_unexpected": Borrowed(
+        "transformers", "transformers.modeling_utils:PreTrainedModel", "weights that are computed"
+    ),
     "_split_inputs": Borrowed(
         "torch", "torch.distributed.pipelining.schedules:_PipelineSchedule", "pipelines"
     ),

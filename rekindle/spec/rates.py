@@ -40,7 +40,7 @@ def findings(task: str, model: ModelSpec, train: TrainSpec) -> Iterator[Finding]
 
 
 def _usual_rate(task: str, model: ModelSpec) -> tuple[str, str]:
-    """The rate to propose, and how it is usual; a config of one's own says nothing of its kind."""
+    """The rate to propose, and how it is usual; a network of your own says nothing of its kind."""
     table = rows(Path(__file__).with_suffix(".yaml"))
     kind = task if isinstance(model.source, str) and task in table else "own"
     rate, usual = table[kind]["lora" if model.lora is not None else "all"]
