@@ -129,7 +129,7 @@ class _Compiler:
         if not re.fullmatch(limits("sagemaker")["pipeline_name"], self.graph.name):
             how = f"`{self.graph.name}` is not a name of a pipeline there"
             self.jobs.refuse("", "pipelineInfo.name", how, "use letters, digits and -")
-        parameters = self._parameters()
+        parameters = self._pipeline_parameters()
         most_parameters = limits("sagemaker")["parameters"]
         if len(parameters) > most_parameters:
             how = f"it has {len(parameters)} parameters, an execution takes {most_parameters}"
@@ -148,7 +148,7 @@ class _Compiler:
             "Steps": nested,
         }
 
-    def _parameters(self) -> list[Json]:
+    def _pipeline_parameters(self) -> list[Json]:
         """The parameters that a run can be given and that steps read."""
         parameters = []
         for name, value in self.jobs.values.items():
