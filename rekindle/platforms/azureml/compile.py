@@ -201,7 +201,7 @@ class _Compiler:
 
     def _component(self, flat: Flat, step: Step, machine: _Machine) -> Json:
         """What the step runs, and the types of what it reads and leaves."""
-        parameters = self._parameters(flat)
+        parameters = self._step_parameters(flat)
         mounted = self._mounted(flat)
         outputs = _outputs_of(step)
         inputs = {name: {"type": _KINDS.get(kind, "string")} for name, kind in parameters.values()}
@@ -226,13 +226,13 @@ class _Compiler:
     def _bindings(self, flat: Flat) -> dict[str, str]:
         """The expression of what each input of a step gets."""
         bindings = {}
-        for name, _ in self._parameters(flat).values():
+        for name, _ in self._step_parameters(flat).values():
             bindings[name] = f"${{{{parent.inputs.{name}}}}}"
         for name, (_, output) in self._mounted(flat).items():
             bindings[name] = self._reference(output)
         return bindings
 
-    def _parameters(self, flat: Flat) -> dict[str, tuple[str, str]]:
+    def _step_parameters(self, flat: Flat) -> dict[str, tuple[str, str]]:
         """The pipeline's parameters that the step or its guards read:
         input's name and type."""
         parameters = {}
@@ -262,7 +262,7 @@ class _Compiler:
     def _bundle(self, flat: Flat, step: Step, machine: _Machine) -> str:
         """Add the bundle of a step to `bundles`, and return its folder."""
         constants = {n: value for n, value in self.values.items() if n not in self.inputs}
-        parameters = self._parameters(flat)
+        parameters = self._step_parameters(flat)
         task = bundle.task_of(flat, step, self.flats, parameters, constants, flat.guards)
         modules: tuple[str, ...] = ()
         if step.distribution is not None:
