@@ -38,8 +38,7 @@ def figures(
     RequestError where it cannot be planned, or nothing fits."""
     if not platform:
         sections = [name for name in PLATFORMS if name in spec.platforms.model_fields_set]
-        if len(sections) == 1:
-            platform = sections[0]
+        platform = sections[0] if len(sections) == 1 else ""
     prices = book(home, own_prices)
     plan = make(
         spec,

@@ -1,4 +1,7 @@
-"""The splits that words in names of files and folders tell."""
+"""Where the files of a source are: globs, folders, formats, partitions, splits that names tell.
+
+Any fsspec URI will do. A name is the path below the fixed part of the pattern (`data/*/x.csv` ->
+`2026-03/x.csv`): the same wherever the folder lies. Hidden files (`.x`, `_x`) are left out."""
 
 import concurrent.futures
 import contextlib

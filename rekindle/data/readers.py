@@ -493,14 +493,6 @@ def _note_duplicate_columns(
     return bool(duplicates)
 
 
-def _twice(file: SourceFile, columns: Columns, present: Sequence[str], findings: Findings) -> bool:
-    """Whether wanted columns stand in the file more than once, each noted."""
-    twice = sorted(name for name in columns if present.count(name) > 1)
-    for name in twice:
-        findings.note(f"duplicate column `{name}`", where=file.name, fix="rename one")
-    return bool(twice)
-
-
 def _is_utf16(file: SourceFile, head: bytes, findings: Findings) -> bool:
     """Whether a file of texts begins as UTF-16 or UTF-32 does, by its mark or with null bytes."""
     if not head.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" not in head[:4]:

@@ -61,6 +61,7 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
         classes = None
     else:
         classes = len(spec.data.labels) or 2  # as many as there may be: the head is small
+    shape = shape_of(model_config(spec, ask_hub), classes)
     teacher = spec.model.teacher
     teacher_shape = None
     if teacher is not None:
@@ -71,7 +72,7 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
         zero = Zero.of(spec.train.engine_config)
     return Asked(
         kind=kind,
-        shape=shape_of(model_config(spec, ask_hub), classes),
+        shape=shape,
         sequence=spec.data.max_length,
         train=spec.train,
         free=left_open(spec),

@@ -394,17 +394,16 @@ def _gate(spec: Spec) -> Iterator[Finding]:
     gate = spec.evaluate.gate
     metrics = _METRICS.get(spec.task, records.METRICS)
     is_builtin = spec.task in BUILTIN_TASKS
-    if spec.data is not None:
-        slices = spec.data.slices
-        if gate.cluster is not None and gate.cluster not in slices:
-            message = f"`{gate.cluster}` is not among data.slices, which are kept with the scores"
-            yield _finding("evaluate.gate.cluster", message, "add it there")
-        if spec.evaluate.slice_floor and not set(slices) - {gate.cluster}:
-            fix = "name columns in data.slices, or use evaluate.floor"
-            yield _finding("evaluate.slice_floor", "there are no slices", fix)
+    slices = spec.data.slices if spec.data is not None else None
+    if slices is not None and gate.cluster is not None and gate.cluster not in slices:
+        message = f"`{gate.cluster}` is not among data.slices, which are kept with the scores"
+        yield _finding("evaluate.gate.cluster", message, "add it there")
     fix = f"use one of {', '.join(metrics)}"
     if is_builtin and gate.metric is not None and gate.metric not in metrics:
         yield _finding("evaluate.gate.metric", f"{spec.task} has no {gate.metric}", fix)
+    if slices is not None and spec.evaluate.slice_floor and not set(slices) - {gate.cluster}:
+        fix_of_slices = "name columns in data.slices, or use evaluate.floor"
+        yield _finding("evaluate.slice_floor", "there are no slices", fix_of_slices)
     for field in ("floor", "slice_floor"):
         for metric, floor in getattr(spec.evaluate, field).items():
             path = ("evaluate", field, metric)

@@ -353,16 +353,25 @@ def _refuse_quantised(
 def _refuse_more_layers(
     network: Any, read: Sequence[str], unused: Sequence[str], folder: Path
 ) -> None:
-    """Raise DataError where the file holds layers, or experts, beyond those of config.json: names
-    without use that differ from names that are read by their number alone. What transformers leaves
-    out on purpose, such as layers that predict several tokens, may be there."""
+    """Raise DataError where the file holds whole layers, or experts, beyond those of config.json:
+    names without use that differ from names that are read by a number under which nothing is read.
+
+    Layers that predict further tokens, which transformers leaves out, may be there; and so may
+    tensors of a layer that shares those of another one (Gemma 3n)."""
+    config = network.config
+    if getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0):
+        return
     ignored = network._keys_to_ignore_on_load_unexpected or ()
-    known = {_unnumbered(name) for name in read}
-    further = [
-        name
-        for name in unused
-        if _unnumbered(name) in known and not any(re.search(pattern, name) for pattern in ignored)
-    ]
+    known_kinds = {_unnumbered(name) for name in read}
+    known_layers = set[str]()
+    for name in read:
+        known_layers.update(_numbered_parts(name))
+    further = []
+    for name in unused:
+        is_beyond = any(part not in known_layers for part in _numbered_parts(name))
+        is_expected = any(re.search(pattern, name) for pattern in ignored)
+        if is_beyond and not is_expected and _unnumbered(name) in known_kinds:
+            further.append(name)
     if further:
         message = f"{folder} holds {counted(further)}, beyond the layers that config.json describes"
         fix = "correct config.json (num_hidden_layers?): the model would lose what is in them"
@@ -372,6 +381,11 @@ def _refuse_more_layers(
 def _unnumbered(name: str) -> str:
     """The name of a tensor without the numbers of its layer and expert."""
     return re.sub(r"\.\d+(?=\.)", ".N", name)
+
+
+def _numbered_parts(name: str) -> list[str]:
+    """`layers.3.experts.7.up` as what it is in: `layers.3` and `layers.3.experts.7`."""
+    return [name[: match.end()] for match in re.finditer(r"\.\d+(?=\.)", name)]
 
 
 def _missing(

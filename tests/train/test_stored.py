@@ -20,7 +20,7 @@ from rekindle.errors import DataError
 from rekindle.spec.model import ModelSpec
 from rekindle.tasks import load_task
 from rekindle.train import weights
-from rekindle.train.stored import INDEX, Saving, headers_of
+from rekindle.train.stored import INDEX, Saving, _refuse_more_layers, headers_of
 
 SIZES = {
     "hidden_size": 32,
@@ -303,3 +303,27 @@ def test_weights_that_are_quantised_are_refused(tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantised}))
     with pytest.raises(DataError, match=r"are quantised \(fp8\)"):
         loaded(folder)
+
+
+def test_layers_beyond_those_of_the_configuration_are_refused(tmp_path):
+    folder = saved(tmp_path / "model", "llama", num_key_value_heads=4)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    with pytest.raises(DataError, match=r"holds 9 weights \(model\.layers\.1\..*beyond the layers"):
+        loaded(folder)
+
+
+def test_what_a_layer_shares_or_predicts_beside_the_text_may_lie_in_the_file(tmp_path):
+    """Gemma 3n files have keys for layers that take those of another one; DeepSeek's, a layer more."""
+    network = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES))
+    shared = "model.layers.1.self_attn.k_proj.weight"
+    read = [name for name in network.state_dict() if name != shared]
+    _refuse_more_layers(network, read, [shared], tmp_path)
+    beyond = shared.replace(".1.", ".2.")
+    with pytest.raises(DataError, match="beyond the layers"):
+        _refuse_more_layers(network, read, [beyond], tmp_path)
+    expert = "model.layers.1.mlp.experts.7.up_proj.weight"
+    with pytest.raises(DataError, match="beyond the layers"):
+        _refuse_more_layers(network, [*read, expert.replace(".7.", ".6.")], [expert], tmp_path)
+    network.config.num_nextn_predict_layers = 1
+    _refuse_more_layers(network, read, [beyond], tmp_path)

@@ -97,9 +97,11 @@ class AzureMLEndpoint:
                 where="platforms.azureml.image",
                 fix="set it to rekindle's image, by digest",
             )
-        self._root()  # refuses before anything is created
+        # both refuse before anything is created
+        self._root()
+        location = self._location
         if self._endpoint() is None:
-            self.call("PUT", self.path, self._endpoint_body(), RequestError)
+            self.call("PUT", self.path, self._endpoint_body(location), RequestError)
         if _state(self._settled()) != "Succeeded":
             raise StepError("Azure ML could not make the endpoint", where=self.address)
         path = f"{self.path}/deployments/{_short(self.model, version)}"
@@ -114,7 +116,8 @@ class AzureMLEndpoint:
             f"/environments/{_short(self.model, _hash(image), 200)}/versions/1",
             _environment_properties(image),
         )
-        self._start(path, self._deployment_body(model.version, files, environment))
+        body = self._deployment_body(model.version, files, environment, location)
+        self._start(path, body)
 
     def ask(self, model: ServedModel, body: Json) -> Any:
         self._endpoint()  # which sets the address
@@ -221,9 +224,9 @@ class AzureMLEndpoint:
                 self.call("PUT", version_path, {"properties": changed}, RequestError)
         return workspace_path(self.place) + path
 
-    def _endpoint_body(self) -> Json:
+    def _endpoint_body(self, location: str) -> Json:
         return {
-            "location": self._location,
+            "location": location,
             "tags": {_TAG: self.model},
             "identity": {"type": "SystemAssigned"},
             "properties": {
@@ -233,10 +236,10 @@ class AzureMLEndpoint:
             },
         }
 
-    def _deployment_body(self, version: str, files: str, environment: str) -> Json:
+    def _deployment_body(self, version: str, files: str, environment: str, location: str) -> Json:
         """A deployment of a version; `files` and `environment` are ids of assets."""
         return {
-            "location": self._location,
+            "location": location,
             "tags": {_TAG: self.model, _TAG_VERSION: version},
             "sku": {"name": "Default", "capacity": self.replicas},
             "properties": {
