@@ -28,7 +28,7 @@ SHAPES = 8  # lengths of the sequences of a pipeline, which keeps a schedule for
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class StepWork:
     """One step. `micro`: this rank's micro-batches, on the host; `rows`: the examples in them. Of
     the batch: `examples`, `targets`, `tokens`; `squares`: the sum of documents' squared lengths."""
 
@@ -41,7 +41,7 @@ class Work:
 
 
 class Batches:
-    """Work by step, one step ahead in a thread; `waited`: for it. `joined`: in one sequence."""
+    """StepWork by step, one step ahead in a thread; `waited`: for it. `joined`: in one sequence."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class Batches:
         self.settings = shards.manifest.settings
         self.joined = joined
         self.waited = 0.0
-        self._ahead: tuple[int, Future[Work]] | None = None
+        self._ahead: tuple[int, Future[StepWork]] | None = None
         # one OpenMP thread: a second pool slows training (steps of 107 to 128 ms instead of 97)
         self._pool = ThreadPoolExecutor(1, "batches", torch.set_num_threads, (1,))
 
-    def work(self, step: int, last: int) -> Work:
+    def work(self, step: int, last: int) -> StepWork:
         """The work of `step`; starts on the one after it unless that is `last`."""
         began = time.perf_counter()
         if self._ahead is not None and self._ahead[0] == step:
@@ -76,7 +76,7 @@ class Batches:
         self.waited += time.perf_counter() - began
         return found
 
-    def ids(self, work: Work) -> list[str]:
+    def ids(self, work: StepWork) -> list[str]:
         """Names of the examples that this rank works on."""
         rows = self.shards.take(self.split, np.array(work.rows, np.int64))
         return rows.column("id").to_pylist()  # type: ignore[no-any-return]
@@ -86,7 +86,7 @@ class Batches:
         length = self._longest(self._lengths(rows), slots)
         return self._pinned(self._micro(rows, slots, length, 0, torch.ones(1)))
 
-    def make(self, step: int) -> Work:
+    def make(self, step: int) -> StepWork:
         layout = self.mesh.layout
         batch = self.order.batch(step)
         size = layout.micro_batch_size
@@ -116,7 +116,7 @@ class Batches:
         ]
         if layout.pp > 1:
             micro = self.objective.alike(self, micro)
-        return Work(
+        return StepWork(
             micro=tuple(map(self._pinned, micro)),
             rows=tuple(int(row) for rows, _ in picks for row in rows if row >= 0),
             examples=len(real),

@@ -42,7 +42,7 @@ from rekindle.train.job import Job
 from rekindle.train.loop import StopFlag, diverged
 from rekindle.train.mesh import of_all, of_first
 from rekindle.train.optimizer import peak_rate
-from rekindle.train.rank import connect, decided, live
+from rekindle.train.rank import connect, run_rank, with_precision
 from rekindle.train.rank import preload as preload  # which launch/agent.py asks for here
 from rekindle.train.storage import put_file, storage_of
 from rekindle.train.stored import headers_of, match
@@ -53,7 +53,7 @@ from rekindle.train.vitals import Vitals
 def main() -> None:
     for name in [n for n in os.environ if n.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]  # would change the training without a word in the config
-    live(Job, _train)
+    run_rank(Job, _train)
 
 
 def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, object]:
@@ -101,7 +101,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, obj
 
 def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
     """With the arguments that follow from the spec, the data and the ranks."""
-    train = decided(job.train, device, None)
+    train = with_precision(job.train, device, None)
     world, batch = dist.get_world_size(), train.global_batch_size
     if batch % world:
         what = f"{world} ranks do not divide a global batch of {batch}"

@@ -1,17 +1,17 @@
 """The training loop: the same batches, dropout and weights in any layout, interrupted or not.
 
-One optimizer step: this rank's micro-batches forward and backward (through the pipeline's schedule,
-if there is one), one small all-reduce on which all ranks agree (loss, gradient norm, a request to
-stop, whether a save is written), then the update, or none if the gradient is not finite.
+One optimizer step: this rank's micro-batches forward and backward (through the pipeline's
+schedule, if there is one), one small all-reduce on which all ranks agree (loss, gradient norm, a
+request to stop, the end of the budget, whether a save is written), then the update, or none if
+the gradient is not finite.
 
 A GPU never waits for the host: what a step agreed on is read while the next one is computed."""
 
 import dataclasses
-import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import torch
@@ -24,7 +24,7 @@ from rekindle.launch.heartbeats import Phase
 from rekindle.records import HistoryRow
 from rekindle.spec.model import DEFAULT_EPOCHS, TrainSpec
 from rekindle.tasks.base import Task
-from rekindle.train.batches import TRAIN, VALIDATION, Batches, Work
+from rekindle.train.batches import TRAIN, VALIDATION, Batches, StepWork
 from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
 from rekindle.train.evaluation import Evaluation
 from rekindle.train.history import History, Ledger
@@ -36,16 +36,18 @@ from rekindle.train.throughput import Clock, Profiler
 log = logging.getLogger(__name__)
 
 Beat = Callable[[int, Phase], None]
-_SPENT = 1 << 20  # more than there are ranks to ask for a stop
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class RunLength:
     """How long a run is: counts that follow from the spec and the data."""
 
     steps: int
+    """Optimizer steps from the start to the end."""
     order: SampleOrder
+    """Which examples each step trains on."""
     validate_every: int | None = None
+    """Steps between two validations; None: at the end of each epoch."""
 
     @classmethod
     def of(cls, train: TrainSpec, order: SampleOrder) -> Self:
@@ -59,90 +61,163 @@ class Plan:
         return epoch + position / self.order.steps_in_epoch
 
     def validates(self, step: int) -> bool:
-        if step == self.steps or self.validate_every is None:
-            return step == self.steps or self.order.epoch_of(step)[1] == 0
+        """Whether a validation follows `step`, counted from 1: it always follows the last one."""
+        if step == self.steps:
+            return True
+        if self.validate_every is None:
+            return self.order.epoch_of(step)[1] == 0
         return step % self.validate_every == 0
 
 
 @dataclasses.dataclass
 class Best:
-    """The best validation so far, of `step` (0: none), which `stale` others followed."""
+    """The best validation so far."""
 
     step: int = 0
+    """The step that it followed; 0: there was none."""
     loss: float | None = None
+    """Its loss."""
     stale: int = 0
+    """How many validations followed that were no better."""
 
-    def hears(self, step: int, loss: float) -> bool:
+    def update(self, step: int, loss: float) -> bool:
         """Take in a validation; whether it is the best so far."""
-        if math.isfinite(loss) and (self.loss is None or loss < self.loss):
-            self.step, self.loss, self.stale = step, loss, 0
+        is_best = math.isfinite(loss) and (self.loss is None or loss < self.loss)
+        if is_best:
+            self.step = step
+            self.loss = loss
+            self.stale = 0
         else:
             self.stale += 1
-        return self.stale == 0
+        return is_best
 
 
 class StopFlag:
     """Raised by SIGTERM on one rank, agreed on by all at the next step."""
 
     def __init__(self, grace_seconds: float) -> None:
-        self.raised, self.grace_seconds, self.deadline = False, grace_seconds, math.inf
+        self.raised = False
+        self.grace_seconds = grace_seconds
+        self.deadline = math.inf
 
     def raise_it(self, number: int = 0) -> None:
-        """From now on the machine may be gone after the grace period."""
+        """Ask for a stop: from now on the machine may be gone after the grace period.
+
+        `number` is the signal's, as handlers of signals get it."""
         if not self.raised:
-            self.raised, self.deadline = True, time.monotonic() + self.grace_seconds
+            self.raised = True
+            self.deadline = time.monotonic() + self.grace_seconds
 
     def seconds_left(self) -> float:
-        """Until the machine may be gone; a rank that was not told yet assumes the whole grace."""
+        """Seconds until the machine may be gone.
+
+        A rank that has had no signal yet assumes the whole grace period."""
         return min(self.deadline - time.monotonic(), self.grace_seconds)
 
 
 def diverged(step: int, loss: float, norm: float, since: str = "") -> StepError:
-    """What is raised where `step`, counted from 1, gave no finite loss, or no finite gradient."""
-    what = f"the loss is {loss} and the gradient's norm {norm} at step {step}{since}"
+    """The error of `step`, counted from 1, which gave no finite loss, or no finite gradient."""
+    message = f"the loss is {loss} and the gradient's norm {norm} at step {step}{since}"
     fix = "lower train.lr, lengthen train.warmup, or look at the data of this batch"
-    return StepError(what, where="train", fix=fix)
+    return StepError(message, where="train", fix=fix)
 
 
 @dataclasses.dataclass(frozen=True)
-class Launched:
-    """A step that the device has been given; `numbers`: its loss, gradient norm, ranks that were
-    asked to stop, ranks that have written `save`, and the loss scale. `waited` as Batches."""
+class LaunchedStep:
+    """A step that the device has been given, and whose numbers may not be known yet."""
 
     step: int
-    work: Work
+    """Counted from 0."""
+    work: StepWork
     rate: float
+    """The learning rate."""
     numbers: Numbers
+    """As `StepNumbers` names them."""
     save: object
+    """The save that was pending when the step began: ranks say in `numbers` that it is written."""
     waited: float
+    """Seconds that batches were waited for, since the start."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepNumbers:
+    """What all ranks agreed on in a step, in the order in which the device sends it."""
+
+    loss: float
+    norm: float
+    """Of the whole gradient, before clipping."""
+    stops: float
+    """How many ranks were asked to stop."""
+    spends: float
+    """1 where the first rank's clock says that `train.budget_hours` are spent."""
+    written: float
+    """How many ranks have written the pending save."""
+    scale: float
+    """The loss scale of fp16, 1 elsewhere."""
+
+
+class StepLog:
+    """Where a rank writes what its steps came to: the loss curve, its progress, the ledger."""
+
+    def __init__(
+        self, rank: int, history: History, clock: Clock, ledger: Ledger | None = None
+    ) -> None:
+        self.rank = rank
+        self.history = history
+        self.clock = clock
+        self.ledger = ledger
+        self.previous: Numbers | None = None
+
+    def begin(self, numbers: Numbers) -> None:
+        """The next step's time counts from when the device made these `numbers`."""
+        self.previous = numbers
+
+    def write(self, step: LaunchedStep, row: Mapping[str, Any], ids: Iterable[str]) -> None:
+        """Add a step that was read; `ids` names the examples of this rank, for the ledger."""
+        assert self.previous is not None
+        seconds = step.numbers.seconds_since(self.previous)
+        self.previous = step.numbers
+        speed = self.clock.tick(step.work, step.waited, seconds)
+        if self.rank == 0:
+            history_row = HistoryRow(step=step.step + 1, **row, **speed)
+            self.history.append(history_row)
+            self.clock.report(history_row)
+        if self.ledger is not None:
+            self.ledger.append(step.step + 1, list(ids))
 
 
 class Trainer:
-    """One rank's view of a run. `behind`: on GPUs, which are read a step later."""
+    """One rank's view of a run: it owns the parts, the optimizer and what has been agreed on."""
 
     def __init__(
         self,
         task: Task,
         shards: Shards,
         spec: TrainSpec,
-        plan: Plan,
+        length: RunLength,
         parts: Parts,
         seed: int,
         beat: Beat = lambda step, phase: None,
     ) -> None:
-        self.spec, self.plan, self.parts, self.mesh = spec, plan, parts, parts.mesh
+        self.spec = spec
+        self.length = length
+        self.parts = parts
+        self.mesh = parts.mesh
         self.beat = beat
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        layout = self.mesh.layout
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
         self.evaluation = Evaluation(parts, spec.precision)
         self.pipeline = self.evaluation.pipeline
-        self.optimizer: Optimizer | Stepped = (
-            Stepped(parts, parts.stepper) if parts.stepper else Optimizer(parts, spec)
-        )
-        order = plan.order
+        self.feed = self.evaluation.feed
+        self.optimizer: Optimizer | Stepped
+        if parts.stepper is not None:
+            self.optimizer = Stepped(parts, parts.stepper)
+        else:
+            self.optimizer = Optimizer(parts, spec)
+        order = length.order
         joined = parts.stages[0].part.joins_texts
         self.batches = Batches(task, shards, TRAIN, order, self.mesh, seed, joined)
-        self.validation = None
+        self.validation: Batches | None = None
         if shards.rows(VALIDATION):
             once = shards.order(
                 VALIDATION,
@@ -152,17 +227,22 @@ class Trainer:
                 pack_length=order.pack_length,
             )
             self.validation = Batches(task, shards, VALIDATION, once, self.mesh, seed, joined)
-        self.feed = self.evaluation.feed
-        self.behind = self.mesh.device.type != "cpu"
-        self.bad_steps, self.seconds_before, self.began = 0, 0.0, time.monotonic()
-        self.best, self.owed, self.spent = Best(), False, False
-        replicates = layout.only_replicates and parts.stepper is None
-        if replicates and layout.world > 2:  # a sum of two has no order
+        # on a GPU the numbers of a step are read one step later, so that it never waits
+        self.reads_later = self.mesh.device.type != "cpu"
+        self.bad_steps = 0
+        self.seconds_before = 0.0
+        self.began = time.monotonic()
+        self.best = Best()
+        # a validation that a request to stop cut short: it is made up for after resuming
+        self.owes_validation = False
+        self.is_spent = False
+        replicates = self.mesh.layout.only_replicates and parts.stepper is None
+        if replicates and self.world > 2:  # a sum of two has no order
             self._warm_up()
 
     def _warm_up(self) -> None:
         """Have DDP regroup its buckets, which reorders sums, before the first step."""
-        buffers = [(b, b.clone()) for b in self.parts.network.buffers()]
+        buffers = [(buffer, buffer.clone()) for buffer in self.parts.network.buffers()]
         work = self.batches.make(0)
         for _ in range(2):
             self._backward(work)
@@ -172,159 +252,192 @@ class Trainer:
 
     def fit(
         self,
-        saver: Checkpointer,
-        history: History,
-        stop: StopFlag,
         start: int,
-        clock: Clock,
+        saver: Checkpointer,
+        step_log: StepLog,
         profiler: Profiler,
-        ledger: Ledger | None = None,
+        stop: StopFlag,
     ) -> int:
-        """Train from step `start` until `done`, or a request to stop; returns the last step."""
-        every, steps, self.began = self.spec.checkpoint.every, self.plan.steps, time.monotonic()
-        self.since = Numbers(self._number(0))
-        report = functools.partial(self._report, history, clock, ledger)
-        waiting: Launched | None = None
-        self._catch_up(start, saver, history, stop)
-        if self.owed or self.done(start):
+        """Train from step `start` until `is_done`, or a request to stop; returns the last step."""
+        self.began = time.monotonic()
+        step_log.begin(Numbers(self._number(0)))
+        if self.owes_validation:
+            self._make_up_for_validation(start, saver, step_log.history, stop)
+        if self.owes_validation or self.is_done(start):
             return start
-        for step in range(start, steps):
-            launched = self._launch(step, self.batches.work(step, steps), stop, saver)
+        unread: LaunchedStep | None = None
+        for step in range(start, self.length.steps):
+            work = self.batches.work(step, self.length.steps)
+            launched = self._launch(step, work, stop, saver)
             profiler.step(self.batches.waited)
-            stopping = False
-            if waiting is not None:
-                row, stopping = self._read(waiting, saver)
-                report(waiting, row)
-                waiting = None
-            last, validates = step + 1 == steps, self.plan.validates(step + 1)
-            due = every is not None and (step + 1) % every == 0
-            if self.behind and not (validates or due or stopping or self.spent):
-                waiting = launched
+            is_stopping = False
+            if unread is not None:
+                row, is_stopping = self._read(unread, saver)
+                self._write(step_log, unread, row)
+                unread = None
+            if self.reads_later and not (is_stopping or self._is_due(step + 1)):
+                unread = launched
                 continue
-            row, asked = self._read(launched, saver)
-            stopping, last = stopping or asked, last or self.spent
-            validates = validates or last
-            improved, self.owed = False, validates and self.validation is not None
-            if last or (validates and not stopping):
-                found, self.owed = self.validate(step + 1, stop)
-                row, stopping = row | found, stopping or self.owed
-                improved = self._improved(step + 1, found)
-            report(launched, row)
-            due = due or stopping or improved
-            last = last or self.done(step + 1)
-            if last or (due and (not stopping or saver.fits(stop.seconds_left()))):
-                self.beat(step + 1, "save")
-                saver.save(step + 1, self.tensors(), self.state(step + 1, row, self.seconds()))
-            if stopping or last:
+            if self._conclude(launched, is_stopping, saver, step_log, stop):
                 return step + 1
-        return steps
+        return self.length.steps
 
-    def _report(
+    def _is_due(self, step: int) -> bool:
+        """Whether something follows `step`, counted from 1, for which its numbers are needed."""
+        return self.is_spent or self.length.validates(step) or self._saves(step)
+
+    def _saves(self, step: int) -> bool:
+        """Whether the spec asks for a checkpoint of `step`, counted from 1."""
+        every = self.spec.checkpoint.every
+        return every is not None and step % every == 0
+
+    def _conclude(
         self,
-        history: History,
-        clock: Clock,
-        ledger: Ledger | None,
-        done: Launched,
-        row: Mapping[str, Any],
+        launched: LaunchedStep,
+        is_stopping: bool,
+        saver: Checkpointer,
+        step_log: StepLog,
+        stop: StopFlag,
+    ) -> bool:
+        """Read a step, validate, write and save as it is due; whether the training ends here."""
+        step = launched.step + 1
+        row, was_asked = self._read(launched, saver)
+        is_stopping = is_stopping or was_asked
+        is_last = step == self.length.steps or self.is_spent
+        validates = is_last or self.length.validates(step)
+        self.owes_validation = validates and self.validation is not None
+        is_improved = False
+        if is_last or (validates and not is_stopping):
+            validation, self.owes_validation = self.validate(step, stop)
+            row |= validation
+            is_stopping = is_stopping or self.owes_validation
+            is_improved = self._keeps_weights(step, validation)
+        self._write(step_log, launched, row)
+        is_last = is_last or self.is_done(step)
+        saves = is_last
+        if is_stopping:
+            saves = saves or saver.fits(stop.seconds_left())
+        elif is_improved or self._saves(step):
+            saves = True
+        if saves:
+            self.beat(step, "save")
+            saver.save(step, self.tensors(), self.state(step, row, self.seconds()))
+        return is_stopping or is_last
+
+    def _write(self, step_log: StepLog, step: LaunchedStep, row: Mapping[str, Any]) -> None:
+        # names are read from the shards, so only for those who keep a ledger
+        ids = self.batches.ids(step.work) if step_log.ledger is not None else []
+        step_log.write(step, row, ids)
+        if "validation_loss" in row:  # a validation is not part of the next step's time
+            step_log.begin(Numbers(self._number(0)))
+
+    def _make_up_for_validation(
+        self, step: int, saver: Checkpointer, history: History, stop: StopFlag
     ) -> None:
-        """Add a step to the curve; a validation behind it is not part of the next step's time."""
-        seconds = done.numbers.seconds_since(self.since)
-        measured = clock.tick(done.work, done.waited, seconds)
-        self.since = Numbers(self._number(0)) if "validation_loss" in row else done.numbers
-        shown = HistoryRow(step=done.step + 1, **row, **measured)
+        """Validate the step that it resumed from, where a request to stop came first."""
+        validation, self.owes_validation = self.validate(step, stop)
         if self.rank == 0:
-            history.append(shown)
-            clock.report(shown)
-        if ledger is not None:
-            ledger.append(done.step + 1, self.batches.ids(done.work))
+            history.amend(step, validation)
+        if self._keeps_weights(step, validation):
+            saver.save(step, self.tensors(), self.state(step, validation, self.seconds_before))
 
-    def _catch_up(self, step: int, saver: Checkpointer, history: History, stop: StopFlag) -> None:
-        """The validation of the step that it resumed from, where a request to stop came first."""
-        if not self.owed:
-            return
-        found, self.owed = self.validate(step, stop)
-        if self.rank == 0:
-            history.amend(step, found)
-        if self._improved(step, found):
-            saver.save(step, self.tensors(), self.state(step, found, self.seconds_before))
-
-    def done(self, step: int) -> bool:
-        if self.owed and self.spec.exports_best:
+    def is_done(self, step: int) -> bool:
+        """Whether no step follows `step`: all are done, patience is at its end, or the budget."""
+        if self.owes_validation and self.spec.exports_best:
             return False
         patience = self.spec.early_stopping_patience
-        impatient = patience is not None and self.best.stale >= patience
-        return step == self.plan.steps or impatient or self.spent
+        is_impatient = patience is not None and self.best.stale >= patience
+        return step == self.length.steps or is_impatient or self.is_spent
 
     def seconds(self) -> float:
-        """Of training, in all attempts."""
+        """Seconds of training, in all attempts."""
         return self.seconds_before + time.monotonic() - self.began
 
-    def _over(self, seconds: float) -> bool:
+    def _exceeds_budget(self, seconds: float) -> bool:
         hours = self.spec.budget_hours
         return hours is not None and seconds >= hours * 3600
 
-    def _improved(self, step: int, found: Mapping[str, float]) -> bool:
-        """Whether the weights are to be kept for what a validation found."""
-        if not found:
+    def _keeps_weights(self, step: int, validation: Mapping[str, float]) -> bool:
+        """Take in a validation, if there was one; whether its weights are to be kept."""
+        if not validation:
             return False
-        return self.best.hears(step, found["validation_loss"]) and self.spec.exports_best
+        is_best = self.best.update(step, validation["validation_loss"])
+        return is_best and self.spec.exports_best
 
-    def _launch(self, step: int, work: Work, stop: StopFlag, saver: Checkpointer) -> Launched:
+    def _launch(
+        self, step: int, work: StepWork, stop: StopFlag, saver: Checkpointer
+    ) -> LaunchedStep:
         """Give the device one optimizer step; all ranks agree on it in one all-reduce."""
-        rate = learning_rate(self.spec, step, self.plan.steps)
-        save, written = saver.pending, saver.written()
+        rate = learning_rate(self.spec, step, self.length.steps)
+        save = saver.pending
+        is_written = saver.written()
         loss = self._backward(work, step + 1)[0] / self.mesh.layout.tp
         squares = self.optimizer.collect()
-        # one rank's clock decides
-        asks = stop.raised + _SPENT * (self.rank == 0 and self._over(self.seconds()))
-        shared = self.agreed(torch.stack([loss, squares, *map(self._number, (asks, written))]))
-        scale = self.optimizer.scale
-        used = scale.value.clone() if scale is not None else self._number(1)
-        found = self.optimizer.step(rate, shared[0], shared[1])
+        # clocks differ: the first rank's decides for all
+        is_spent = self.rank == 0 and self._exceeds_budget(self.seconds())
+        flags = [self._number(flag) for flag in (stop.raised, is_spent, is_written)]
+        shared = self.add_over_ranks(torch.stack([loss, squares, *flags]))
+        scale = self._number(1)
+        if self.optimizer.scale is not None:
+            scale = self.optimizer.scale.value.clone()  # before the step changes it
+        loss_and_norm = self.optimizer.step(rate, shared[0], shared[1])
         self.optimizer.clear()
-        numbers = Numbers(torch.cat([found, shared[2:], used[None]]))
-        return Launched(step, work, rate, numbers, save, self.batches.waited)
+        numbers = Numbers(torch.cat([loss_and_norm, shared[2:], scale[None]]))
+        return LaunchedStep(step, work, rate, numbers, save, self.batches.waited)
 
     def _number(self, value: float) -> torch.Tensor:
         """On the device, filled there: a copy of a number would be waited for."""
         return torch.full((), float(value), dtype=torch.float64, device=self.mesh.device)
 
-    def _read(self, done: Launched, saver: Checkpointer) -> tuple[dict[str, Any], bool]:
-        """What a step came to, and whether any rank was asked to stop; waits for the step."""
-        loss, norm, asked, written, scale = done.numbers.read()
-        self._judge(done.step, loss, norm, searching=scale > 1)
-        if written == self.world:
-            saver.settle(done.save)
-        row = {"epoch": self.plan.epoch(done.step + 1), "loss": loss, "lr": done.rate}
-        self.spent = self.spent or asked >= _SPENT
-        return row | {"grad_norm": norm}, asked % _SPENT > 0
+    def _read(self, launched: LaunchedStep, saver: Checkpointer) -> tuple[dict[str, Any], bool]:
+        """A step's row of the curve, and whether any rank was asked to stop; waits for the step."""
+        numbers = StepNumbers(*launched.numbers.read())
+        self._judge(launched.step, numbers)
+        if numbers.written == self.world:
+            saver.settle(launched.save)
+        if numbers.spends > 0:
+            self.is_spent = True
+        row = {
+            "epoch": self.length.epoch(launched.step + 1),
+            "loss": numbers.loss,
+            "lr": launched.rate,
+            "grad_norm": numbers.norm,
+        }
+        return row, numbers.stops > 0
 
-    def _judge(self, step: int, loss: float, norm: float, searching: bool) -> None:
-        """Count steps without an update; StepError after too many, unless fp16 is `searching`."""
-        finite = math.isfinite(loss) and math.isfinite(norm)
-        self.bad_steps = 0 if finite else self.bad_steps + 1
-        if finite or searching:
+    def _judge(self, step: int, numbers: StepNumbers) -> None:
+        """Count steps without an update; StepError after too many in a row.
+
+        None is raised while fp16 looks for a loss scale that does not overflow."""
+        if math.isfinite(numbers.loss) and math.isfinite(numbers.norm):
+            self.bad_steps = 0
             return
-        log.warning("step %d is skipped: loss %s, gradient norm %s", step + 1, loss, norm)
+        self.bad_steps += 1
+        if numbers.scale > 1:
+            return
+        log.warning(
+            "step %d is skipped: loss %s, gradient norm %s", step + 1, numbers.loss, numbers.norm
+        )
         if self.bad_steps >= self.spec.max_bad_steps:
-            raise diverged(step + 1, loss, norm, f", {self.bad_steps} steps in a row")
+            since = f", {self.bad_steps} steps in a row"
+            raise diverged(step + 1, numbers.loss, numbers.norm, since)
 
-    def _backward(self, work: Work, step: int = 0) -> torch.Tensor:
+    def _backward(self, work: StepWork, step: int = 0) -> torch.Tensor:
         """Float64 [3], of this rank's micro-batches: loss, right predictions and targets."""
         phase: Phase = "step" if step else "warm-up"
         self.beat(step, phase)
         with autocast(self.spec.precision, self.mesh.device):
             if self.pipeline is not None:
-                return self.pipeline.train([self._scaled(m) for m in self.feed(work.micro)])
+                return self.pipeline.train([self._scaled(micro) for micro in self.feed(work.micro)])
             module = self.parts.stages[0].module
             self.parts.stages[0].part.results.clear()
             total = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
             for turn, micro in enumerate(self.feed(work.micro)):
                 self.beat(step, phase)
-                last = turn + 1 == len(work.micro)
-                with self.optimizer.running(last):
+                is_last = turn + 1 == len(work.micro)
+                with self.optimizer.running(is_last):
                     result = module(micro=self._scaled(micro))
-                    self.optimizer.backward(result[0, 0], last)
+                    self.optimizer.backward(result[0, 0], is_last)
                 total += result[0].detach().double()
             return total
 
@@ -335,28 +448,32 @@ class Trainer:
     def validate(
         self, step: int = 0, stop: StopFlag | None = None
     ) -> tuple[dict[str, float], bool]:
-        """Loss and accuracy on the validation split; or nothing, where a stop cut it short."""
+        """Loss and accuracy on the validation split, and whether a request to stop cut it short.
+
+        The first is empty where it was cut short, or where there is no validation split."""
         if self.validation is None:
             return {}, False
         sums = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
-        asked: Numbers | None = None
+        stops: Numbers | None = None
         for number in range(self.validation.order.steps_in_epoch):
             self.beat(step, "validation")
             share = self.evaluation.losses(self.validation.make(number).micro)
             raised = self._number(stop is not None and stop.raised)
-            shared = self.agreed(torch.cat([share, raised[None]]))
+            shared = self.add_over_ranks(torch.cat([share, raised[None]]))
             sums += shared[:3]
-            before, asked = asked, Numbers(shared[3:])
-            known = before if self.behind else asked
-            if known is not None and known.read()[0] > 0:
+            previous_stops = stops
+            stops = Numbers(shared[3:])
+            readable = previous_stops if self.reads_later else stops
+            if readable is not None and readable.read()[0] > 0:
                 return {}, True
         loss, right, targets = sums.tolist()
-        found = {"validation_loss": loss / targets}
+        validation = {"validation_loss": loss / targets}
         if self.validation.objective.counts_right:
-            found["validation_accuracy"] = right / targets
-        return found, False
+            validation["validation_accuracy"] = right / targets
+        return validation, False
 
-    def agreed(self, values: torch.Tensor) -> torch.Tensor:
+    def add_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' `values`, in place; all ranks have to call it."""
         if self.world > 1:
             dist.all_reduce(values)
         return values
@@ -370,12 +487,12 @@ class Trainer:
         """Go on from a checkpoint, of whatever layout; returns its step."""
         load(checkpoint, self.tensors(), self.optimizer.replicas)
         self.seconds_before = float(checkpoint.state.get("train_seconds") or 0.0)
-        self.spent = self._over(self.seconds_before)
+        self.is_spent = self._exceeds_budget(self.seconds_before)
         self.optimizer.restored(checkpoint.state.get("loss_scale"))
         self.best = Best(**checkpoint.state.get("best", {}))
-        validated = checkpoint.state.get("validation_loss") is not None
-        judges = self.validation is not None and self.plan.validates(checkpoint.step)
-        self.owed = judges and not validated
+        validates = self.validation is not None and self.length.validates(checkpoint.step)
+        was_validated = checkpoint.state.get("validation_loss") is not None
+        self.owes_validation = validates and not was_validated
         return checkpoint.step
 
     def state(self, step: int, row: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -386,7 +503,7 @@ class Trainer:
             "world_size": self.world,
             "layout": str(self.mesh.layout),
             "precision": self.spec.precision,
-            "steps": self.plan.steps,
+            "steps": self.length.steps,
             "validation_loss": row.get("validation_loss"),
             "best": dataclasses.asdict(self.best),
             "train_seconds": seconds,

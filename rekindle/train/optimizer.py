@@ -304,7 +304,7 @@ def learning_rate(spec: TrainSpec, step: int, steps: int) -> float:
     return peak * (spec.min_lr_ratio + (1 - spec.min_lr_ratio) * left)
 
 
-def taken(parts: Parts, train: TrainSpec) -> Parts | None:
+def start_engine(parts: Parts, train: TrainSpec) -> Parts | None:
     """The parts, with values, in the hands of the config's engine; None if it is rekindle's own."""
     engine = engine_of(train.engine)
     if not isinstance(engine, DeepSpeed):

@@ -87,7 +87,7 @@ def autocast(precision: str, device: torch.device) -> contextlib.AbstractContext
     return torch.autocast(device.type, dtype=half) if half else contextlib.nullcontext()
 
 
-def prepared(
+def prepare_network(
     network: nn.Module,
     source: weights.Source | None,
     origins: dict[str, Origin],

@@ -23,7 +23,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -47,47 +47,66 @@ from rekindle.train.storage import storage_of
 TEST = "test"
 BATCHES = 4  # of examples in a piece: up to 8,000 rows or 16 MB
 LIBRARIES = ("torch", "transformers", "tokenizers")
-SAMPLES, SAMPLE_CHARACTERS, SAMPLE_TOKENS = 3, 500, 32
+SAMPLES = 3
+"""How many texts a language model goes on with."""
+SAMPLE_CHARACTERS = 500
+SAMPLE_TOKENS = 32
 _OPENING_WORDS = 6
+MOST_SMOKE_ROWS = 8
+MOST_SMOKE_CHARACTERS = 256 << 10
+HALF = 0.05
+"""Of a probability: what half precision may change; TF32 of GPUs counts as fp32."""
+_EXACT = 0.002
+SURE_CHARACTERS = 8
+"""Of a text that was written in half precision: later ones may differ."""
 
 Who = Literal["candidate", "champion"]
-Name = int | str  # of a piece: its number, or what golden rows are called
-Rows = Iterator[SmokeRow]
+Name = int | str
+"""Of a piece: its number, or what golden rows are called."""
 Opening = tuple[list[tuple[str, str]], str]
+"""The turns (role, text) up to where a model goes on, and how the text really goes on."""
 
 
 def piece_count(examples: ExamplesFile) -> int:
+    """How many pieces the test split has."""
     return -(-len(examples) // BATCHES)
 
 
 def read_piece(examples: ExamplesFile, number: int) -> pa.Table:
-    numbers = range(number * BATCHES, min(len(examples), (number + 1) * BATCHES))
-    return pa.Table.from_batches([examples[i] for i in numbers])
+    """The examples of a piece, counted from 0."""
+    first = number * BATCHES
+    end = min(len(examples), first + BATCHES)
+    return pa.Table.from_batches([examples[batch] for batch in range(first, end)])
 
 
 def scores_key(model: str, examples: Path, train: TrainSpec, gpu: bool) -> str:
-    """Names the scores of the model with the digest `model` on the test split of `examples`, in the
-    precision of `train`; on a GPU fp32 is TF32 unless `train.deterministic`."""
+    """Names the scores of a model on the test split of `examples`, in the precision of `train`.
+
+    `model` is the digest of its files. On a GPU fp32 is TF32 unless `train.deterministic`."""
     rows = open_examples(examples, TEST, "id", "hash")
-    total = hashlib.sha256()
+    hash_of_rows = hashlib.sha256()
     for batch in rows:
         for row in batch.to_pylist():
-            total.update(row["hash"] + row["id"].encode() + b"\0")
+            hash_of_rows.update(row["hash"] + row["id"].encode() + b"\0")
     versions = {name: metadata.version(name) for name in LIBRARIES}
     numbers = [train.precision, train.weights, gpu, gpu and train.deterministic]
-    return digest([model, total.hexdigest(), numbers, source_hash(TRAINING), versions])
+    return digest([model, hash_of_rows.hexdigest(), numbers, source_hash(TRAINING), versions])
 
 
 @dataclasses.dataclass(frozen=True)
-class Turn:
-    """One contender: its model's `folder`, the `digest` of that, where its scores are `kept`."""
+class ScoringTurn:
+    """One contender, whose turn it is to be scored."""
 
     who: Who
     folder: str
+    """Of its model."""
     digest: str
+    """Of the files in it."""
     kept: str
+    """Folder or URI of its scores."""
 
     def missing(self, names: Iterable[Name]) -> list[Name]:
+        """Those of the pieces that are not scored yet."""
         storage = storage_of(self.kept)
         return [name for name in names if storage.size(_file(name)) is None]
 
@@ -103,19 +122,22 @@ class Turn:
 
     def piece(self, name: Name, *columns: str) -> pa.Table:
         """One of them; DataError where it cannot be read."""
+        path = _file(name)
         try:
-            with storage_of(self.kept).reader(_file(name)) as file:
+            with storage_of(self.kept).reader(path) as file:
                 return pq.read_table(pa.BufferReader(file.read()), columns=list(columns) or None)
         except (FileNotFoundError, pa.ArrowInvalid) as error:
-            what = f"the scores in {_file(name)} cannot be read: {error}"
+            message = f"the scores in {path} cannot be read: {error}"
             fix = f"delete {self.kept} and run the step `score` again"
-            raise DataError(what, where=f"{self.kept}/{_file(name)}", fix=fix) from None
+            raise DataError(message, where=f"{self.kept}/{path}", fix=fix) from None
 
     def samples(self, name: str) -> tuple[Sample, ...] | None:
+        """What the model wrote behind the openings of that name; None: nothing yet."""
         content = storage_of(self.kept).read(f"samples-{name}.json")
         return None if content is None else _Samples.validate_json(content)
 
     def put_samples(self, name: str, samples: tuple[Sample, ...]) -> None:
+        """Commit what the model wrote."""
         rows = [sample.model_dump() for sample in samples]
         self._put(f"samples-{name}.json", canonical_json(rows).encode())
 
@@ -124,6 +146,7 @@ class Turn:
         try:
             storage.put_new(path, content)
         except CheckpointError:
+            # put_new refuses what is there already: another attempt committed the same
             if storage.size(path) is None:
                 raise
 
@@ -133,11 +156,12 @@ _Samples: TypeAdapter[tuple[Sample, ...]] = TypeAdapter(tuple[Sample, ...])
 
 def seen(model: ModelFolder, hashes: list[bytes]) -> np.ndarray:
     """bool [rows]: whether the model was trained on the example with each hash."""
-    known, prefixes_N = trained_on(model.path), hash_prefixes(hashes)
-    if not len(known):
+    trained_on_M = trained_on(model.path)
+    prefixes_N = hash_prefixes(hashes)
+    if not len(trained_on_M):
         return np.zeros(len(prefixes_N), bool)
-    places_N = np.minimum(np.searchsorted(known, prefixes_N), len(known) - 1)
-    return known[places_N] == prefixes_N  # type: ignore[no-any-return]
+    places_N = np.minimum(np.searchsorted(trained_on_M, prefixes_N), len(trained_on_M) - 1)
+    return trained_on_M[places_N] == prefixes_N  # type: ignore[no-any-return]
 
 
 def _file(name: Name) -> str:
@@ -146,26 +170,34 @@ def _file(name: Name) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ScoreJob(Stored):
-    """`turns`, the candidate last; `judged`: the folders of all contenders, an `incomparable` one's
-    too. `status` belongs to one attempt; `code` is as for modelfolder.open_model. The candidate
-    scores the rows of `must_pass`, too."""
+    """What is to be scored, as rank 0's node writes it for all ranks."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[ScoringTurn, ...]
+    """The candidate last."""
     judged: tuple[str, ...]
+    """The folders of all contenders, an `incomparable` one's too."""
     examples: str
+    """What `ingest` wrote; the test split is scored."""
     status: str
+    """Folder of this attempt."""
     train: TrainSpec
+    """Layout, precision and patience."""
     champion_version: str = ""
     champion_digest: str = ""
     incomparable: tuple[str, str] | None = None
+    """Why there is no comparison: the name of a check, and a sentence."""
     code: str = ""
+    """As for `modelfolder.open_model`."""
     must_pass: MustPass | None = None
+    """Golden rows, which the candidate scores, too."""
     compared: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """As in records.Scores."""
     champion_judged: Mapping[str, float] = dataclasses.field(default_factory=dict)
     champion_judged_rows: int = 0
 
     @property
-    def candidate(self) -> Turn:
+    def candidate(self) -> ScoringTurn:
+        """The contender that was trained last."""
         return self.turns[-1]
 
     def model(self) -> ModelFolder:
@@ -181,8 +213,10 @@ def judged_rows(job: ScoreJob) -> np.ndarray:
     for folder in job.judged:
         keep_N &= ~seen(open_model(Path(folder), job.code), hashes)
     for turn in job.turns:
-        parts = turn.read(piece_count(examples), "scored")
-        keep_N &= np.concatenate([np.zeros(0, bool), *(np.asarray(p.column(0)) for p in parts)])
+        scored = [np.zeros(0, bool)]  # there may be no piece
+        for piece in turn.read(piece_count(examples), "scored"):
+            scored.append(np.asarray(piece.column(0)))
+        keep_N &= np.concatenate(scored)
     return keep_N & _seen_alike(job, piece_count(examples))
 
 
@@ -198,7 +232,8 @@ def _seen_alike(job: ScoreJob, pieces: int) -> np.ndarray | bool:
 
 
 def golden_of(job: ScoreJob) -> tuple[str, pa.Table] | None:
-    """A name that follows from their content, and the golden rows as examples, if there are any.
+    """The golden rows as examples, under a name that follows from them; None: there are none.
+
     RequestError for a model without classes, DataError for rows that are unfit."""
     if job.must_pass is None:
         return None
@@ -207,19 +242,27 @@ def golden_of(job: ScoreJob) -> tuple[str, pa.Table] | None:
 
     model = job.model()
     if not model.labels:
-        what, fix = "the model has no classes to predict", "remove it; see evaluate.floor"
-        raise RequestError(what, where="evaluate.must_pass", fix=fix)
-    findings, shape = Findings(), model.settings.get("image_shape")
-    rows = examples_of(job.must_pass, model.task.modality, findings, shape and tuple(shape))
+        raise RequestError(
+            "the model has no classes to predict",
+            where="evaluate.must_pass",
+            fix="remove it; see evaluate.floor",
+        )
+    findings = Findings()
+    shape = model.settings.get("image_shape")
+    image_shape = tuple(shape) if shape else shape
+    rows = examples_of(job.must_pass, model.task.modality, findings, image_shape)
     findings.raise_if_any()
     name = hashlib.sha256(b"".join(rows.column("hash").to_pylist())).hexdigest()[:16]
     return f"must_pass-{name}", rows
 
 
-def names_of(job: ScoreJob, turn: Turn, count: int) -> list[Name]:
+def names_of(job: ScoreJob, turn: ScoringTurn, count: int) -> list[Name]:
     """All that a contender scores: `count` pieces of the test split, and golden rows."""
+    names: list[Name] = list(range(count))
     golden = golden_of(job) if turn == job.candidate else None
-    return [*range(count), *([golden[0]] if golden else [])]
+    if golden is not None:
+        names.append(golden[0])
+    return names
 
 
 def openings_of(job: ScoreJob) -> tuple[str, list[Opening]]:
@@ -231,11 +274,14 @@ def openings_of(job: ScoreJob) -> tuple[str, list[Opening]]:
         if not len(rows) or start > rows[-1]:
             break
         inside = rows[(rows >= start) & (rows < start + len(batch))] - start
-        documents += [batch.column("document")[int(i)].as_py() for i in inside]
+        documents += [batch.column("document")[int(row)].as_py() for row in inside]
         start += len(batch)
     name = hashlib.sha256(json.dumps(documents).encode()).hexdigest()[:16]
-    turns = [[(role, content) for role, content in json.loads(d)] for d in documents]
-    return name, [_opening(each) for each in turns]
+    openings = []
+    for document in documents:
+        turns = [(role, content) for role, content in json.loads(document)]
+        openings.append(_opening(turns))
+    return name, openings
 
 
 def _opening(turns: list[tuple[str, str]]) -> Opening:
@@ -245,64 +291,79 @@ def _opening(turns: list[tuple[str, str]]) -> Opening:
         words = content.split(" ")
         cut = min(_OPENING_WORDS, max(1, len(words) // 2))
         return [(role, " ".join(words[:cut]))], " ".join(words[cut:])[:SAMPLE_CHARACTERS]
-    given = prompt_of(turns)
-    return given, turns[len(given)][1][:SAMPLE_CHARACTERS]
-
-
-MOST_ROWS, MOST_CHARACTERS = 8, 256 << 10
-_EXACT, HALF = 0.002, 0.05  # of a probability; TF32 of GPUs counts as fp32
-SURE_CHARACTERS = 8  # of a text that was written in half precision: later ones may differ
+    prompt = prompt_of(turns)
+    answer = turns[len(prompt)][1]
+    return prompt, answer[:SAMPLE_CHARACTERS]
 
 
 def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> Smoke | None:
-    """The rows of the first piece that are fit among those that `keep_N` says decide; None if there
-    are none. Of a language model the beginnings that it went on with, see `openings_of`."""
-    tolerance = _EXACT if job.train.precision in ("fp32", "fp64") else HALF
+    """The smoke test of a server: rows of the first piece, and what the candidate makes of them.
+
+    They are taken among those that `keep_N` says decide; None if none is fit. Of a language model
+    the beginnings that it went on with, see `openings_of`."""
     model = job.model()
-    unit = model.settings[SCALE[1]] if model.task.objective == "numbers" else 1.0
+    tolerance = _EXACT if job.train.precision in ("fp32", "fp64") else HALF
     tokens = 0
-    rows: Rows
+    rows: Iterator[SmokeRow]
     if model.task.objective == "tokens":
-        openings, tokens = openings_of(job)[1] if samples else [], SAMPLE_TOKENS
-        sure = None if tolerance == _EXACT else SURE_CHARACTERS
-        rows = (
-            SmokeRow(id=str(i), content=json.dumps(turns), answer={"text": sample.generated[:sure]})
-            for i, ((turns, _), sample) in enumerate(zip(openings, samples, strict=True))
-            if turns and turns[-1][0] != "assistant" and turns[-1][1].strip() and sample.generated
-        )
+        tokens = SAMPLE_TOKENS
+        rows = _written(job, samples, None if tolerance == _EXACT else SURE_CHARACTERS)
     else:
-        rows = _classified(job, model, keep_N, 2 * tolerance)
+        rows = _predicted(job, model, keep_N, margin=2 * tolerance)
     chosen: list[SmokeRow] = []
-    room = MOST_CHARACTERS
+    room = MOST_SMOKE_CHARACTERS
     for row in rows:
         if len(row.content) <= room:
             chosen.append(row)
             room -= len(row.content)
-        if len(chosen) == MOST_ROWS:
+        if len(chosen) == MOST_SMOKE_ROWS:
             break
     if not chosen:
         return None
-    return Smoke(tolerance=tolerance * unit, tokens=tokens, rows=tuple(chosen))
+    if model.task.objective == "numbers":  # of the target's spread, in its unit
+        tolerance *= model.settings[SCALE[1]]
+    return Smoke(tolerance=tolerance, tokens=tokens, rows=tuple(chosen))
 
 
-def _classified(job: ScoreJob, model: ModelFolder, keep_N: np.ndarray, margin: float) -> Rows:
+def _written(
+    job: ScoreJob, samples: tuple[Sample, ...], characters: int | None
+) -> Iterator[SmokeRow]:
+    """The openings that a client could send, and the first `characters` of what followed."""
+    if not samples:
+        return
+    _, openings = openings_of(job)
+    for number, ((turns, _), sample) in enumerate(zip(openings, samples, strict=True)):
+        can_be_sent = turns and turns[-1][0] != "assistant" and turns[-1][1].strip()
+        if can_be_sent and sample.generated:
+            answer = {"text": sample.generated[:characters]}
+            yield SmokeRow(id=str(number), content=json.dumps(turns), answer=answer)
+
+
+def _predicted(
+    job: ScoreJob, model: ModelFolder, keep_N: np.ndarray, margin: float
+) -> Iterator[SmokeRow]:
+    """Examples of the first piece whose answer is a number, or clear by `margin`."""
     examples = open_examples(Path(job.examples), TEST)
     shape = model.settings.get("image_shape")
     if not len(examples) or (model.task.modality == "image" and shape is None):
         return
-    numeric = model.task.objective == "numbers"
-    name = "value" if numeric else "logits"
-    rows, scored = read_piece(examples, 0), next(job.candidate.read(1, name)).column(name)
+    is_numeric = model.task.objective == "numbers"
+    rows = read_piece(examples, 0)
+    name = "value" if is_numeric else "logits"
+    scores = next(job.candidate.read(1, name)).column(name)
     for row in np.flatnonzero(keep_N[: len(rows)]).tolist():
-        if numeric:
-            answer = {"value": scored[row].as_py()} if math.isfinite(scored[row].as_py()) else None
+        answer: dict[str, Any] | None
+        if is_numeric:
+            value = scores[row].as_py()
+            answer = {"value": value} if math.isfinite(value) else None
         else:
-            logits = np.asarray(scored[row].values, np.float64)
+            logits = np.asarray(scores[row].values, np.float64)
             answer = _answer(logits.reshape(-1, len(model.labels)), model, margin)
         if answer is not None:
-            content = rows.column(model.task.modality)[row]
             yield SmokeRow(
-                id=rows.column("id")[row].as_py(), content=_text(content, shape), answer=answer
+                id=rows.column("id")[row].as_py(),
+                content=_text(rows.column(model.task.modality)[row], shape),
+                answer=answer,
             )
 
 
@@ -313,21 +374,24 @@ def _answer(logits_WC: np.ndarray, model: ModelFolder, margin: float) -> dict[st
     ordered_WC = np.sort(odds_WC)
     if not (ordered_WC[:, -1] - ordered_WC[:, -2] > margin).all():
         return None
-    labels = [model.labels[i] for i in odds_WC.argmax(1)]
-    tops = odds_WC.max(1).tolist()
+    labels = [model.labels[index] for index in odds_WC.argmax(1)]
+    probabilities = odds_WC.max(1).tolist()
     if model.task.objective == "tags":
-        return {"tags": labels, "probabilities": tops}
-    return {"label": labels[0], "probability": tops[0]}
+        return {"tags": labels, "probabilities": probabilities}
+    return {"label": labels[0], "probability": probabilities[0]}
 
 
-def _text(content: pa.Scalar, shape: Any) -> str:
+def _text(content: pa.Scalar, shape: Sequence[int] | None) -> str:
     """Texts and JSON as they are, pixels as base64 of a PNG."""
     value = content.as_py()
     if isinstance(value, str):
         return value
     from PIL import Image
 
+    assert shape is not None
     pixels = np.frombuffer(value, np.uint8).reshape(shape)
+    if pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]  # PIL's grey images have no axis of channels
     file = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
+    Image.fromarray(pixels).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()

@@ -14,8 +14,8 @@ packing    with other tokens in the first of three documents of a sequence, the 
 left out   what an optimizer or fp8 treats as it treats biases; routers.py has a loss of routers
 
 A layout that cuts the network has no whole to ask: there `forward` takes a small network of the
-same architecture and configuration on rank 0 (`compare.Small`). Networks of a user's own have no
-authority to ask.
+same architecture and configuration on rank 0 (`compare.SmallNetwork`). Networks of a user's own
+have no authority to ask.
 
 All ranks call each function alike. What is found goes into the training's record, and so onto the
 card; a difference in `forward` is refused, documents that see each other are not packed."""

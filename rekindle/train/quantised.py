@@ -99,7 +99,7 @@ def layers(network: nn.Module) -> Iterator[tuple[str, FourBit]]:
     return ((n, m) for n, m in network.named_modules() if isinstance(m, FourBit))
 
 
-def held(parts: Parts) -> list[torch.Tensor]:
+def codes_of(parts: Parts) -> list[torch.Tensor]:
     """Codes and scales on this rank."""
     found = (layer for stage in parts.stages for _, layer in layers(stage.part.network))
     return [buffer for layer in found for buffer in layer.buffers()]
@@ -107,7 +107,7 @@ def held(parts: Parts) -> list[torch.Tensor]:
 
 def facts(parts: Parts) -> dict[str, str]:
     """What is in effect, in words for the record; nothing without 4 or 8 bits."""
-    found, four = {}, len(held(parts)) // 2
+    found, four = {}, len(codes_of(parts)) // 2
     if four:
         found["base"] = f"nf4, {four} matrices, bitsandbytes {version()}"
     if eight := sum(count(stage.part.network) for stage in parts.stages):

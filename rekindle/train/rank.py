@@ -45,9 +45,12 @@ _NOT_FOR_USERS = (
 )
 
 
-def live(kind: type[J], work: Callable[[J, int, StopFlag, Vitals], dict[str, object]]) -> NoReturn:
-    """Do `work` as torchrun's rank, for the job that the command line names, then end. Rank 0 tells
-    the supervisor how it ended."""
+def run_rank(
+    kind: type[J], work: Callable[[J, int, StopFlag, Vitals], dict[str, object]]
+) -> NoReturn:
+    """Do `work` as torchrun's rank, for the job that the command line names, then end the process.
+
+    Rank 0 tells the supervisor how it ended: what `work` returns."""
     sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
     job = kind.read(Path(sys.argv[1]))
     die_with_parent()
@@ -96,27 +99,34 @@ def connect() -> torch.device:
     return device
 
 
-def decided(train: TrainSpec, device: torch.device, began: str | None) -> TrainSpec:
-    """`train` with the precision that all ranks compute in; `began` is that of the checkpoint to
-    resume from. Raises UnsupportedError for bf16 on GPUs without it. All ranks have to call it."""
-    # a CPU computes in it, if slowly; GPUs only where they have units for it
-    has = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
-    flag = torch.tensor(int(has))
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-    available = bool(flag)
+def with_precision(train: TrainSpec, device: torch.device, began: str | None) -> TrainSpec:
+    """`train` with the precision that all ranks compute in; all ranks have to call it.
+
+    `began` is the precision of the checkpoint to resume from. Raises UnsupportedError for bf16 on
+    GPUs without it."""
+    all_have_bf16 = _all_have_bf16(device)
     precision: Any = train.precision
     if precision == "auto":
-        precision = began or ("bf16" if device.type == "cuda" and available else "fp32")
-    if {"bf16", "fp8"} & {precision, train.weights} and not available:
+        precision = began or ("bf16" if device.type == "cuda" and all_have_bf16 else "fp32")
+    if {"bf16", "fp8"} & {precision, train.weights} and not all_have_bf16:
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine"
-        what = f"{gpu}, or another GPU of this job, does not have bf16"
-        what += ", and this training began in it" if train.precision == "auto" else ""
+        message = f"{gpu}, or another GPU of this job, does not have bf16"
+        if train.precision == "auto":
+            message += ", and this training began in it"
         fix = "use GPUs that have it (NVIDIA's from A100, L4 and RTX 3090 on), or set "
         fix += "train.precision to fp32 or fp16 and train.weights to fp32: it trains from step 0"
         where = "train.weights" if precision != "bf16" else "train.precision"
-        raise UnsupportedError(what, where=where, fix=fix)
+        raise UnsupportedError(message, where=where, fix=fix)
     return train.model_copy(update={"precision": precision})
+
+
+def _all_have_bf16(device: torch.device) -> bool:
+    # a CPU computes in it, if slowly; GPUs only where they have units for it
+    has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    flag = torch.tensor(int(has_bf16))
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    return bool(flag)
 
 
 def arrange(train: TrainSpec, device: torch.device) -> None:
@@ -150,6 +160,7 @@ def keep_positions(parts: Parts) -> None:
 
 
 def _in_full(module: nn.Module) -> None:
+    """Have a module's forward pass multiply in full fp32, whatever holds around it."""
     before: list[str] = []
 
     def enter(*_: Any) -> None:

@@ -37,15 +37,26 @@ from rekindle.train.mesh import Mesh, of_all, of_first
 from rekindle.train.micro import Feed, Ints, Micro
 from rekindle.train.modelfolder import DESCRIPTION, ModelFolder, open_model
 from rekindle.train.objectives import objective_of
-from rekindle.train.parallel import Parts, autocast, build, prepared
+from rekindle.train.parallel import Parts, autocast, build, prepare_network
 from rekindle.train.part import Goal
-from rekindle.train.pieces import ScoreJob, Turn
+from rekindle.train.pieces import ScoreJob, ScoringTurn
 from rekindle.train.proof import prove_scores
-from rekindle.train.rank import arrange, connect, decided, free, import_for, keep_positions, live
+from rekindle.train.rank import (
+    arrange,
+    connect,
+    free,
+    import_for,
+    keep_positions,
+    run_rank,
+    with_precision,
+)
 from rekindle.train.vitals import Vitals
 
-OWN_FACTOR = 3  # of train.hang_seconds, for a user's own way to write samples
+OWN_FACTOR = 3
+"""Of train.hang_seconds, for a user's own way to write samples."""
 BEAT_SECONDS = 1.0
+MOST_ROWS_AT_ONCE = 64
+MOST_TOKENS_AT_ONCE = 1 << 14
 
 
 def preload(job: str) -> None:
@@ -55,32 +66,42 @@ def preload(job: str) -> None:
 
 
 def main() -> None:
-    live(ScoreJob, _score)
+    run_rank(ScoreJob, _score)
 
 
 def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, object]:
+    """Score what is missing; how it ended, for the supervisor."""
     device = connect()
-    # each node decides `auto` by its GPUs
-    everyone: list[tuple[str, str]] = of_all((job.train.precision, job.train.weights))
-    if len(set(everyone)) > 1:
-        found = " and ".join(sorted({precision for precision, _ in everyone}))
-        what = f"the nodes that score differ: they would compute in {found}"
+    _refuse_other_precisions(job.train)
+    arrange(with_precision(job.train, device, began=None), device)
+    scoring = Scoring(job, device, stop, vitals.beat)
+    is_complete = all(scoring.score_contender(turn) for turn in job.turns)
+    return {"status": "done" if is_complete else "preempted"}
+
+
+def _refuse_other_precisions(train: TrainSpec) -> None:
+    """Each node decides `auto` by its own GPUs: UnsupportedError where they decide differently."""
+    numbers_of_ranks: list[tuple[str, str]] = of_all((train.precision, train.weights))
+    if len(set(numbers_of_ranks)) > 1:
+        precisions = " and ".join(sorted({precision for precision, _ in numbers_of_ranks}))
+        message = f"the nodes that score differ: they would compute in {precisions}"
         fix = "give all nodes the same GPUs, or set train.precision to fp32, which trains again"
-        raise UnsupportedError(what, where="train.precision", fix=fix)
-    arrange(decided(job.train, device, began=None), device)
-    work = Work(job, device, stop, vitals.beat)
-    complete = all(work.work_on(turn) for turn in job.turns)
-    return {"status": "done" if complete else "preempted"}
+        raise UnsupportedError(message, where="train.precision", fix=fix)
 
 
-class Work:
+class Scoring:
+    """One rank's work for all contenders of a job; all ranks call each method alike."""
+
     def __init__(self, job: ScoreJob, device: torch.device, stop: StopFlag, beat: Beat) -> None:
-        self.job, self.device, self.stop, self.beat = job, device, stop, beat
+        self.job = job
+        self.device = device
+        self.stop = stop
+        self.beat = beat
         self.examples = open_examples(Path(job.examples), pieces.TEST)
         self.count = pieces.piece_count(self.examples)
         self.leads = dist.get_rank() == 0
 
-    def work_on(self, turn: Turn) -> bool:
+    def score_contender(self, turn: ScoringTurn) -> bool:
         """Score what is missing of one contender; False after a request to stop."""
         names = pieces.names_of(self.job, turn, self.count)
         missing = of_first(turn.missing(names) if self.leads else [])
@@ -89,116 +110,132 @@ class Work:
         if not missing and not (writes and self._unwritten(turn)):
             return True
         self.beat(0, "start")
-        loaded = Loaded.of(opened, self.job.train, self.device)
+        model = LoadedModel.of(opened, self.job.train, self.device)
         if self.device.type == "cuda":
-            keep_positions(loaded.parts)
+            keep_positions(model.parts)
         if self.leads:
-            layout, left = loaded.mesh.layout, f"{len(missing)} of {len(names)} pieces are left"
-            where = "" if layout.only_replicates else f", {layout}"
-            where += "" if len(missing) == len(names) else f", {left}"
-            how = f"on {dist.get_world_size()} ranks in {loaded.train.precision}"
-            emit("notice", text=f"scoring the {turn.who} {how}{where}")
+            self._announce(turn, model, len(missing), len(names))
         for name in missing:
-            if not self._score_piece(turn, loaded, name):
+            if not self._score_piece(turn, model, name):
                 return False
         if writes:
-            self._write_samples(turn, loaded)
+            self._write_samples(turn, model)
         if turn != self.job.candidate:
-            del loaded
+            del model
             free(self.device)
         return True
 
-    def _score_piece(self, turn: Turn, loaded: "Loaded", name: pieces.Name) -> bool:
+    def _announce(self, turn: ScoringTurn, model: "LoadedModel", missing: int, count: int) -> None:
+        layout = model.mesh.layout
+        text = f"scoring the {turn.who} on {dist.get_world_size()} ranks in {model.train.precision}"
+        if not layout.only_replicates:
+            text += f", {layout}"
+        if missing < count:
+            text += f", {missing} of {count} pieces are left"
+        emit("notice", text=text)
+
+    def _score_piece(self, turn: ScoringTurn, model: "LoadedModel", name: pieces.Name) -> bool:
+        """Score and commit one piece; False after a request to stop."""
+        # golden rows have a name; they follow the last piece
         number = name if isinstance(name, int) else self.count - 1
         golden = pieces.golden_of(self.job) if isinstance(name, str) else None
         rows = golden[1] if golden else pieces.read_piece(self.examples, number)
-        encoded = encode(loaded.opened, rows)
+        encoded = encode(model.opened, rows)
 
-        def on_turn(done: int) -> bool:
+        def is_stopping(rows_done: int) -> bool:
             self.beat(number + 1, "score")
             if self.leads:
-                share = number + done / len(rows)
+                share = number + rows_done / len(rows)
                 emit("progress", step=round(share, 2), steps=self.count, unit=f"{turn.who}: piece")
             raised = torch.tensor([float(self.stop.raised)])
             dist.all_reduce(raised)  # whether any rank was asked to stop
             return bool(raised > 0)
 
-        sums = loaded.score(encoded, on_turn)
+        sums = model.score(encoded, is_stopping)
         if sums is None:
             return False
         if self.leads:
-            columns = loaded.objective.columns(encoded, sums.numpy(), loaded.opened.settings)
             scored_N = np.ones(len(rows), bool)
             if "input_ids" in encoded.column_names:
                 scored_N = np.asarray(encoded.column("input_ids").is_valid(), bool)
-            facts = {"hash": rows.column("hash"), "scored": pa.array(scored_N)}
-            turn.put(name, pa.table({**facts, **columns}))
+            columns = {
+                "hash": rows.column("hash"),
+                "scored": pa.array(scored_N),
+                **model.objective.columns(encoded, sums.numpy(), model.opened.settings),
+            }
+            turn.put(name, pa.table(columns))
         return True
 
-    def _unwritten(self, turn: Turn) -> tuple[str, list[pieces.Opening]] | None:
+    def _unwritten(self, turn: ScoringTurn) -> tuple[str, list[pieces.Opening]] | None:
         """The texts that the candidate has not gone on with yet, and their name."""
-        found = pieces.openings_of(self.job) if self.leads else None
-        if found is not None and (not found[1] or turn.samples(found[0]) is not None):
-            found = None
-        return of_first(found)  # type: ignore[no-any-return]
-
-    def _write_samples(self, turn: Turn, loaded: "Loaded") -> None:
-        found = self._unwritten(turn)
-        if found is None:
-            return
-        name, openings = found
-        opened, task = loaded.opened, loaded.opened.task
-        assert isinstance(task, TokenTask)
-        prompts = [turns for turns, _ in openings]
-        given = prompts, opened.settings, opened.path, pieces.SAMPLE_TOKENS
-        if opened.own_task:
-            texts = self._waited_for(lambda: task.generate(opened.network(), *given))
-        else:
-            writer: Any = Writer(loaded, lambda: self.beat(self.count, "score"))
-            texts = task.generate(writer, *given)
+        unwritten = None
         if self.leads:
-            # a dialogue may begin with its answer
-            shown = (p[-1][1][-pieces.SAMPLE_CHARACTERS :] if p else "" for p in prompts)
-            rows = zip(shown, texts, (expected for _, expected in openings), strict=True)
-            samples = (Sample(prompt=p, generated=text, expected=e) for p, text, e in rows)
+            name, openings = pieces.openings_of(self.job)
+            if openings and turn.samples(name) is None:
+                unwritten = name, openings
+        return of_first(unwritten)  # type: ignore[no-any-return]
+
+    def _write_samples(self, turn: ScoringTurn, model: "LoadedModel") -> None:
+        """Have the candidate go on with a few texts, and keep what it writes."""
+        unwritten = self._unwritten(turn)
+        if unwritten is None:
+            return
+        name, openings = unwritten
+        opened = model.opened
+        task = opened.task
+        assert isinstance(task, TokenTask)
+        prompts = [prompt for prompt, _ in openings]
+        arguments = prompts, opened.settings, opened.path, pieces.SAMPLE_TOKENS
+        if opened.own_task:
+            texts = self._wait_for(lambda: task.generate(opened.network(), *arguments))
+        else:
+            writer: Any = TokenWriter(model, lambda: self.beat(self.count, "score"))
+            texts = task.generate(writer, *arguments)
+        if self.leads:
+            samples = []
+            for (prompt, expected), text in zip(openings, texts, strict=True):
+                # a dialogue may begin with its answer: then there is nothing before it
+                shown = prompt[-1][1][-pieces.SAMPLE_CHARACTERS :] if prompt else ""
+                samples.append(Sample(prompt=shown, generated=text, expected=expected))
             turn.put_samples(name, tuple(samples))
 
-    def _waited_for(self, write: Callable[[], list[str]]) -> list[str]:
+    def _wait_for(self, write: Callable[[], list[str]]) -> list[str]:
         """What a user's task writes, in a thread, while all beat; StepError beyond a limit."""
-        limit = OWN_FACTOR * self.job.train.hang_seconds
-        deadline = time.monotonic() + limit
-        done = ThreadPoolExecutor(1).submit(write) if self.leads else None
-        while of_first(done is not None and not wait([done], BEAT_SECONDS).done):
+        limit_seconds = OWN_FACTOR * self.job.train.hang_seconds
+        deadline = time.monotonic() + limit_seconds
+        writing = ThreadPoolExecutor(1).submit(write) if self.leads else None
+        while of_first(writing is not None and not wait([writing], BEAT_SECONDS).done):
             self.beat(self.count, "score")
-            if done is not None and time.monotonic() > deadline:
-                what = f"the task's own `generate` has not ended within {limit:g} s"
-                raise StepError(what, fix="make it faster on a CPU, or raise train.hang_seconds")
-        return done.result() if done is not None else []
-
-
-ROWS_AT_ONCE = 64
-TOKENS_AT_ONCE = 1 << 14
+            if writing is not None and time.monotonic() > deadline:
+                message = f"the task's own `generate` has not ended within {limit_seconds:g} s"
+                raise StepError(message, fix="make it faster on a CPU, or raise train.hang_seconds")
+        return writing.result() if writing is not None else []
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
-    """A micro-batch on the host; `places`: what each result is added to. It may not count."""
+class ScoreBatch:
+    """A micro-batch on the host."""
 
     micro: Micro
     places: torch.Tensor
+    """int64 [N]: what each result is added to."""
     counts: bool
+    """False: it only keeps this rank in step with those that have one more."""
 
 
-class Loaded:
+class LoadedModel:
     """A model on the ranks; all of them have to call each method alike."""
 
     def __init__(self, opened: ModelFolder, train: TrainSpec, parts: Parts) -> None:
-        self.opened, self.train, self.parts, self.mesh = opened, train, parts, parts.mesh
+        self.opened = opened
+        self.train = train
+        self.parts = parts
+        self.mesh = parts.mesh
         self.objective = objective_of(opened.task)
         self.feed = Feed(self.mesh.device, train.precision)
         self.pipeline = None
         if self.mesh.layout.pp > 1:
-            from rekindle.train.pipeline import Pipeline
+            from rekindle.train.pipeline import Pipeline  # torch's part of it takes a second
 
             self.pipeline = Pipeline(parts)
         for stage in parts.stages:
@@ -222,21 +259,23 @@ class Loaded:
         return cls(opened, train, parts)
 
     @torch.no_grad()
-    def score(self, encoded: pa.Table, on_turn: Callable[[int], bool]) -> torch.Tensor | None:
-        """float64 [places, `Objective.width`], what the objective adds up; the same on all
-        ranks. Rows whose `input_ids` are null score nothing. `on_turn` is called before each
-        micro-batch with the number of rows done; where it says so the work ends with None."""
-        width, places = self.objective.width(self.opened.labels), self.objective.places(encoded)
+    def score(self, encoded: pa.Table, is_stopping: Callable[[int], bool]) -> torch.Tensor | None:
+        """float64 [places, `Objective.width`], what the objective adds up; the same on all ranks.
+
+        Rows whose `input_ids` are null score nothing. `is_stopping` is asked before each
+        micro-batch, with the number of rows done; where it says so the work ends with None."""
+        places = self.objective.places(encoded)
+        width = self.objective.width(self.opened.labels)
         sums = torch.zeros(int(places[-1]), width, dtype=torch.float64)
-        done = 0
+        rows_done = 0
         for batch, rows in self._batches(encoded, places):
-            if on_turn(done):
+            if is_stopping(rows_done):
                 return None
             result = self._forward(batch)
             if self._speaks(batch):
                 values = self.objective.sums(result.cpu().double(), batch.micro)
                 sums.index_add_(0, batch.places, values)
-            done += rows
+            rows_done += rows
         dist.all_reduce(sums)
         return sums
 
@@ -245,8 +284,8 @@ class Loaded:
         """The most probable token behind `ids`; the same on all ranks."""
         marks = pa.array([[0] * len(ids)], pa.list_(pa.uint8()))
         table = pa.table({"input_ids": pa.array([ids], pa.list_(pa.int32())), "supervised": marks})
-        leads = self.mesh.data_rank == 0
         row = np.zeros(1, np.int64)
+        leads = self.mesh.data_rank == 0
         batch = self._batch(table, np.arange(2), row, leads, asked=len(ids) - 1)
         token_11 = torch.zeros(1, 1, dtype=torch.float64)
         result = self._forward(batch)
@@ -255,13 +294,15 @@ class Loaded:
         dist.all_reduce(token_11)
         return int(token_11)
 
-    def _speaks(self, batch: Batch) -> bool:
+    def _speaks(self, batch: ScoreBatch) -> bool:
         """Whether this rank's result counts: on the last stage, of tp and cp peers once."""
-        place, last = self.mesh.place, any(stage.part.last for stage in self.parts.stages)
-        divided = self.objective.divided_by_cp
-        return batch.counts and last and not place("tp") and (divided or not place("cp"))
+        if not batch.counts or self.mesh.place("tp"):
+            return False
+        if self.mesh.place("cp") and not self.objective.divided_by_cp:
+            return False
+        return any(stage.part.last for stage in self.parts.stages)
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
+    def _forward(self, batch: ScoreBatch) -> torch.Tensor:
         """What the last stage makes of a micro-batch; nothing on ranks without it."""
         (micro,) = self.feed([batch.micro])
         for stage in self.parts.stages:
@@ -271,35 +312,39 @@ class Loaded:
                 self.pipeline.forward([micro])
             else:
                 self.parts.stages[0].part(micro=micro)
-        found = [result for stage in self.parts.stages for result in stage.part.results]
-        return found[0] if found else torch.zeros(0, 2)
+        for stage in self.parts.stages:
+            if stage.part.results:
+                return stage.part.results[0]
+        return torch.zeros(0, 2)
 
-    def _batches(self, encoded: pa.Table, places: Ints) -> Iterator[tuple[Batch, int]]:
+    def _batches(self, encoded: pa.Table, places: Ints) -> Iterator[tuple[ScoreBatch, int]]:
         """This rank's micro-batches, as many as each data rank has, and all ranks' rows in each."""
         rows_N = np.arange(len(encoded))
         if "input_ids" in encoded.column_names:
             rows_N = rows_N[np.asarray(encoded.column("input_ids").is_valid(), bool)]
         lengths_N = row_tokens(encoded.take(pa.array(rows_N)))
         by_length_N = np.argsort(lengths_N, kind="stable")
-        rows_N, lengths_N = rows_N[by_length_N], lengths_N[by_length_N]
+        rows_N = rows_N[by_length_N]
+        lengths_N = lengths_N[by_length_N]
         # without gradients, four times as many as in training surely fit
-        rows = min(ROWS_AT_ONCE, 4 * self.mesh.layout.micro_batch_size)
-        cuts = list(_cuts(lengths_N, self.objective.rows_at_once(rows)))
-        data = self.mesh.layout.data
-        for turn in range(0, len(cuts), data):
-            now, mine = cuts[turn : turn + data], turn + self.mesh.data_rank
-            start, stop = cuts[mine] if mine < len(cuts) else (0, 1)
-            batch = self._batch(encoded, places, rows_N[start:stop], mine < len(cuts))
-            yield batch, sum(stop - start for start, stop in now)
+        most_rows = min(MOST_ROWS_AT_ONCE, 4 * self.mesh.layout.micro_batch_size)
+        cuts = list(_cuts(lengths_N, self.objective.rows_at_once(most_rows)))
+        data_ranks = self.mesh.layout.data
+        for first in range(0, len(cuts), data_ranks):
+            rows_of_all = sum(stop - start for start, stop in cuts[first : first + data_ranks])
+            mine = first + self.mesh.data_rank
+            counts = mine < len(cuts)
+            start, stop = cuts[mine] if counts else (0, 1)
+            yield self._batch(encoded, places, rows_N[start:stop], counts), rows_of_all
 
     def _batch(
         self, encoded: pa.Table, places: Ints, rows: np.ndarray, counts: bool, **asked: int
-    ) -> Batch:
+    ) -> ScoreBatch:
         """A micro-batch of `rows`; `asked` as the objective's `alone` has it."""
         table = encoded.take(pa.array(rows))
         micro, owners = self.objective.alone(self.opened, table, self.mesh, **asked)
-        theirs = np.concatenate([np.arange(places[row], places[row + 1]) for row in rows])
-        return Batch(micro, torch.from_numpy(theirs)[owners], counts)
+        places_of_rows = [np.arange(places[row], places[row + 1]) for row in rows]
+        return ScoreBatch(micro, torch.from_numpy(np.concatenate(places_of_rows))[owners], counts)
 
 
 def encode(opened: ModelFolder, rows: pa.Table) -> pa.Table:
@@ -309,12 +354,13 @@ def encode(opened: ModelFolder, rows: pa.Table) -> pa.Table:
     return pa.table(opened.task.encode(batch, opened.settings, opened.path))
 
 
-class Writer:
+class TokenWriter:
     """What a task's `generate` takes for a network: the most probable token again and again."""
 
-    def __init__(self, loaded: Loaded, on_token: Callable[[], None]) -> None:
-        self.loaded, self.on_token = loaded, on_token
-        self.config: Any = loaded.parts.network.config
+    def __init__(self, model: LoadedModel, on_token: Callable[[], None]) -> None:
+        self.model = model
+        self.on_token = on_token
+        self.config: Any = model.parts.network.config
 
     def generate(
         self, input_ids: torch.Tensor, max_new_tokens: int, eos_token_id: int | list[int], **_: Any
@@ -325,23 +371,25 @@ class Writer:
         while len(ids) < input_ids.shape[1] + max_new_tokens:
             self.on_token()
             # where scores are not numbers, no token is the most probable one
-            ids.append(min(self.loaded.next_token(ids), self.config.vocab_size - 1))
+            ids.append(min(self.model.next_token(ids), self.config.vocab_size - 1))
             if ids[-1] in stops:
                 break
         return torch.tensor([ids])
 
 
 def _cuts(lengths_N: np.ndarray, rows: int | None) -> Iterator[tuple[int, int]]:
-    """Where micro-batches start and end: of `rows` each, or of `TOKENS_AT_ONCE` once padded."""
+    """Where micro-batches start and end: of `rows` each, or of `MOST_TOKENS_AT_ONCE` once padded.
+
+    `lengths_N` grow, so that the last row of a micro-batch is its longest."""
     start = 0
-    while start < len(lengths_N):
-        stop = start + 1
-        while stop < len(lengths_N) and (
-            (stop + 1 - start) * lengths_N[stop] <= TOKENS_AT_ONCE
-            if rows is None
-            else stop - start < rows
-        ):
-            stop += 1
+    for stop in range(1, len(lengths_N) + 1):
+        if stop < len(lengths_N):
+            if rows is None:
+                has_room = (stop + 1 - start) * lengths_N[stop] <= MOST_TOKENS_AT_ONCE
+            else:
+                has_room = stop - start < rows
+            if has_room:
+                continue
         yield start, stop
         start = stop
 
@@ -360,7 +408,7 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
         network = opened.network()
     mesh = Mesh.of(resolve(train, dist.get_world_size(), modules.shape_of(network)), device)
     origins = modules.unfused(network)
-    prepared(network, source, origins, train)
+    prepare_network(network, source, origins, train)
     parts = build(task, network, origins, train, Goal(), mesh, scores=True)
     if source is not None:
         weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)

@@ -30,7 +30,7 @@ from rekindle.spec.layout_support import Cell, tested
 from rekindle.spec.model import TrainSpec
 from rekindle.tables import rows
 from rekindle.train import modules
-from rekindle.train.batches import Work
+from rekindle.train.batches import StepWork
 
 PROGRESS_SECONDS = 0.25
 
@@ -62,7 +62,7 @@ class Cost:
         square = 12.0 * shape.layers * shape.heads * width * (0.5 if causal else 1.0)
         return cls(each * _weights(network), square, each * behind)
 
-    def step(self, work: Work) -> float:
+    def step(self, work: StepWork) -> float:
         products = self.per_token * work.tokens - self.first_only * (work.tokens - work.examples)
         return products + self.per_square * work.squares
 
@@ -83,7 +83,7 @@ class Clock:
         self.peak = peak * world if peak else None
         self.waited = self.said = self.smooth = 0.0
 
-    def tick(self, work: Work, waited: float, seconds: float) -> dict[str, Any]:
+    def tick(self, work: StepWork, waited: float, seconds: float) -> dict[str, Any]:
         """The measurements of a step; `waited`: seconds of waiting for data since the start."""
         seconds = max(seconds, 1e-9)
         wait, self.waited = waited - self.waited, waited

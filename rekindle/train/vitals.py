@@ -1,9 +1,9 @@
 """One rank's heartbeats, its last words, and the faults that a rehearsal asks for.
 
 A rank tells its supervisor: a beat at least once a micro-batch, stacks of all threads on SIGUSR1,
-and, when it fails, the cause with what to do about it, and whether another rank is to blame, which
-gloo says only in the text of a RuntimeError. Of memory that ran out it says which term of `rekindle
-plan` asked for it, by the innermost frame of ours. No torch is imported here."""
+and, when it fails, the cause with what to do about it, and whether another rank is to blame,
+which gloo says only in the text of a RuntimeError. Of memory that ran out it says which term of
+`rekindle plan` asked for it, by the innermost frame of ours. No torch is imported here."""
 
 import errno
 import faulthandler
@@ -12,18 +12,110 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rekindle import formats
 from rekindle.errors import Problem, RekindleError
 from rekindle.launch.fault import Fault
 from rekindle.launch.heartbeats import HeartbeatFile, Phase, stacks_path
 from rekindle.spec import heartbeat
-from rekindle.tables import rows
 
 _LONGEST_TEXT = 2_000
+"""Characters of each part of a rank's last words."""
+_HERE = Path(__file__).parent
+
+
+class Place(NamedTuple):
+    """Where the engine makes tensors of a term of `rekindle plan`."""
+
+    file: str
+    """Of this package."""
+    functions: frozenset[str]
+    """In it; empty: all of them."""
+    term: str
+
+
+def _place(file: str, functions: str, term: str) -> Place:
+    return Place(file, frozenset(functions.split()), term)
+
+
+# The first place that an innermost frame fits holds: functions stand before the rest of a file.
+_PLACES = (
+    _place("attention.py", "", "attention"),
+    _place("tokens.py", "_lesson", "teacher"),
+    _place("classes.py", "taught", "teacher"),
+    _place("part.py", "states hidden", "activations"),
+    _place("tokens.py", "score judge_targets judged", "scoring"),
+    _place("classes.py", "score", "scoring"),
+    _place("tokens.py", "", "logits"),
+    _place("classes.py", "", "logits"),
+    _place("numbers.py", "", "logits"),
+    _place("base.py", "exact", "logits"),
+    _place("teacher.py", "load_teacher ready _sharded arrange", "teacher"),
+    _place(
+        "score_rank.py",
+        "of score next_token _forward _batches _batch encode generate _parts",
+        "scoring",
+    ),
+    _place("snapshot.py", "", "copies for a checkpoint"),
+    _place("optimizer.py", "collect _local_gradient add_up _add_up", "gradients"),
+    _place("optimizer.py", "", "optimizer"),
+    _place("weights.py", "", "parameters"),
+    _place("parallel.py", "put _distribute settle", "parameters"),
+    _place("parallel.py", "_again", "activations"),
+    _place("loop.py", "_backward _warm_up", "gradients"),
+    _place("loop.py", "validate", "activations"),
+    _place("evaluation.py", "losses", "activations"),
+    _place("pipeline.py", "", "activations"),
+)
+_OF_TEACHERS = ("_lesson", "taught")  # what is computed below these is the teacher's
+_OF_ENGINES = ("Stepped.", "start_engine")  # of optimizer.py: another engine's memory
+
+_DIVIDE_STATE = (
+    "shard the model over more ranks (train.layout.shard), train adapters (model.lora), or set "
+    "train.weights: bf16"
+)
+FIXES: Mapping[str, str] = {
+    "parameters": _DIVIDE_STATE,
+    "optimizer": _DIVIDE_STATE,
+    "gradients": "shard the model over more ranks (train.layout.shard), train adapters "
+    "(model.lora), or lower train.micro_batch_size",
+    "activations": "lower train.micro_batch_size, set train.activation_checkpointing: full, or "
+    "divide the sequence (train.layout.cp)",
+    "attention": "lower train.micro_batch_size, lower data.max_length, or divide the heads "
+    "(train.layout.tp) or the sequence (train.layout.cp)",
+    "logits": "lower train.micro_batch_size, or divide the vocabulary (train.layout.tp)",
+    "scoring": "shard the model over more ranks (train.layout.shard), or take GPUs with more "
+    "memory for the step `score`",
+    "teacher": "take a smaller model.teacher, set train.precision: bf16, or lower "
+    "train.micro_batch_size",
+    "copies for a checkpoint": "raise the container's memory limit, or shard the model over more "
+    "machines (train.layout.shard)",
+}
+"""The settings that help where memory for a term ran out."""
+_FIX_OF_ANY_TERM = (
+    "lower train.micro_batch_size, set train.activation_checkpointing: full, or shard the model "
+    "over more ranks (train.layout.shard)"
+)
+
+# words of the errors of collectives whose peer went away, in lower case
+_WORDS_OF_A_LOST_PEER = (
+    "connection closed by peer",
+    "connection reset",
+    "connection refused",
+    "timed out waiting",
+    "gloo",
+    "broken pipe",
+    "socket timeout",
+)
+# torch raises a plain RuntimeError where its allocator for CPUs, a kernel or cuBLAS gets none
+_WORDS_OF_MISSING_MEMORY = (
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 
 
 class Vitals:
@@ -53,36 +145,62 @@ class Vitals:
         traceback.print_exception(error, file=sys.stdout)
         sys.stdout.flush()
         problem = explain(error, self.held)
-        texts = {"message": problem.what, "where": problem.where, "fix": problem.fix}
-        cut = {name: text[:_LONGEST_TEXT] for name, text in texts.items()}
-        self._signs.say({"time": time.time(), **cut, "peer_lost": is_peer_lost(error)})
+        self._signs.say(
+            {
+                "time": time.time(),
+                "message": problem.what[:_LONGEST_TEXT],
+                "where": problem.where[:_LONGEST_TEXT],
+                "fix": problem.fix[:_LONGEST_TEXT],
+                "peer_lost": is_peer_lost(error),
+            }
+        )
 
 
 def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Problem:
-    """What went wrong, where, and what to do; a full disk and missing memory are recognised in the
-    chain of causes. `held` are bytes that this rank is known to hold, by the plan's terms."""
+    """What went wrong, where, and what to do.
+
+    A full disk and missing memory are recognised in the chain of causes. `held` are bytes that
+    this rank holds as far as it knows, by the plan's terms."""
     if isinstance(error, RekindleError):
         return error.problems[0]
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             fix = "free some space or lower train.checkpoint.keep; the same command resumes"
-            what = f"the disk is full: {cause.strerror}"
-            return Problem(what, str(cause.filename or ""), fix)
+            message = f"the disk is full: {cause.strerror}"
+            return Problem(message, str(cause.filename or ""), fix)
         if is_out_of_memory(cause):
-            # the term that ran out, what else this rank holds, and the setting that helps
-            term, held = term_of(cause), held or {}
-            torch: Any = sys.modules.get("torch")
-            on_gpu = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
-            rest = (int(torch.cuda.memory_allocated()) if on_gpu else 0) - sum(held.values())
-            sizes = [f"{name} {formats.binary(number)}" for name, number in held.items()]
-            sizes += [f"everything else {formats.binary(rest)}"] if held and rest > 0 else []
-            known = f"; this rank holds {', '.join(sizes)}" if sizes else ""
-            asked = f" for {term}" if term else ""
-            what = f"out of memory{asked} ({type(cause).__name__}): {cause}"
-            return Problem(what.strip().rstrip(":") + known, fix=FIXES.get(term, _ANYTHING))
-        cause = cause.__cause__ or cause.__context__
+            return _explain_out_of_memory(cause, held or {})
     return Problem(f"{type(error).__name__}: {error}", fix="see the step's log for the traceback")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what caused it, what caused that, and so on."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _explain_out_of_memory(error: BaseException, held: Mapping[str, int]) -> Problem:
+    """The term that ran out, what else this rank holds, and the setting that helps."""
+    term = term_of(error)
+    sizes = [f"{name} {formats.binary(size)}" for name, size in held.items()]
+    other_bytes = _allocated_bytes() - sum(held.values())
+    if held and other_bytes > 0:
+        sizes.append(f"everything else {formats.binary(other_bytes)}")
+    purpose = f" for {term}" if term else ""
+    message = f"out of memory{purpose} ({type(error).__name__}): {error}".strip().rstrip(":")
+    if sizes:
+        message += f"; this rank holds {', '.join(sizes)}"
+    return Problem(message, fix=FIXES.get(term, _FIX_OF_ANY_TERM))
+
+
+def _allocated_bytes() -> int:
+    """What torch has allocated on this rank's GPU; 0 where torch or the GPU is not in use."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return 0
+    return int(torch.cuda.memory_allocated())
 
 
 def is_peer_lost(error: BaseException) -> bool:
@@ -90,17 +208,7 @@ def is_peer_lost(error: BaseException) -> bool:
     if any(base.__name__ == "DistError" for base in type(error).__mro__):
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(word in text for word in _TABLES["lost_peer"])
-
-
-_HERE = Path(__file__).parent
-_TABLES = rows(_HERE / "vitals.yaml")  # read before memory is short
-FIXES: Mapping[str, str] = _TABLES["fixes"]
-_ANYTHING = _TABLES["anything"]
-# file, functions in it (none stands for any), term
-_PLACES = [(file, set(words.split()), str(term)) for file, words, term in _TABLES["places"]]
-_TEACHING = ("_lesson", "taught")  # whatever a teacher computes there, is the teacher's
-_OTHERS = ("Stepped.", "taken")  # of optimizer.py: another engine's memory
+    return isinstance(error, RuntimeError) and any(word in text for word in _WORDS_OF_A_LOST_PEER)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -109,18 +217,22 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    words = _TABLES["out_of_memory"]
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(w in text for w in _WORDS_OF_MISSING_MEMORY)
 
 
 def term_of(error: BaseException) -> str:
     """What the engine was making, by the innermost frame of ours; "" if none tells."""
-    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    ours = [code for code in codes if Path(code.co_filename).is_relative_to(_HERE)]
-    ours = [code for code in ours if not code.co_qualname.startswith(_OTHERS)]
-    teaching = [code for code in ours if code.co_name in _TEACHING]
-    for code in reversed(teaching or ours):
-        for name, functions, term in _PLACES:
-            if Path(code.co_filename).name == name and (not functions or code.co_name in functions):
-                return term
+    our_codes = []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        is_ours = Path(code.co_filename).is_relative_to(_HERE)
+        if is_ours and not code.co_qualname.startswith(_OF_ENGINES):
+            our_codes.append(code)
+    teaching = [code for code in our_codes if code.co_name in _OF_TEACHERS]
+    for code in reversed(teaching or our_codes):
+        file = Path(code.co_filename).name
+        for place in _PLACES:
+            if place.file == file and (not place.functions or code.co_name in place.functions):
+                return place.term
     return ""

@@ -72,7 +72,7 @@ def measure(folder: Path, count: int) -> None:
     from rekindle.train import part, rank
     from rekindle.train.checkpoint import Checkpointer
     from rekindle.train.history import History
-    from rekindle.train.loop import Plan, StopFlag, Trainer
+    from rekindle.train.loop import RunLength, StepLog, StopFlag, Trainer
     from rekindle.train.throughput import Clock, Profiler
     from rekindle.train.worker import Start, order_of
 
@@ -81,11 +81,11 @@ def measure(folder: Path, count: int) -> None:
 
     def trainer_of(given: work.Work) -> Trainer:
         job = given.job(0, given.folder / "ours")
-        job = dataclasses.replace(job, train=rank.decided(job.train, cpu, None))
+        job = dataclasses.replace(job, train=rank.with_precision(job.train, cpu, None))
         task, shards = load_task(given.task), given.opened()
         parts = Start.of(job, task, shards, cpu).parts(fresh=True)
-        plan = Plan(10**6, order_of(job, task, shards, parts))
-        return Trainer(task, shards, job.train, plan, parts, 0)
+        length = RunLength(10**6, order_of(job, task, shards, parts))
+        return Trainer(task, shards, job.train, length, parts, 0)
 
     trainer = trainer_of(work.documents(folder))
     made = [m for step in range(STEPS) for m in trainer.feed(trainer.batches.make(step).micro)]
@@ -95,12 +95,13 @@ def measure(folder: Path, count: int) -> None:
 
     def ours(number: int) -> float:
         history = History(folder / "ours" / f"{number}.jsonl")
-        trainer.plan = dataclasses.replace(trainer.plan, steps=STEPS)
+        trainer.length = dataclasses.replace(trainer.length, steps=STEPS)
         checkpointer = Checkpointer(
             str(folder / f"saved-{number}"), CheckpointSpec(every=None), "key", history.path
         )
         clock = Clock(STEPS, None, cpu, 1, trainer.spec)
-        trainer.fit(checkpointer, history, StopFlag(60), 0, clock, Profiler(0, cpu, folder, {}))
+        profiler = Profiler(0, cpu, folder, {})
+        trainer.fit(0, checkpointer, StepLog(0, history, clock), profiler, StopFlag(60))
         checkpointer.wait()
         return sum(json.loads(line)["step_seconds"] for line in history.path.open()) / STEPS
 

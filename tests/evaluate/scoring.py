@@ -13,7 +13,7 @@ from rekindle.spec.model import DataSpec, TrainSpec
 from rekindle.train.loop import StopFlag
 from rekindle.train.modelfolder import ANY_CODE, digest_of
 from rekindle.train.score import hand_over, job_of
-from rekindle.train.score_rank import Work
+from rekindle.train.score_rank import Scoring
 
 CPU = torch.device("cpu")
 
@@ -34,8 +34,8 @@ def scored(state, candidate, examples, champion=None, version="", must_pass=None
     known = (candidate, champion, version, digest, examples, spec, str(state), ANY_CODE)
     job = job_of(*known, must_pass)
     with one_rank():
-        work = Work(job, CPU, StopFlag(60), lambda step, phase: None)
-        assert all(work.work_on(turn) for turn in job.turns)
+        scoring = Scoring(job, CPU, StopFlag(60), lambda step, phase: None)
+        assert all(scoring.score_contender(turn) for turn in job.turns)
     output = Path(state) / "scores-out" / job.candidate.kept.rpartition("/")[2]
     hand_over(job, output)
     return output

@@ -10,7 +10,7 @@ from rekindle.evaluate.bounds import bounds_of
 from rekindle.evaluate.scores import ClassScores, TokenScores
 from rekindle.records import Churn, Contender, Scores, Slice
 from rekindle.spec.model import DataSpec, EvaluateSpec
-from rekindle.train.score import _judged_before
+from rekindle.train.score import _judgement_of
 
 ROWS, CLASSES = 400, 4
 NAMES = tuple("abcd")
@@ -751,11 +751,11 @@ def test_few_test_rows_are_a_warning_of_a_first_model(tmp_path):
 def test_what_a_champion_reached_is_read_beside_its_files(tmp_path):
     model = tmp_path / "artifacts" / "network"
     model.mkdir(parents=True)
-    assert _judged_before(model).rows == 0
+    assert _judgement_of(model).rows == 0
     (model.parent / "evidence.json").write_text("{")
-    assert _judged_before(model).metrics == {}
+    assert _judgement_of(model).metrics == {}
     evidence = gate.evaluate(spec(), DATA, written(tmp_path, RIGHT, None))
     evidence.write(model.parent / "evidence.json")
-    known = _judged_before(model)
+    known = _judgement_of(model)
     assert (known.rows, known.metrics["accuracy"]) == (60, 1.0)
-    assert _judged_before(None).rows == 0
+    assert _judgement_of(None).rows == 0

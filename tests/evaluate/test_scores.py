@@ -120,7 +120,7 @@ def test_scores_are_those_of_transformers_one_text_at_a_time(form, tmp_path, mon
     rows = reference.held_out(tmp_path / "examples")
     expected = reference.token_sums(folder, rows)
     for i, (tokens_at_once, logits_at_once) in enumerate(((1 << 14, 1 << 24), (200, 3_000))):
-        monkeypatch.setattr(score_rank, "TOKENS_AT_ONCE", tokens_at_once)
+        monkeypatch.setattr(score_rank, "MOST_TOKENS_AT_ONCE", tokens_at_once)
         monkeypatch.setattr(
             linear_loss,
             "rows_at_once",

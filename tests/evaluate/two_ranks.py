@@ -17,9 +17,9 @@ from rekindle.train import score_rank
 from rekindle.train.modelfolder import open_model
 from rekindle.train.pieces import read_piece
 from rekindle.train.score import settings_of
-from rekindle.train.score_rank import Loaded, Writer, encode, free
+from rekindle.train.score_rank import LoadedModel, TokenWriter, encode, free
 
-SMALL = {"TOKENS_AT_ONCE": 400, "ROWS_AT_ONCE": 16}  # several micro-batches
+SMALL = {"MOST_TOKENS_AT_ONCE": 400, "MOST_ROWS_AT_ONCE": 16}  # several micro-batches
 CPU = torch.device("cpu")
 PROMPT = [[("user", "Question 3: how large is «3»?")], [("user", "And 4?")]]
 
@@ -28,13 +28,13 @@ def case(model, examples, layout, train):
     """What the ranks make of the first piece of the test split."""
     opened = open_model(Path(model))
     spec = TrainSpec.model_validate({"layout": layout, "global_batch_size": 8, **train})
-    loaded = Loaded.of(opened, settings_of(spec, "", gpu=False), CPU)
+    loaded = LoadedModel.of(opened, settings_of(spec, "", gpu=False), CPU)
     turns = []
     rows = read_piece(open_examples(Path(examples), "test"), 0)
     sums = loaded.score(encode(opened, rows), lambda done: turns.append(done) or False)
     texts = []
     if opened.task.objective == "tokens":
-        writer = Writer(loaded, lambda: None)
+        writer = TokenWriter(loaded, lambda: None)
         texts = opened.task.generate(writer, PROMPT, opened.settings, opened.path, 5)
     parameters = [p for _, p in loaded.parts.parameters()]
     held = sum(

@@ -19,7 +19,7 @@ from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import modules, parallel, weights
-from rekindle.train.loop import Plan, StopFlag, Trainer
+from rekindle.train.loop import RunLength, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.part import Goal
 from tests.gpu.here import Here
@@ -162,7 +162,7 @@ def trainer_of(case: Case, device: torch.device) -> Trainer:
         by_length=packs or padded,
         pack_length=case.length if packs else None,
     )
-    return Trainer(task, shards, train, Plan.of(train, order), parts, 0)
+    return Trainer(task, shards, train, RunLength.of(train, order), parts, 0)
 
 
 @torch.no_grad()

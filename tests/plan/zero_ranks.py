@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import TrainSpec
-from rekindle.train.optimizer import taken
+from rekindle.train.optimizer import start_engine
 from rekindle.train.parallel import autocast
 from rekindle.train.weights import local_of
 from tests.plan.traced.engine import Trace, _Run
@@ -47,7 +47,7 @@ class Zero(_Run):
                 live.note(local_of(parameter))
             live.begin()
             live.phase = "start"
-            parts = taken(parts, self.trace.train)
+            parts = start_engine(parts, self.trace.train)
             stepper, found = parts.stepper, {"start": live.peak}
             for last in (False, False, True):
                 live.begin(live.at if last else 0)

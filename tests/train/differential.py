@@ -41,7 +41,7 @@ from rekindle.train import (
 )
 from rekindle.train.export import export
 from rekindle.train.job import Job
-from rekindle.train.loop import Plan, StopFlag, Trainer
+from rekindle.train.loop import RunLength, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents
 from rekindle.train.part import Goal
@@ -158,7 +158,7 @@ def trainer_of(case: dict) -> Trainer:
         by_length="input_ids" in shards.table("train").column_names,
         pack_length=PACK if case["packing"] else None,
     )
-    return Trainer(task, shards, train, Plan.of(train, order), parts, 0)
+    return Trainer(task, shards, train, RunLength.of(train, order), parts, 0)
 
 
 def whole(trainer: Trainer, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -189,7 +189,7 @@ def run(case: dict) -> dict:
     found: dict = {"losses": [], "norms": [], "proof": proven(trainer)}
     for step in range(STEPS):
         loss = trainer._backward(trainer.batches.make(step))[0] / trainer.mesh.layout.tp
-        shared = trainer.agreed(torch.stack([loss, optimizer.collect()]))
+        shared = trainer.add_over_ranks(torch.stack([loss, optimizer.collect()]))
         scale = optimizer.loss_scale
         found["losses"].append(float(shared[0]) / scale)
         found["norms"].append(float(shared[1]) ** 0.5 / scale)
@@ -246,7 +246,7 @@ def checked(case: dict) -> dict:
         network = task.build(model, shards.manifest.labels, shards.manifest.settings, Path())
     shape = Shape.of(case["model"]) if "model_type" in case["model"] else None
     mesh = Mesh.of(resolve(train, dist.get_world_size(), shape), torch.device("cpu"))
-    gaps = compare.compared(cell, job, task, shards, network, mesh)
+    gaps = compare.compare_with_one_rank(cell, job, task, shards, network, mesh)
     return {gap.precision: (gap.losses, gap.largest) for gap in gaps}
 
 

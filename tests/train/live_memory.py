@@ -24,7 +24,7 @@ from rekindle.spec.model import CheckpointSpec, LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import modules, parallel, teacher, weights
 from rekindle.train.checkpoint import Checkpointer
-from rekindle.train.loop import Plan, StopFlag, Trainer
+from rekindle.train.loop import RunLength, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.part import Goal
 from tests.plan.traced.fakes import Live, engine_without_values
@@ -114,7 +114,7 @@ def trainer_of(case: dict, live: Live) -> Trainer:
             by_length=True,
             pack_length=case["sequence"] if case["task"] == "causal_lm" else None,
         )
-        return Trainer(task, shards, train, Plan.of(train, order), parts, 0)
+        return Trainer(task, shards, train, RunLength.of(train, order), parts, 0)
 
 
 def run(case: dict) -> dict:

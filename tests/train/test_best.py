@@ -184,7 +184,7 @@ def test_a_budget_ends_it_with_a_model_and_more_of_it_goes_on_from_there(tmp_pat
 def test_equals_and_what_is_no_number_are_no_better():
     best = Best()
     heard = [
-        best.hears(step, loss)
+        best.update(step, loss)
         for step, loss in enumerate([math.nan, 2.0, 2.0, math.inf, 1.0, math.nan], 1)
     ]
     assert heard == [False, True, False, False, True, False]

@@ -73,7 +73,7 @@ def test_auto_is_what_the_device_has_unless_the_training_began_otherwise(
     monkeypatch, device, has_bf16, asked, began, precision
 ):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: has_bf16)
-    assert rank.decided(TrainSpec(precision=asked), device, began).precision == precision
+    assert rank.with_precision(TrainSpec(precision=asked), device, began).precision == precision
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_bf16_on_a_gpu_without_it_is_refused_by_name(monkeypatch, fields, began,
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
     with pytest.raises(UnsupportedError, match="Tesla V100") as caught:
-        rank.decided(TrainSpec.model_validate(fields), GPU, began)
+        rank.with_precision(TrainSpec.model_validate(fields), GPU, began)
     assert caught.value.problems[0].where == where
     assert "fp16" in caught.value.problems[0].fix
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rekindle.data.order import SampleOrder
 from rekindle.spec.layout import resolve
 from rekindle.spec.model import TrainSpec
-from rekindle.train.loop import Plan
+from rekindle.train.loop import RunLength
 from rekindle.train.optimizer import learning_rate
 
 
@@ -88,4 +88,4 @@ def test_without_new_settings_the_rate_has_the_bits_it_always_had(schedule, step
 def test_the_plan_counts_steps_and_micro_batches(fields, rows, steps, micro):
     train = TrainSpec.model_validate(fields)
     order = SampleOrder(rows=[rows], global_batch_size=train.global_batch_size, seed=0)
-    assert (Plan.of(train, order).steps, resolve(train, 1).micro_batch_size) == (steps, micro)
+    assert (RunLength.of(train, order).steps, resolve(train, 1).micro_batch_size) == (steps, micro)

@@ -25,7 +25,7 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import parallel, part, weights
 from rekindle.train.batches import Batches
-from rekindle.train.loop import StopFlag
+from rekindle.train.loop import StepLog, StopFlag
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents
 from rekindle.train.objectives import tokens as linear_loss
@@ -79,7 +79,7 @@ def test_a_step_reads_once_and_agrees_once(world, given):
             trainer._read(before, UNSAVED)
         assert len(reads.found) == 1, reads.found
         if world > 1:
-            assert [n for dtype, n in collectives.found if dtype == torch.float64] == [4]
+            assert [n for dtype, n in collectives.found if dtype == torch.float64] == [5]
         trainer._read(launched, UNSAVED)
 
 
@@ -145,7 +145,7 @@ def test_numbers_that_are_read_late_change_nothing_but_when_it_stops(tmp_path):
     for behind in (False, True):
         with ranks(1):
             trainer = trainer_of(case())
-            trainer.behind = behind
+            trainer.reads_later = behind
             rows, saved, stop = [], [], StopFlag(60)
             history = types.SimpleNamespace(append=rows.append)
             clock = types.SimpleNamespace(
@@ -167,7 +167,7 @@ def test_numbers_that_are_read_late_change_nothing_but_when_it_stops(tmp_path):
                 return make(step)
 
             trainer.batches.work = lambda step, last, made=made: made(step)
-            last = trainer.fit(checkpointer, history, stop, 0, clock, profiler)
+            last = trainer.fit(0, checkpointer, StepLog(0, history, clock), profiler, stop)
             found[behind] = last, saved, [(row.step, row.loss, row.grad_norm) for row in rows]
     (early, late), rows = (found[False], found[True]), [found[b][2] for b in (False, True)]
     assert (early[0], early[1]) == (1, [1])

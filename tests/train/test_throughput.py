@@ -17,7 +17,7 @@ from rekindle.spec.layout import Layout
 from rekindle.spec.layout_support import Cell
 from rekindle.spec.model import DataSpec, TrainSpec
 from rekindle.train import modules
-from rekindle.train.batches import Work
+from rekindle.train.batches import StepWork
 from rekindle.train.history import read_history
 from rekindle.train.throughput import Clock, Cost, exposed_seconds, is_collective, tips, verdict
 from tests.support.train_resume import CNN, Gang
@@ -46,14 +46,14 @@ def test_flops_count_matrix_products_and_the_squares_of_document_lengths():
     cost = Cost.of(llama, frozen=False)
     assert cost == Cost(6.0 * weights, 12 * 4 * 64 / 2)
     assert Cost.of(llama, frozen=True).per_token == 4.0 * weights
-    work = Work((), (), examples=2, targets=30, tokens=30, squares=10**2 + 20**2)
+    work = StepWork((), (), examples=2, targets=30, tokens=30, squares=10**2 + 20**2)
     assert cost.step(work) == 6 * weights * 30 + 1536 * 500
 
 
 def test_the_tokens_of_a_step_are_its_own_however_times_scatter():
     clock = Clock(3, Cost(1.0, 0.0), torch.device("cpu"), 1, TrainSpec())
     rows = [
-        clock.tick(Work((), (), examples=2, targets=n, tokens=n, squares=0), 0.0, seconds)
+        clock.tick(StepWork((), (), examples=2, targets=n, tokens=n, squares=0), 0.0, seconds)
         for n, seconds in ((30, 1.0), (50, 9.0), (40, 0.1))
     ]
     assert [row["tokens"] for row in rows] == [30, 50, 40]
@@ -81,7 +81,7 @@ def test_the_last_block_counts_behind_its_attention_for_first_tokens_only(kind, 
         }
     cost = Cost.of(network(kind, **sizes), frozen=False)
     assert cost.first_only == 6 * behind
-    work = Work((), (), examples=2, targets=2, tokens=30, squares=10**2 + 20**2)
+    work = StepWork((), (), examples=2, targets=2, tokens=30, squares=10**2 + 20**2)
     whole = cost.per_token * 30 + cost.per_square * 500
     assert cost.step(work) == whole - 6 * behind * 28
 

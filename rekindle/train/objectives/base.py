@@ -95,7 +95,7 @@ class Objective(abc.ABC):
         """The columns of shards that say what is to be learnt, of texts of random tokens."""
 
     def rows_at_once(self, most: int) -> int | None:
-        """How many examples are scored at once; None: as many as `TOKENS_AT_ONCE` allow."""
+        """How many examples are scored at once; None: as many as `MOST_TOKENS_AT_ONCE` allow."""
         return most
 
 

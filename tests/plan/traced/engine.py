@@ -33,7 +33,7 @@ from rekindle.train import modules, quantised, teacher, weights
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents, Micro
 from rekindle.train.optimizer import Optimizer, synchronised
-from rekindle.train.parallel import DTYPES, autocast, build, prepared, settle
+from rekindle.train.parallel import DTYPES, autocast, build, prepare_network, settle
 from rekindle.train.part import Goal
 from rekindle.train.pipeline import Pipeline, without_first
 from rekindle.train.weights import local_of
@@ -116,7 +116,7 @@ class _Run:
                 block.register_forward_hook(functools.partial(self._backward_from, phase))
         with live.counting():
             taught = [local_of(p) for t in parts.stages[-1].part.teachers for p in t.parameters()]
-            codes = quantised.held(parts)
+            codes = quantised.codes_of(parts)
             for tensor in [*(local_of(p) for _, p in parts.parameters()), *codes, *taught]:
                 live.note(tensor)
             live.call(fakes.PARAMETERS, codes)
@@ -160,7 +160,7 @@ class _Run:
             with weights.deferred():
                 network = _network(trace.config, trace.classes, self.tokens)
             origins = modules.unfused(network)
-            scaling = prepared(network, None, origins, train, trace.lora)
+            scaling = prepare_network(network, None, origins, train, trace.lora)
         goal = Goal()
         if trace.teacher is not None:
             with unset_fake_temporarily(), weights.deferred():
