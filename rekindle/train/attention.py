@@ -37,7 +37,7 @@ _UNUSED = ("position_ids", "use_cache", "output_attentions")
 
 @dataclasses.dataclass
 class Peers:
-    """This rank among tp and cp peers, its `kernel`, and `groups` (`parallel.takes_groups`)."""
+    """This rank among tp and cp peers, its `kernel`, and `groups` (`kernels.takes_groups`)."""
 
     tp_rank: int = 0
     tp_size: int = 1

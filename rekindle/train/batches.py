@@ -17,31 +17,38 @@ import numpy as np
 import torch
 
 from rekindle.data.manifest import Shards
-from rekindle.data.order import SampleOrder
+from rekindle.data.order import Batch, SampleOrder
 from rekindle.tasks.base import Task
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Chosen, Ints, Micro
 from rekindle.train.objectives import objective_of
 
-TRAIN, VALIDATION = "train", "validation"
-SHAPES = 8  # lengths of the sequences of a pipeline, which keeps a schedule for each
+TRAIN = "train"
+VALIDATION = "validation"
+SHAPES = 8
+"""How many lengths the sequences of a pipeline have: it keeps a schedule for each."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepWork:
-    """One step. `micro`: this rank's micro-batches, on the host; `rows`: the examples in them. Of
-    the batch: `examples`, `targets`, `tokens`; `squares`: the sum of documents' squared lengths."""
+    """What one step trains on."""
 
     micro: tuple[Micro, ...]
+    """This rank's micro-batches, on the host."""
     rows: tuple[int, ...]
+    """The examples in them."""
     examples: int
+    """Of the whole batch, as the numbers that follow."""
     targets: int
     tokens: int
     squares: int
+    """The sum of documents' squared lengths, to which attention's work is proportional."""
 
 
 class Batches:
-    """StepWork by step, one step ahead in a thread; `waited`: for it. `joined`: in one sequence."""
+    """The work of each step, prepared one step ahead in a thread.
+
+    `joined`: whether texts that are not packed share a sequence."""
 
     def __init__(
         self,
@@ -53,12 +60,16 @@ class Batches:
         seed: int,
         joined: bool = False,
     ) -> None:
-        self.task, self.shards, self.split, self.order = task, shards, split, order
+        self.task = task
+        self.shards = shards
+        self.split = split
+        self.order = order
         self.objective = objective_of(task)
-        self.mesh, self.seed = mesh, seed
+        self.mesh = mesh
+        self.seed = seed
         self.settings = shards.manifest.settings
         self.joined = joined
-        self.waited = 0.0
+        self.waited = 0.0  # seconds, since the start
         self._ahead: tuple[int, Future[StepWork]] | None = None
         # one OpenMP thread: a second pool slows training (steps of 107 to 128 ms instead of 97)
         self._pool = ThreadPoolExecutor(1, "batches", torch.set_num_threads, (1,))
@@ -67,14 +78,14 @@ class Batches:
         """The work of `step`; starts on the one after it unless that is `last`."""
         began = time.perf_counter()
         if self._ahead is not None and self._ahead[0] == step:
-            found = self._ahead[1].result()
+            work = self._ahead[1].result()
         else:
-            found = self.make(step)
+            work = self.make(step)
         self._ahead = None
         if step + 1 < last:
             self._ahead = step + 1, self._pool.submit(self.make, step + 1)
         self.waited += time.perf_counter() - began
-        return found
+        return work
 
     def ids(self, work: StepWork) -> list[str]:
         """Names of the examples that this rank works on."""
@@ -87,48 +98,64 @@ class Batches:
         return self._pinned(self._micro(rows, slots, length, 0, torch.ones(1)))
 
     def make(self, step: int) -> StepWork:
+        """The work of `step`, made now."""
         layout = self.mesh.layout
         batch = self.order.batch(step)
-        size = layout.micro_batch_size
-        full = self.order.global_batch_size
-        if layout.pp == 1:  # a pipeline's schedule has one number of them
-            full = int(batch.slots[batch.rows >= 0].max(initial=0)) + 1
-        rounds = -(-full // (size * layout.data))
-        mine = [turn * layout.data + self.mesh.data_rank for turn in range(rounds)]
-        known = self._lengths(batch.rows)
-        picks, longest = list[tuple[Ints, Ints]](), list[int]()
-        for j in mine:
-            inside = (batch.slots >= j * size) & (batch.slots < (j + 1) * size)
-            rows, slots = batch.rows[inside], batch.slots[inside] - j * size
-            longest.append(self._longest(known[inside], slots))
-            if not len(rows):  # beyond the batch
-                rows, slots = np.full(size, -1), np.arange(size)
-            picks.append((rows, slots))
+        is_real = batch.rows >= 0
+        lengths = self._lengths(batch.rows)
+        chosen = self._chosen(batch, lengths)
+        longest = [length for _, _, _, length in chosen]
         if layout.pp > 1:  # a pipeline moves one shape
             longest = [max(longest)] * len(longest)
-        real = batch.rows[batch.rows >= 0]
-        lengths = known[batch.rows >= 0]
-        targets = max(1, int(self.shards.targets(self.split, real).sum()))
+        targets = max(1, int(self.shards.targets(self.split, batch.rows[is_real]).sum()))
         count = torch.tensor([targets], dtype=torch.float64)
-        micro = [
-            self._micro(rows, slots, length, self._key(step, j), count)
-            for j, (rows, slots), length in zip(mine, picks, longest, strict=True)
-        ]
+        micro = []
+        rows_of_this_rank: list[int] = []
+        for (number, rows, slots, _), length in zip(chosen, longest, strict=True):
+            micro.append(self._micro(rows, slots, length, self._key(step, number), count))
+            rows_of_this_rank += [int(row) for row in rows if row >= 0]
         if layout.pp > 1:
             micro = self.objective.alike(self, micro)
+        real_lengths = lengths[is_real]
         return StepWork(
             micro=tuple(map(self._pinned, micro)),
-            rows=tuple(int(row) for rows, _ in picks for row in rows if row >= 0),
-            examples=len(real),
+            rows=tuple(rows_of_this_rank),
+            examples=len(real_lengths),
             targets=targets,
-            tokens=int(lengths.sum()),
-            squares=int((lengths**2).sum()),
+            tokens=int(real_lengths.sum()),
+            squares=int((real_lengths**2).sum()),
         )
 
+    def _chosen(self, batch: Batch, lengths: Ints) -> list[tuple[int, Ints, Ints, int]]:
+        """This rank's micro-batches: number, rows, slots, and tokens of the longest sequence."""
+        layout = self.mesh.layout
+        size = layout.micro_batch_size
+        sequences = self.order.global_batch_size
+        if layout.pp == 1:  # a pipeline's schedule has one number of micro-batches
+            sequences = int(batch.slots[batch.rows >= 0].max(initial=0)) + 1
+        rounds = -(-sequences // (size * layout.data))
+        chosen = []
+        for turn in range(rounds):
+            number = turn * layout.data + self.mesh.data_rank
+            first = number * size
+            inside = (batch.slots >= first) & (batch.slots < first + size)
+            rows = batch.rows[inside]
+            slots = batch.slots[inside] - first
+            longest = self._longest(lengths[inside], slots)
+            if not len(rows):  # beyond the batch
+                rows = np.full(size, -1)
+                slots = np.arange(size)
+            chosen.append((number, rows, slots, longest))
+        return chosen
+
     def _key(self, step: int, micro: int) -> int:
+        """Of the dropout of a micro-batch: tp peers share it, cp peers do not."""
+        entropy = [self.seed, step, micro]
         cp = self.mesh.place("cp")
-        words = np.random.SeedSequence([self.seed, step, micro, *([cp] if cp else [])])
-        return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
+        if cp:
+            entropy.append(cp)
+        words = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
+        return int(words[0] >> np.uint64(1))
 
     def _pinned(self, micro: Micro) -> Micro:
         """In memory from which a GPU copies while both go on."""
@@ -138,16 +165,22 @@ class Batches:
 
     def _lengths(self, rows: Ints) -> Ints:
         """Tokens of each row; none of one that is negative."""
-        held: Ints = self.shards.lengths(self.split, np.maximum(rows, 0)) * (rows >= 0)
-        return held
+        lengths: Ints = self.shards.lengths(self.split, np.maximum(rows, 0))
+        return np.where(rows >= 0, lengths, 0)
 
     def _longest(self, lengths: Ints, slots: Ints) -> int:
         """Tokens of the longest sequence, rounded up to what the layout can divide."""
         layout = self.mesh.layout
-        longest = self.order.pack_length or int(np.bincount(slots, weights=lengths).max(initial=1))
-        unit = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
-        if layout.pp > 1 and self.order.pack_length is None:
-            longest = self.rounded(longest)
+        if self.order.pack_length is not None:
+            longest = self.order.pack_length
+        else:
+            longest = int(np.bincount(slots, weights=lengths).max(initial=1))
+            if layout.pp > 1:
+                longest = self.rounded(longest)
+        # what tp divides, and cp into two chunks a rank
+        unit = layout.tp
+        if layout.cp > 1:
+            unit *= 2 * layout.cp
         return -(-max(longest, 1) // unit) * unit
 
     def rounded(self, length: int) -> int:

@@ -36,8 +36,9 @@ from rekindle.train.loop import RunLength, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
 from rekindle.train.optimizer import Optimizer
-from rekindle.train.parallel import Parts, build, prepare_network, settle
+from rekindle.train.parallel import build, prepare_network, settle
 from rekindle.train.part import Goal
+from rekindle.train.parts import Parts
 from rekindle.train.rank import free
 
 STEPS = 2
@@ -205,7 +206,7 @@ class SmallNetwork:
         scaling = prepare_network(network, source, origins, train, lora)
         goal = Goal(train.label_smoothing)
         parts = build(self.task, network, origins, train, goal, mesh, scaling)
-        weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
+        weights.fill(parts.networks, source, parts.origins)
         order = self.shards.order(
             TRAIN,
             global_batch_size=self.sequences,

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from rekindle.train.micro import Feed, Micro
-from rekindle.train.parallel import Parts, autocast
+from rekindle.train.parts import Parts, autocast
 
 
 class Evaluation:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from rekindle.train.mesh import of_all
 from rekindle.train.modules import Origin
-from rekindle.train.parallel import Parts
+from rekindle.train.parts import Parts
 from rekindle.train.quantised import FourBit, layers
 from rekindle.train.stored import INDEX, Saving
 from rekindle.train.weights import whole_of

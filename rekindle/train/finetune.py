@@ -32,44 +32,47 @@ OnRows = Callable[[Sequence[HistoryRow]], None]
 
 def finetune(job: Job, on_rows: OnRows = lambda rows: None) -> TrainingSummary | None:
     """Train until the model lies in `job.output` and its curve in `job.history`; resumes by itself.
+
     Only the first of several nodes gets a summary. `on_rows` receives each optimizer step once, in
     order, some seconds later. PreemptedError after a request to stop, StepError if it failed."""
     die_with_parent()
     rendezvous = Rendezvous.current()
-    if labels := read_manifest(Path(job.shards)).labels:
-        for path, what, fix in unknown_classes(job.train, labels):  # before ranks start
-            raise RequestError(what, where=".".join(map(str, path)), fix=fix)
+    labels = read_manifest(Path(job.shards)).labels
+    if labels:
+        for path, message, fix in unknown_classes(job.train, labels):  # before ranks start
+            raise RequestError(message, where=".".join(map(str, path)), fix=fix)
     if rendezvous.node_rank:
         _run(job, rendezvous, lambda: None)
         return None
-    with owned(
-        job.working, lambda: emit("notice", text="another run trains the same work; waiting for it")
-    ):
-        own = job.train.entrypoint is not None
-        known = modelfolder.inherited(job.init, job.model) if own else []
-        follower = _Follower(job.curve, on_rows)
+    waiting = "another run trains the same work; waiting for it"
+    with owned(job.working, lambda: emit("notice", text=waiting)):
+        is_own_script = job.train.entrypoint is not None
+        trained_on: list[np.ndarray] = []
+        if is_own_script:
+            trained_on = modelfolder.inherited(job.init, job.model)
+        follower = _CurveFollower(job.curve, on_rows)
         _run(job, rendezvous, follower.poll)
         follower.poll(final=True)
         shutil.rmtree(job.cache, ignore_errors=True)
-        if own:
-            _adopt(job, rendezvous.world_size, known)
+        if is_own_script:
+            _adopt(job, rendezvous.world_size, trained_on)
     return TrainingSummary.read(Path(job.history) / "training.json")
 
 
 def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
+    """The ranks' part on this node, until all have ended."""
     path = Path(job.status) / "job.json"
     job.write(path)
-    own = None
-    if job.train.entrypoint:  # the words of the user's own script with its folders filled in
-        found = (job.shards, job.output, job.checkpoints, str(job.train.seed), job.init)
-        values = dict(zip(ENTRYPOINT_WORDS, found, strict=True))
+    if job.train.entrypoint:
         Path(job.output).mkdir(parents=True, exist_ok=True)
-        own = [word.format(**values) for word in shlex.split(job.train.entrypoint)]
-    engine = engine_of(job.train.engine)
-    module = (engine.program if engine else "") or "rekindle.train.worker"
+        command = _own_command(job, job.train.entrypoint)
+    else:
+        engine = engine_of(job.train.engine)
+        program = engine.program if engine is not None else ""
+        command = ["-m", program or "rekindle.train.worker", str(path)]
     with shared_secret(rendezvous, root_of(job.checkpoints)) as place:
         torchrun(
-            own or ["-m", module, str(path)],
+            command,
             job.train,
             status=Path(job.status),
             rendezvous=place,
@@ -78,12 +81,24 @@ def _run(job: Job, rendezvous: Rendezvous, on_poll: Callable[[], None]) -> None:
         )
 
 
-def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
-    """Make a model folder of ours out of what the user's script left; `known` as in `describe`."""
-    output, shards = Path(job.output), open_shards(Path(job.shards))
+def _own_command(job: Job, entrypoint: str) -> list[str]:
+    """The words of the user's own script with its folders filled in."""
+    folders = (job.shards, job.output, job.checkpoints, str(job.train.seed), job.init)
+    values = dict(zip(ENTRYPOINT_WORDS, folders, strict=True))
+    return [word.format(**values) for word in shlex.split(entrypoint)]
+
+
+def _adopt(job: Job, world_size: int, trained_on: Sequence[np.ndarray]) -> None:
+    """Make a model folder of ours out of what the user's script left.
+
+    `trained_on`: what models that it began from were, as in `describe`."""
+    output = Path(job.output)
+    shards = open_shards(Path(job.shards))
     _check_weights(output, shards)
     precision = "" if job.train.precision == "auto" else job.train.precision
-    modelfolder.describe(job.task, shards, output, job.run_key, precision=precision, known=known)
+    modelfolder.describe(
+        job.task, shards, output, job.run_key, precision=precision, known=trained_on
+    )
     rows = list(read_history(job.curve))
     job.summarise(
         engine="entrypoint",
@@ -97,27 +112,34 @@ def _adopt(job: Job, world_size: int, known: Sequence[np.ndarray]) -> None:
 
 
 def _check_weights(output: Path, shards: Shards) -> None:
-    shape, keras = shards.manifest.settings.get("image_shape"), output / modelfolder.KERAS
+    """StepError where the user's script left no weights that can be loaded."""
     if list(output.glob("*.safetensors")):
         return
+    shape = shards.manifest.settings.get("image_shape")
+    keras = output / modelfolder.KERAS
     if shape and keras.is_file():
         from rekindle.train.keras_model import load_keras  # imports torch
 
         load_keras(keras, shape, len(shards.manifest.labels))
         return
-    what = f"the script of train.entrypoint left no .safetensors file in {output}"
+    message = f"the script of train.entrypoint left no .safetensors file in {output}"
     fix = "save the weights as safetensors into {model}, so that evaluate can load them"
-    fix += f", or {modelfolder.KERAS}" if shape else ""
-    raise StepError(what, where="train.entrypoint", fix=fix)
+    if shape:
+        fix += f", or {modelfolder.KERAS}"
+    raise StepError(message, where="train.entrypoint", fix=fix)
 
 
-class _Follower:
+class _CurveFollower:
     """Hands on each step of the growing history once, also what is done again after a restart."""
 
     def __init__(self, path: Path, on_rows: OnRows) -> None:
-        self.path, self.on_rows, self.step, self.size = path, on_rows, 0, -1
+        self.path = path
+        self.on_rows = on_rows
+        self.step = 0
+        self.size = -1
 
     def poll(self, final: bool = False) -> None:
+        """Hand on what is new; `final`: look even where the file has the size of before."""
         size = self.path.stat().st_size if self.path.exists() else 0
         if size == self.size and not final:
             return

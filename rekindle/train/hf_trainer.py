@@ -5,16 +5,12 @@ rekindle's are the examples, the arguments, heartbeats, the answer to SIGTERM, a
 saved. Where accelerate does not find the other ranks, the Trainer would train on each rank alone:
 what is in effect is compared with what was asked for before the first step.
 
-The Trainer writes into a folder of this machine. A checkpoint counts once rank 0 has written
-`complete.json` into it, after all ranks. Where checkpoints belong into an object store, each
-machine puts there what its ranks wrote, and fetches all of it before it resumes."""
+Its checkpoints are trainer_saves.py's."""
 
 import functools
 import importlib.metadata
-import json
 import math
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,77 +36,88 @@ from rekindle.train.batches import TRAIN, VALIDATION
 from rekindle.train.history import History, read_history
 from rekindle.train.job import Job
 from rekindle.train.loop import StopFlag, diverged
-from rekindle.train.mesh import of_all, of_first
-from rekindle.train.optimizer import peak_rate
 from rekindle.train.rank import connect, run_rank, with_precision
 from rekindle.train.rank import preload as preload  # which launch/agent.py asks for here
-from rekindle.train.storage import put_file, storage_of
+from rekindle.train.schedule import peak_rate
 from rekindle.train.stored import headers_of, match
 from rekindle.train.throughput import device_name
+from rekindle.train.trainer_saves import TrainerSaves, step_of
 from rekindle.train.vitals import Vitals
 
 
 def main() -> None:
-    for name in [n for n in os.environ if n.startswith(("ACCELERATE_", "FSDP_"))]:
-        del os.environ[name]  # would change the training without a word in the config
+    for name in list(os.environ):
+        if name.startswith(("ACCELERATE_", "FSDP_")):
+            del os.environ[name]  # would change the training without a word in the config
     run_rank(Job, _train)
 
 
 def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, object]:
     device = connect()
     rates.require(job.task, job.model, job.train)
-    task, shards = load_task(job.task), job.reading()
+    task = load_task(job.task)
+    shards = job.reading()
     trainer = _trainer(job, task, shards, device)
-    steps, world = int(trainer.args.max_steps), dist.get_world_size()
+    steps = int(trainer.args.max_steps)
     history = History(job.curve)
-    saves = Saves(job)
+    saves = TrainerSaves(job)
     watch = _Watch(job, trainer, saves, history, stop, vitals, steps)
     trainer.add_callback(watch)
     trainer.remove_callback(PrinterCallback)  # progress is said by ours
     transformers_logging.disable_progress_bar()
-    found = saves.newest()
-    first = step_of(found.name) if found else 0
+    newest = saves.newest()
+    first_step = step_of(newest.name) if newest is not None else 0
     if rank == 0:
-        # the curve up to there counts, whatever is left on this machine
-        curve = (found / CURVE).read_text(errors="replace") if found else None
-        history.resume(first, curve)
-        begins = f"resumed from the checkpoint of step {first} of {steps}" if first else ""
-        begins = begins or f"{steps} steps from the start"
-        emit("notice", text=f"{begins} on {world} ranks, {_precision(trainer)}, by the Trainer")
+        # the curve that came with the checkpoint counts, whatever is left on this machine
+        history.resume(first_step, saves.curve_of(newest) if newest is not None else None)
+        _say_beginning(first_step, steps, trainer)
     dist.barrier()
-    if found and first == steps:  # the Trainer would make one more
-        made = type(trainer.model).from_pretrained(found, config=trainer.model.config)
-        trainer.model.load_state_dict(made.state_dict())
-        facts, last = json.loads((found / COMPLETE).read_text())["facts"], steps
+    facts: Mapping[str, str]
+    if newest is not None and first_step == steps:  # the Trainer would make one more
+        trained = type(trainer.model).from_pretrained(newest, config=trainer.model.config)
+        trainer.model.load_state_dict(trained.state_dict())
+        facts = saves.facts_of(newest)
+        last_step = steps
     else:
-        trainer.train(resume_from_checkpoint=str(found) if found else None)
-        facts, last = watch.facts, trainer.state.global_step
-    vitals.beat(last, "validation")
+        trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
+        facts = watch.facts
+        last_step = trainer.state.global_step
+    vitals.beat(last_step, "validation")
+    if last_step < steps:
+        return {"status": "preempted", "step": last_step}
     validation: dict[str, float] = {}
-    if last == steps and shards.rows(VALIDATION):
+    if shards.rows(VALIDATION):
         trainer.label_smoother = None  # validation is of the labels as they are, as rekindle's is
         validation = {"loss": trainer.evaluate(_Rows(shards, VALIDATION))["eval_loss"]}
         if rank == 0:
-            history.amend(last, {"validation_loss": validation["loss"]})
-    if last < steps:
-        return {"status": "preempted", "step": last}
+            history.amend(last_step, {"validation_loss": validation["loss"]})
     if rank == 0:
-        _finish(job, trainer, shards, last, facts, validation)
-    return {"status": "done", "step": last}
+        _finish(job, trainer, shards, last_step, facts, validation)
+    return {"status": "done", "step": last_step}
+
+
+def _say_beginning(first_step: int, steps: int, trainer: Any) -> None:
+    if first_step:
+        beginning = f"resumed from the checkpoint of step {first_step} of {steps}"
+    else:
+        beginning = f"{steps} steps from the start"
+    ranks = f"on {dist.get_world_size()} ranks, {_precision(trainer)}, by the Trainer"
+    emit("notice", text=f"{beginning} {ranks}")
 
 
 def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
     """With the arguments that follow from the spec, the data and the ranks."""
     train = with_precision(job.train, device, None)
-    world, batch = dist.get_world_size(), train.global_batch_size
+    world = dist.get_world_size()
+    batch = train.global_batch_size
     if batch % world:
-        what = f"{world} ranks do not divide a global batch of {batch}"
-        raise StepError(what, where="train.global_batch_size", fix="choose a multiple")
-    each_epoch = math.ceil(shards.rows(TRAIN) / batch)
-    steps = train.steps or max(1, round((train.epochs or DEFAULT_EPOCHS) * each_epoch))
+        message = f"{world} ranks do not divide a global batch of {batch}"
+        raise StepError(message, where="train.global_batch_size", fix="choose a multiple")
+    steps_in_epoch = math.ceil(shards.rows(TRAIN) / batch)
+    steps = train.steps or max(1, round((train.epochs or DEFAULT_EPOCHS) * steps_in_epoch))
     engine = engine_of(train.engine)
     assert engine is not None
-    arguments: Mapping[str, Any] = {
+    fields: Mapping[str, Any] = {
         **engine.config(train, world),
         "output_dir": str(job.working / "trainer"),
         "learning_rate": peak_rate(train),
@@ -128,11 +135,11 @@ def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
         "logging_nan_inf_filter": False,
     }
     try:
-        made = TrainingArguments(**arguments)
+        arguments = TrainingArguments(**fields)
     except (TypeError, ValueError, ImportError) as error:
-        what = f"TrainingArguments: {error}"
+        message = f"TrainingArguments: {error}"
         fix = "compare it with the documentation of this version of transformers"
-        raise StepError(what, where="train.engine_config", fix=fix) from None
+        raise StepError(message, where="train.engine_config", fix=fix) from None
     torch.manual_seed(train.seed)
     network: Any = _network(job, task, shards)
     # The Trainer asks whether a model's forward takes any keyword: those of classes do, and leave
@@ -140,7 +147,7 @@ def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
     network.accepts_loss_kwargs = task.objective == "tokens"
     rows = _Rows(shards, TRAIN)
     collate = functools.partial(_collated, task, shards.manifest.settings)
-    return Trainer(model=network, args=made, train_dataset=rows, data_collator=collate)
+    return Trainer(model=network, args=arguments, train_dataset=rows, data_collator=collate)
 
 
 def _precision(trainer: Any) -> str:
@@ -164,7 +171,8 @@ class _Rows(torch.utils.data.Dataset[int]):
     """Rows of a split by their number: `_collated` takes a batch of them at once."""
 
     def __init__(self, shards: Shards, split: str) -> None:
-        self.shards, self.split = shards, split
+        self.shards = shards
+        self.split = split
 
     def __len__(self) -> int:
         return self.shards.rows(self.split)
@@ -183,7 +191,8 @@ def _collated(
     if task.objective == "classes":
         inputs["labels"] = torch.tensor(table.column("label").to_pylist())
         return inputs
-    documents, following = inputs.pop("documents"), inputs.pop("labels")
+    documents = inputs.pop("documents")
+    following = inputs.pop("labels")
     # ours say what follows a token, and the architecture moves its labels by one itself
     labels = torch.full_like(following, -100)
     labels[:, 1:] = following[:, :-1]
@@ -197,15 +206,20 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         self,
         job: Job,
         trainer: Any,
-        saves: "Saves",
+        saves: TrainerSaves,
         history: History,
         stop: StopFlag,
         vitals: Vitals,
         steps: int,
     ) -> None:
-        self.job, self.trainer, self.history, self.steps = job, trainer, history, steps
+        self.job = job
+        self.trainer = trainer
         self.saves = saves
-        self.stop, self.vitals, self.began = stop, vitals, time.monotonic()
+        self.history = history
+        self.stop = stop
+        self.vitals = vitals
+        self.steps = steps
+        self.began = time.monotonic()
         self.facts: Mapping[str, str] = {}
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -218,13 +232,15 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         self.vitals.beat(state.global_step + 1, "step")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
-        asked = torch.tensor(float(self.stop.raised), device=args.device)
-        dist.all_reduce(asked)
-        every, step = self.job.train.checkpoint.every, state.global_step
+        stops = torch.tensor(float(self.stop.raised), device=args.device)
+        dist.all_reduce(stops)
+        is_stopping = bool(stops > 0)
+        every = self.job.train.checkpoint.every
+        step = state.global_step
+        is_due = every is not None and step % every == 0
         control.should_log = True
-        control.should_training_stop = control.should_training_stop or bool(asked > 0)
-        due = every is not None and step % every == 0
-        control.should_save = due or bool(asked > 0) or step == self.steps
+        control.should_training_stop = control.should_training_stop or is_stopping
+        control.should_save = is_due or is_stopping or step == self.steps
         if control.should_save:
             self.vitals.beat(step, "save")
         return control
@@ -258,17 +274,20 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         dist.barrier()  # all ranks have written theirs
-        self.saves.completed(state.global_step, self.facts)
+        self.saves.complete(state.global_step, self.facts)
 
 
 def _facts(trainer: Any) -> dict[str, str]:
     """What is in effect; StepError where ranks train alone."""
-    world, found = dist.get_world_size(), trainer.accelerator.num_processes
+    world = dist.get_world_size()
+    processes = trainer.accelerator.num_processes
     wrapped = type(trainer.model_wrapped).__name__
-    if found != world or (world > 1 and wrapped == type(trainer.model).__name__):
-        what = f"accelerate found {found} of {world} ranks, and trains a {wrapped}: each alone"
+    is_bare = wrapped == type(trainer.model).__name__
+    if processes != world or (world > 1 and is_bare):
+        message = f"accelerate found {processes} of {world} ranks, and trains a {wrapped}: "
+        message += "each alone"
         fix = "remove what chooses its devices or its strategy"
-        raise StepError(what, where="train.engine_config", fix=fix)
+        raise StepError(message, where="train.engine_config", fix=fix)
     return {
         "transformers": importlib.metadata.version("transformers"),
         "accelerate": importlib.metadata.version("accelerate"),
@@ -276,7 +295,7 @@ def _facts(trainer: Any) -> dict[str, str]:
         "wrapped": wrapped,
         "optimizer": type(trainer.optimizer.optimizer).__name__,
         "backend": dist.get_backend(),
-        "ranks": str(found),
+        "ranks": str(processes),
     }
 
 
@@ -284,22 +303,24 @@ def _finish(
     job: Job,
     trainer: Any,
     shards: Shards,
-    last: int,
+    last_step: int,
     facts: Mapping[str, str],
     validation: Mapping[str, float],
 ) -> None:
     """Rank 0 leaves the model and the summary."""
     output = Path(job.output)
-    known = modelfolder.inherited(job.init, job.model)
+    trained_on = modelfolder.inherited(job.init, job.model)
     trainer.accelerator.unwrap_model(trainer.model).save_pretrained(output, safe_serialization=True)
     precision = _precision(trainer)
-    modelfolder.describe(job.task, shards, output, job.run_key, precision=precision, known=known)
+    modelfolder.describe(
+        job.task, shards, output, job.run_key, precision=precision, known=trained_on
+    )
     rows = list(read_history(job.curve))
     job.summarise(
         engine=job.train.engine,
         in_effect=facts,
         world_size=dist.get_world_size(),
-        steps=last,
+        steps=last_step,
         epochs=rows[-1].epoch if rows else 0.0,
         precision=precision,
         parameters=modelfolder.count_parameters(output),
@@ -307,71 +328,6 @@ def _finish(
         device=device_name(trainer.args.device),
         validation=validation,
     )
-
-
-COMPLETE, CURVE = "complete.json", "history.jsonl"
-
-
-class Saves:
-    """Those of a job. All ranks call each method."""
-
-    def __init__(self, job: Job) -> None:
-        self.folder, self.curve = job.working / "trainer", job.curve
-        self.keep = job.train.checkpoint.keep
-        self.store, self.away = storage_of(f"{job.checkpoints}/trainer"), "://" in job.checkpoints
-        self.first_here = os.environ.get("LOCAL_RANK", "0") == "0"
-
-    def newest(self) -> Path | None:
-        """The newest complete checkpoint, on this machine; incomplete ones are removed."""
-        if self.away and self.first_here:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        found: list[str] = []
-        for name in self._names() if dist.get_rank() == 0 else ():
-            if self.store.size(f"{name}/{COMPLETE}"):
-                found.append(name)
-            elif not self.away:  # a store may have one that another attempt is writing
-                self.store.remove(name, COMPLETE)
-        name = of_first(max(found, key=step_of, default=None))
-        if name and self.away and self.first_here:
-            complete = self.store.read(f"{name}/{COMPLETE}")
-            assert complete is not None, "rank 0 has seen it"
-            here = self.folder / name
-            here.mkdir(parents=True, exist_ok=True)
-            for file in json.loads(complete)["files"]:
-                path = here / file
-                with self.store.reader(f"{name}/{file}") as source, path.open("wb") as target:
-                    shutil.copyfileobj(source, target)
-            (here / COMPLETE).write_bytes(complete)
-        dist.barrier()
-        return self.folder / name if name else None
-
-    def completed(self, step: int, facts: Mapping[str, str]) -> None:
-        """The checkpoint of a step counts from now on, and older ones than are kept go."""
-        name = f"checkpoint-{step}"
-        here = self.folder / name
-        if dist.get_rank() == 0:
-            shutil.copyfile(self.curve, here / CURVE)
-        dist.barrier()
-        mine: list[str] = []
-        if self.away and self.first_here:
-            mine = sorted(path.name for path in here.iterdir() if path.is_file())
-            for file in mine:
-                put_file(self.store, f"{name}/{file}", here / file)
-        files = [file for each in of_all(mine) for file in each]
-        if dist.get_rank() > 0:
-            return
-        body = {"step": step, "world": dist.get_world_size(), "files": files, "facts": dict(facts)}
-        self.store.put_new(f"{name}/{COMPLETE}", json.dumps(body).encode())
-        for old in sorted(self._names(), key=step_of)[: -self.keep]:
-            shutil.rmtree(self.folder / old, ignore_errors=True)
-            self.store.remove(old, COMPLETE)
-
-    def _names(self) -> list[str]:
-        return [name for name in self.store.folders() if name.startswith("checkpoint-")]
-
-
-def step_of(name: str) -> int:
-    return int(name.rpartition("-")[2])
 
 
 if __name__ == "__main__":

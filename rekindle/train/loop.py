@@ -29,8 +29,10 @@ from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
 from rekindle.train.evaluation import Evaluation
 from rekindle.train.history import History, Ledger
 from rekindle.train.micro import Micro, Numbers
-from rekindle.train.optimizer import Optimizer, Stepped, learning_rate
-from rekindle.train.parallel import Parts, autocast
+from rekindle.train.optimizer import Optimizer
+from rekindle.train.parts import Parts, autocast
+from rekindle.train.schedule import learning_rate
+from rekindle.train.stepped import Stepped
 from rekindle.train.throughput import Clock, Profiler
 
 log = logging.getLogger(__name__)

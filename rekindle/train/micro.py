@@ -32,41 +32,49 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Micro:
-    """One micro-batch: what the network takes, and what its loss is made of.
-
-    `inputs` are the network's own, first dimension B. Of classes: `labels` int64 [B] (of numbers
-    float64) and `weights` float64 [B], 0 for rows that are none; of joined texts B is 1 in
-    `inputs`, and `targets` int64 [texts] says where each begins. Of tokens: `targets` int64 [N],
-    which of the flattened [B * T] tokens are followed by one to predict, and `labels` [N], that
-    one. Of tags: `targets` [N], which are a word's first, and `labels` [N], its tag. `count`
-    float64 [1] is the number of targets in the global batch; `key` seeds dropout, and stays on the
-    host."""
+    """One micro-batch: what the network takes, and what its loss is made of."""
 
     inputs: Tensors
+    """The network's own, first dimension B; of joined texts B is 1."""
     labels: torch.Tensor
+    """Of classes int64 [B], of numbers float64 [B]; of tokens and tags int64 [N], what each target
+    has to be answered with."""
     count: torch.Tensor
+    """Float64 [1]: the number of targets in the global batch."""
     key: int
+    """Seeds dropout, and stays on the host."""
     weights: torch.Tensor | None = None
+    """Of classes and numbers, float64 [B]: 0 for rows that are none."""
     targets: torch.Tensor | None = None
+    """Int64: of tokens [N], which of the flattened [B * T] are followed by one to predict; of tags
+    [N], which are a word's first; of joined texts [texts], where each begins."""
     documents: Documents | None = None
+    """Which tokens see each other, where several texts share a sequence."""
 
     def with_each(self, change: Change) -> Micro:
         """The same with what `change` makes of each tensor."""
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, torch.Tensor)}
-        own: dict[str, Any] = {name: change(tensor) for name, tensor in tensors.items()}
+        changed: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                changed[name] = change(value)
         inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
-        documents = self.documents and self.documents.with_each(change)
-        return dataclasses.replace(self, inputs=inputs, documents=documents, **own)
+        documents = None
+        if self.documents is not None:
+            documents = self.documents.with_each(change)
+        return dataclasses.replace(self, inputs=inputs, documents=documents, **changed)
 
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """Rows of a micro-batch: number (negative: none), sequence of each, length of the longest."""
+    """The rows of a micro-batch."""
 
     table: pa.Table
     rows: np.ndarray
+    """The number of each; negative: none."""
     slots: np.ndarray
+    """The sequence of each."""
     length: int
+    """Tokens of the longest sequence."""
 
 
 class Feed:
@@ -84,28 +92,29 @@ class Feed:
         if self.stream is None:
             yield from map(self._moved, micro)
             return
-        ahead = self._copied(micro[0]) if micro else None
+        ahead = self._copy(micro[0]) if micro else None
         for following in [*micro[1:], None]:
             assert ahead is not None
             moved, copied = ahead
-            ahead = self._copied(following) if following is not None else None
+            ahead = self._copy(following) if following is not None else None
             current = torch.cuda.current_stream(self.device)
             current.wait_event(copied)
 
-            def recorded(tensor: torch.Tensor, current: Any = current) -> torch.Tensor:
+            def record(tensor: torch.Tensor, current: Any = current) -> torch.Tensor:
                 tensor.record_stream(current)  # its memory is the other stream's to give out again
                 return tensor
 
-            yield moved.with_each(recorded)
+            yield moved.with_each(record)
 
-    def _copied(self, micro: Micro) -> tuple[Micro, Any]:
+    def _copy(self, micro: Micro) -> tuple[Micro, Any]:
+        """A micro-batch on its way, and the event that its copy is there."""
         with torch.cuda.stream(self.stream):
             return self._moved(micro), self.stream.record_event()
 
     def _moved(self, micro: Micro) -> Micro:
         def move(tensor: torch.Tensor) -> torch.Tensor:
-            there = tensor.to(self.device, non_blocking=True)
-            return there.to(self.exact) if there.is_floating_point() else there
+            moved = tensor.to(self.device, non_blocking=True)
+            return moved.to(self.exact) if moved.is_floating_point() else moved
 
         return micro.with_each(move)
 
@@ -125,12 +134,13 @@ class Numbers:
             self.host = values
 
     def read(self) -> list[float]:
+        """The numbers, once they are on the host."""
         if self.event is not None:
             self.event.synchronize()
         return self.host.tolist()
 
     def seconds_since(self, earlier: Numbers) -> float:
-        """Between the work that made the `earlier` ones and the work that made these, both read."""
+        """Seconds from the work that made `earlier` to the work that made these, both read."""
         if self.event is not None and earlier.event is not None:
             return float(earlier.event.elapsed_time(self.event)) / 1e3
         return self.at - earlier.at
@@ -139,40 +149,47 @@ class Numbers:
 Ints = npt.NDArray[np.int64]
 ByHead = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
-GROUP = 2.0  # the longest text of a group over its shortest
+GROUP = 2.0
+"""The longest text of a group over its shortest."""
 
 
 @dataclasses.dataclass(eq=False)
-class Group:
-    """Texts that follow each other, padded for attention: `tokens` of them, [R, `longest`] padded.
-
-    `places` int64 [R * longest] is the token of each padded place (the first of its text where
-    there is none), `back` int64 [tokens] the padded place of each token, and `mask` bool [R, 1, 1,
-    longest] is False where there is no token; None where all texts have one length."""
+class TextGroup:
+    """Texts that follow each other, padded for attention to [R, `longest`]."""
 
     rows: int
     longest: int
     tokens: int
+    """Of all its texts."""
     places: torch.Tensor
+    """Int64 [R * longest]: the token of each padded place, the first of its text where there is
+    none."""
     back: torch.Tensor
+    """Int64 [tokens]: the padded place of each token."""
     mask: torch.Tensor | None
+    """Bool [R, 1, 1, longest], False where there is no token; None: all texts have one length."""
     _by_head: dict[int, ByHead] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, lengths: list[int]) -> Group:
-        rows, longest, tokens = len(lengths), max(lengths), sum(lengths)
+    def of(cls, lengths: list[int]) -> TextGroup:
+        """Texts of these lengths, one after the other."""
+        rows = len(lengths)
+        longest = max(lengths)
         lengths_R = np.array(lengths)
         starts_R = np.cumsum(lengths_R) - lengths_R
         offsets_RT = np.arange(longest)[None].repeat(rows, 0)
         real_RT = offsets_RT < lengths_R[:, None]
         places_RT = np.where(real_RT, starts_R[:, None] + offsets_RT, starts_R[:, None])
+        mask = None
+        if min(lengths) < longest:
+            mask = torch.from_numpy(real_RT[:, None, None])
         return cls(
             rows,
             longest,
-            tokens,
-            torch.from_numpy(places_RT.flatten()),
-            torch.from_numpy(np.flatnonzero(real_RT)),
-            None if min(lengths) == longest else torch.from_numpy(real_RT[:, None, None]),
+            tokens=sum(lengths),
+            places=torch.from_numpy(places_RT.flatten()),
+            back=torch.from_numpy(np.flatnonzero(real_RT)),
+            mask=mask,
         )
 
     def by_head(self, heads: int) -> ByHead:
@@ -181,7 +198,8 @@ class Group:
         if heads not in self._by_head:
             numbers = torch.arange(heads, device=self.places.device)
             places = self.places.view(self.rows, 1, -1) * heads + numbers[:, None]
-            row, offset = self.back // self.longest, self.back % self.longest
+            row = self.back // self.longest
+            offset = self.back % self.longest
             back = (row[:, None] * heads + numbers) * self.longest + offset[:, None]
             bias = None
             if self.mask is not None:
@@ -191,10 +209,12 @@ class Group:
             self._by_head[heads] = places.flatten(), back.flatten(), bias
         return self._by_head[heads]
 
-    def with_each(self, change: Change) -> Group:
-        places, back = change(self.places), change(self.back)
+    def with_each(self, change: Change) -> TextGroup:
+        """The same with what `change` makes of each tensor."""
+        places = change(self.places)
+        back = change(self.back)
         mask = None if self.mask is None else change(self.mask)
-        return Group(self.rows, self.longest, self.tokens, places, back, mask)
+        return TextGroup(self.rows, self.longest, self.tokens, places, back, mask)
 
 
 # Not a dataclass: before every block FSDP searches the fields of one for gradients, each length in
@@ -215,11 +235,15 @@ class Documents:
         ranges: tuple[tuple[int, int, int], ...],
         starts: torch.Tensor,
         key_starts: torch.Tensor,
-        groups: tuple[Group, ...] = (),
+        groups: tuple[TextGroup, ...] = (),
     ) -> None:
-        self.queries, self.keys, self.ranges, self.groups = queries, keys, ranges, groups
+        self.queries = queries
+        self.keys = keys
+        self.ranges = ranges
+        self.groups = groups
         self.grouped = bool(groups)
-        self.starts, self.key_starts = starts, key_starts
+        self.starts = starts
+        self.key_starts = key_starts
         self.ruler = self.key_ruler = torch.empty(1).expand(max(queries))
         if ranges:
             self.key_ruler = torch.empty(1).expand(max(keys))
@@ -233,29 +257,36 @@ class Documents:
             if not first <= length <= GROUP * first:
                 groups.append([])
             groups[-1].append(length)
-        return cls._made(lengths, lengths, (), tuple(map(Group.of, groups)))
+        return cls._of_runs(lengths, lengths, (), tuple(map(TextGroup.of, groups)))
 
     @classmethod
     def of(cls, numbers_BS: Ints, cp: int = 1, cp_rank: int = 0) -> Documents:
         """From each token's document: 1 1 2 and 1 0 0 (0 is padding) have the runs 2, 1, 1, 2."""
         begins_BS = np.ones(numbers_BS.shape, bool)
         begins_BS[:, 1:] = numbers_BS[:, 1:] != numbers_BS[:, :-1]
-        firsts = [np.flatnonzero(row).tolist() for row in begins_BS]  # where documents begin
+        # where the documents of each sequence begin
+        firsts_of_rows = [np.flatnonzero(row).tolist() for row in begins_BS]
         length = numbers_BS.shape[1]
         if cp == 1:
-            runs = [b - a for row in firsts for a, b in itertools.pairwise([*row, length])]
-            return cls._made(runs, runs, ())
-        queries, keys, ranges = [], [], []
+            runs: list[int] = []
+            for firsts in firsts_of_rows:
+                runs += _gaps([*firsts, length])
+            return cls._of_runs(runs, runs, ())
+        queries: list[int] = []
+        keys: list[int] = []
+        ranges = []
         size = length // (2 * cp)
-        for row, chunk in itertools.product(range(len(firsts)), (cp_rank, 2 * cp - 1 - cp_rank)):
-            low, high = chunk * size, (chunk + 1) * size
-            inside = [first for first in firsts[row] if low < first < high]
-            begin = max(first for first in firsts[row] if first <= low)
-            bounds = [low, *inside, high]
-            queries += [b - a for a, b in itertools.pairwise(bounds)]
-            keys += [b - a for a, b in itertools.pairwise([begin, *bounds[1:]])]
-            ranges.append((row, begin, high))
-        return cls._made(queries, keys, tuple(ranges))
+        for row, firsts in enumerate(firsts_of_rows):
+            for chunk in (cp_rank, 2 * cp - 1 - cp_rank):
+                low = chunk * size
+                high = low + size
+                inside = [first for first in firsts if low < first < high]
+                # the chunk's first run goes on with a document that may begin before the chunk
+                begin = max(first for first in firsts if first <= low)
+                queries += _gaps([low, *inside, high])
+                keys += _gaps([begin, *inside, high])
+                ranges.append((row, begin, high))
+        return cls._of_runs(queries, keys, tuple(ranges))
 
     @classmethod
     def of_rows(cls, rows: int, length: int, device: torch.device) -> Documents:
@@ -265,21 +296,27 @@ class Documents:
         return cls(lengths, lengths, (), starts, starts)
 
     @classmethod
-    def _made(
+    def _of_runs(
         cls,
         queries: list[int],
         keys: list[int],
         ranges: tuple[tuple[int, int, int], ...],
-        groups: tuple[Group, ...] = (),
+        groups: tuple[TextGroup, ...] = (),
     ) -> Documents:
         starts = _starts(queries)
-        return cls(queries, keys, ranges, starts, _starts(keys) if ranges else starts, groups)
+        key_starts = _starts(keys) if ranges else starts
+        return cls(queries, keys, ranges, starts, key_starts, groups)
 
     def with_each(self, change: Change) -> Documents:
+        """The same with what `change` makes of each tensor."""
         starts = change(self.starts)
         key_starts = change(self.key_starts) if self.ranges else starts
         groups = tuple(group.with_each(change) for group in self.groups)
         return Documents(self.queries, self.keys, self.ranges, starts, key_starts, groups)
+
+
+def _gaps(bounds: list[int]) -> list[int]:
+    return [high - low for low, high in itertools.pairwise(bounds)]
 
 
 def _starts(lengths: list[int]) -> torch.Tensor:

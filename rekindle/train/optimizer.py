@@ -1,15 +1,14 @@
-"""Updates of the shards that this rank holds, as updates.py makes them, the learning rate of a
-step, the global gradient norm, loss scaling.
+"""Updates of the shards that this rank holds, as updates.py makes them, the global gradient norm,
+and loss scaling.
 
-An update sees plain local tensors that share memory with the parameters: fused kernels work, meshes
-mix freely, and only the names and the checkpoint know of the whole. The norm counts every element
-once, however it is sharded or repeated, so that clipping, the check for numbers that are not
-finite, and the scale of fp16 are decided alike on all ranks, on the device: nothing is read."""
+An update sees plain local tensors that share memory with the parameters: fused kernels work,
+meshes mix freely, and only the names and the checkpoint know of the whole. The norm counts every
+element once, however it is sharded or repeated, so that clipping, the check for numbers that are
+not finite, and the scale of fp16 are decided alike on all ranks, on the device: nothing is read."""
 
 import contextlib
 import dataclasses
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,58 +17,63 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
-from rekindle.engines import engine_of
-from rekindle.engines.deepspeed import DeepSpeed, Zero
 from rekindle.errors import UnsupportedError
 from rekindle.plan.inflight import stages_of
-from rekindle.spec.model import SCRATCH_LR, TrainSpec
+from rekindle.spec.model import TrainSpec
 from rekindle.train import modules
 from rekindle.train.attention import HALVES
-from rekindle.train.dcp import Piece
 from rekindle.train.mesh import Mesh, Ranks
-from rekindle.train.parallel import Parts
+from rekindle.train.parts import Parts
 from rekindle.train.updates import UPDATES, Update
 from rekindle.train.weights import divides, local_of
 
 
 @dataclasses.dataclass(frozen=True)
 class _Held:
-    """A trainable parameter, its part here, and how many ranks hold that (0: another counts)."""
+    """A trainable parameter, and this rank's part of it."""
 
     name: str
     parameter: torch.Tensor
     local: torch.Tensor
+    """Shares memory with the parameter."""
     repeated: int
+    """How many ranks hold the same part; 0: another parameter is counted in its place."""
 
 
 class Optimizer:
-    """What `spec.optimizer` names, over `parts`."""
+    """The updates that `spec.optimizer` names, of the trainable parameters of `parts`."""
 
     def __init__(self, parts: Parts, spec: TrainSpec) -> None:
-        self.parts, self.spec = parts, spec
-        trained = ((name, p) for name, p in parts.parameters() if p.requires_grad)
-        self.held = [_Held(n, p, local_of(p).detach(), _repeated(n, p, parts)) for n, p in trained]
-        self.copies = _Copies(parts, {h.name: h for h in self.held})
+        self.parts = parts
+        self.spec = spec
+        self.held = [
+            _Held(name, parameter, local_of(parameter).detach(), _repeated(name, parameter, parts))
+            for name, parameter in parts.parameters()
+            if parameter.requires_grad
+        ]
+        self.copies = _Copies(parts, {held.name: held for held in self.held})
         self.scale = _Scale(parts.mesh.device) if spec.precision == "fp16" else None
         self.update: Update = self._update()
-        self.counted = [h for h in self.held if h.repeated and h.local.numel()]
-        shares = [1 / h.repeated for h in self.counted]
+        self.counted = [held for held in self.held if held.repeated and held.local.numel()]
+        # of each squared norm, so that the ranks' shares add up to the whole
+        shares = [1 / held.repeated for held in self.counted]
         self.shares = torch.tensor(shares, dtype=torch.float64, device=parts.mesh.device)
 
     def _update(self) -> Update:
         """Raises UnsupportedError where the optimizer has no matrix to work on."""
-        name, matrices = self.spec.optimizer, set[str]()
+        name = self.spec.optimizer
+        names_of_matrices = set[str]()
         if name != "adamw":
             for stage in self.parts.stages:
-                matrices |= modules.matrices(stage.part.network)
-        chosen = [h.local for h in self.held if h.name in matrices]
-        if name != "adamw" and not chosen:
+                names_of_matrices |= modules.matrices(stage.part.network)
+        matrices = [held.local for held in self.held if held.name in names_of_matrices]
+        if name != "adamw" and not matrices:
             kind = modules.model_type(self.parts.network)
-            what = f"{name} updates matrices of transformer blocks, and {kind} has none to train"
+            message = f"{name} updates matrices of transformer blocks, and {kind} has none to train"
             fix = "remove it: AdamW updates any network"
-            raise UnsupportedError(what, where="train.optimizer", fix=fix)
-        others = [h.local for h in self.held if h.name not in matrices]
-        return UPDATES[name](chosen, others, self.spec)
+            raise UnsupportedError(message, where="train.optimizer", fix=fix)
+        others = [held.local for held in self.held if held.name not in names_of_matrices]
+        return UPDATES[name](matrices, others, self.spec)
 
     def facts(self) -> dict[str, str]:
         """What is in effect besides AdamW, in words for the record."""
@@ -85,13 +89,14 @@ class Optimizer:
         """What a loss is divided by so that it is multiplied by the loss scale."""
         return count / self.scale.value.to(count.dtype) if self.scale else count
 
-    def running(self, last: bool) -> contextlib.AbstractContextManager[None]:
+    def running(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         """Around a micro-batch of a step without a pipeline, forward and backward."""
         layout = self.parts.mesh.layout
-        return synchronised(self.parts.stages[0].module, last, layout.shard * layout.cp > 1)
+        is_sharded = layout.shard * layout.cp > 1
+        return synchronised(self.parts.stages[0].module, is_last, is_sharded)
 
-    def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Add the gradients of a micro-batch, of a step's `last` one."""
+    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
+        """Add the gradients of a micro-batch; `is_last`: of the last one of a step."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def collect(self) -> torch.Tensor:
@@ -103,20 +108,24 @@ class Optimizer:
                 partial.append(held.local.grad)
         _add_up(partial, self.parts.mesh.group("tp"))
         self.copies.add_up()
-        gradients = [h.local.grad for h in self.counted if h.local.grad is not None]
+        gradients = [held.local.grad for held in self.counted if held.local.grad is not None]
         if not gradients:
             return torch.zeros((), dtype=torch.float64, device=self.parts.mesh.device)
-        half = any(gradient.dtype in HALVES for gradient in gradients)
-        kind = torch.float32 if half else None  # sums of half precision would lose what is small
-        norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=kind)).double()
+        has_halves = any(gradient.dtype in HALVES for gradient in gradients)
+        # sums of half precision would lose what is small
+        summed_in = torch.float32 if has_halves else None
+        norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=summed_in)).double()
         return (norms.square() * self.shares).sum()
 
     def step(self, rate: float, loss: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
-        """Update with the collected gradients, unless `loss` or the norm, the root of `squares`
-        (float64 [], scaled both), is not finite; returns loss and norm, float64 [2], unscaled."""
+        """Update with the collected gradients; returns loss and norm, float64 [2], unscaled.
+
+        `loss` and `squares`, the squared norm, are float64 [] and scaled. Nothing is updated where
+        one of them is not finite."""
         norm = squares.sqrt()
         if self.scale is not None:
-            loss, norm = loss / self.scale.value, norm / self.scale.value
+            loss = loss / self.scale.value
+            norm = norm / self.scale.value
         finite = loss.isfinite() & norm.isfinite()
         factor = torch.ones_like(norm)
         if self.spec.clip_norm is not None:
@@ -129,6 +138,7 @@ class Optimizer:
         return torch.stack([loss, norm])
 
     def clear(self) -> None:
+        """Forget all gradients."""
         for held in self.held:
             held.local.grad = None
             held.parameter.grad = None
@@ -139,6 +149,7 @@ class Optimizer:
             self.scale.value.fill_(loss_scale[0])
             self.scale.good.fill_(loss_scale[1])
         for source, copy in self.copies.pairs:
+            # a checkpoint holds a tied parameter once
             if source is not None and copy is not None:
                 source.local.copy_(copy.local)
                 for key, value in self.update.state[copy.local].items():
@@ -151,32 +162,36 @@ class Optimizer:
 
     def weights(self) -> dict[str, Any]:
         """What is trained, named after the parameter in the whole network."""
-        tied, frozen = self.parts.tied, self.parts.scaling is not None
-        saved = ((n, p) for n, p in self.parts.parameters() if p.requires_grad or not frozen)
-        return {tied.get(name, name): p.detach() for name, p in saved}
+        has_adapters = self.parts.scaling is not None
+        trained = {}
+        for name, parameter in self.parts.parameters():
+            # what stays as it was under adapters is filled from the source, not from a checkpoint
+            if parameter.requires_grad or not has_adapters:
+                trained[self.parts.tied.get(name, name)] = parameter.detach()
+        return trained
 
     def tensors(self) -> dict[str, Any]:
         """Moments and step counts by parameter, sharded as it is; of copies one."""
-        found: dict[str, torch.Tensor] = {}
+        state: dict[str, torch.Tensor] = {}
         for held in self.held:
             name = self.parts.tied.get(held.name, held.name)
             for key, value in self.update.state[held.local].items():
                 whole = value if key == "step" else _like(held.parameter, value)
-                found[f"{name}.{key}"] = whole
-        return found
+                state[f"{name}.{key}"] = whole
+        return state
 
 
 @contextlib.contextmanager
-def synchronised(module: torch.nn.Module, last: bool, sharded: bool) -> Iterator[None]:
+def synchronised(module: torch.nn.Module, is_last: bool, is_sharded: bool) -> Iterator[None]:
     """Add up gradients over replicas in a step's last backward pass; of shards in each."""
-    if isinstance(module, DistributedDataParallel) and not last:
+    if isinstance(module, DistributedDataParallel) and not is_last:
         with module.no_sync():
             yield
         return
     if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(last or sharded)
-        module.set_requires_all_reduce(last)
-        module.set_is_last_backward(last)
+        module.set_requires_gradient_sync(is_last or is_sharded)
+        module.set_requires_all_reduce(is_last)
+        module.set_is_last_backward(is_last)
     yield
 
 
@@ -189,10 +204,11 @@ class _Scale:
         self.good = torch.zeros((), dtype=torch.int64, device=device)
 
     def update(self, finite: torch.Tensor) -> None:
-        """After a step; `finite` bool []."""
+        """After a step; `finite` bool []. Nothing is read: a device decides by `where`."""
         self.good.copy_(torch.where(finite, self.good + 1, 0))
-        more = torch.where(self.good % 2_000 == 0, self.value * 2, self.value)
-        self.value.copy_(torch.where(finite, more, (self.value / 2).clamp(min=1.0)))
+        grown = torch.where(self.good % 2_000 == 0, self.value * 2, self.value)
+        halved = (self.value / 2).clamp(min=1.0)
+        self.value.copy_(torch.where(finite, grown, halved))
 
 
 def _add_up(gradients: list[torch.Tensor], group: Ranks) -> None:
@@ -209,60 +225,67 @@ def _add_up(gradients: list[torch.Tensor], group: Ranks) -> None:
 class _Copies:
     """A tied parameter on the first and on the last stage: the two gradients are one sum."""
 
-    def __init__(self, parts: Parts, held: dict[str, _Held]) -> None:
-        self.pairs = (
-            [(held.get(source), held.get(copy)) for copy, source in parts.tied.items()]
-            if parts.mesh.layout.pp > 1
-            else []
-        )
-        here = {stage.index for stage in parts.stages}
-        self.both_here = {0, parts.mesh.layout.stages - 1} <= here
-        apart = parts.mesh.layout.stages - 1 not in stages_of(parts.mesh.layout, 0)
-        self.group = _ends(parts.mesh) if self.pairs and apart else None
+    def __init__(self, parts: Parts, held: Mapping[str, _Held]) -> None:
+        layout = parts.mesh.layout
+        self.pairs: list[tuple[_Held | None, _Held | None]] = []
+        if layout.pp > 1:
+            self.pairs = [(held.get(source), held.get(copy)) for copy, source in parts.tied.items()]
+        indices_here = {stage.index for stage in parts.stages}
+        self.both_here = {0, layout.stages - 1} <= indices_here
+        # where the first rank holds both ends (zero bubble's V), there is no one to ask
+        are_apart = layout.stages - 1 not in stages_of(layout, 0)
+        self.group = _ends(parts.mesh) if self.pairs and are_apart else None
 
     def add_up(self) -> None:
+        """Give both copies the sum of their gradients."""
         for source, copy in self.pairs:
             if source is not None and copy is not None and self.both_here:
                 total = source.local.grad + copy.local.grad  # type: ignore[operator]
-                source.local.grad, copy.local.grad = total, total.clone()
-            elif (one := source or copy) is not None and self.group is not None:
-                dist.all_reduce(one.local.grad, group=self.group)
+                source.local.grad = total
+                copy.local.grad = total.clone()
+                continue
+            held = source or copy
+            if held is not None and self.group is not None:
+                dist.all_reduce(held.local.grad, group=self.group)
 
 
 def _ends(mesh: Mesh) -> Ranks:
     """This rank's group with its partner at the pipeline's other end; all ranks have to call it."""
     assert mesh.ranks is not None
     grid = mesh.ranks.mesh.reshape(mesh.layout.pp, -1)
-    mine = None
+    group_of_this_rank = None
     for column in range(grid.shape[1]):
         ranks = [int(grid[0, column]), int(grid[-1, column])]
         group = dist.new_group(ranks)
         if dist.get_rank() in ranks:
-            mine = group
-    return mine
+            group_of_this_rank = group
+    return group_of_this_rank
 
 
 def _repeated(name: str, parameter: torch.Tensor, parts: Parts) -> int:
+    """How many ranks hold the same part of a parameter; 0 where its copy is counted instead."""
     if parts.mesh.layout.pp > 1 and name in parts.tied:
         return 0
     shards = 1
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
         for axis, placement in enumerate(parameter.placements):
-            shards *= mesh.size(axis) if divides(placement) else 1
+            if divides(placement):
+                shards *= mesh.size(axis)
     # of a pipeline rank all would hold the same parameter if nothing were sharded
     return parts.mesh.layout.world // parts.mesh.layout.pp // shards
 
 
 def _local_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a gradient, summed over the ranks that divide it; zeros without one."""
     gradient = parameter.grad
     if gradient is None:
         return torch.zeros_like(local_of(parameter))
     if isinstance(gradient, DTensor):
         assert isinstance(parameter, DTensor)
-        wanted = tuple(p if divides(p) else Replicate() for p in parameter.placements)
-        if gradient.placements != wanted:
-            gradient = gradient.redistribute(placements=wanted)
+        placements = tuple(p if divides(p) else Replicate() for p in parameter.placements)
+        if gradient.placements != placements:
+            gradient = gradient.redistribute(placements=placements)
         return gradient._local_tensor
     return gradient
 
@@ -271,99 +294,16 @@ def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """`local` with the parameter's mesh and placements; rows may have another length."""
     if not isinstance(parameter, DTensor):
         return local
-    more: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride()}
+    shape = parameter.shape
+    stride = parameter.stride()
     if local.shape != parameter._local_tensor.shape:
-        more = {"shape": (len(parameter), *local.shape[1:]), "stride": local.stride()}
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return DTensor.from_local(local, mesh, placements, run_check=False, **more)
-
-
-def peak_rate(spec: TrainSpec) -> float:
-    """The rate after the warm-up; that of a training from scratch where the spec has none."""
-    return SCRATCH_LR if spec.lr is None else spec.lr
-
-
-def learning_rate(spec: TrainSpec, step: int, steps: int) -> float:
-    """Rate used in step `step` (0-based) of `steps`: a linear warm-up, then constant, a line or
-    half a cosine down to `min_lr_ratio` of the peak, or WSD.
-
-    WSD (warm-up, stable, decay) is the schedule of MiniCPM (Hu et al. 2024, arXiv 2404.06395), with
-    a line for the decay (Hägele et al. 2024, arXiv 2405.18392). With lr 1, no warm-up, cosine: step
-    50 of 100 has 0.5; with wsd, decay 0.2 and min_lr_ratio 0.1, step 90 of 100 has 0.55."""
-    peak, warmup_steps = peak_rate(spec), int(spec.warmup * steps)
-    if step < warmup_steps:
-        return peak * (step + 1) / (warmup_steps + 1)
-    if spec.lr_schedule == "constant":
-        return peak
-    if spec.lr_schedule == "wsd":
-        left = min(1.0, (steps - step) / max(1, int(spec.decay * steps)))
-    else:
-        share = (step - warmup_steps) / max(1, steps - warmup_steps)
-        cosine = spec.lr_schedule == "cosine"
-        left = 0.5 * (1 + math.cos(math.pi * share)) if cosine else 1 - share
-    return peak * (spec.min_lr_ratio + (1 - spec.min_lr_ratio) * left)
-
-
-def start_engine(parts: Parts, train: TrainSpec) -> Parts | None:
-    """The parts, with values, in the hands of the config's engine; None if it is rekindle's own."""
-    engine = engine_of(train.engine)
-    if not isinstance(engine, DeepSpeed):
-        return None
-    (stage,) = parts.stages
-    known = modules.required(parts.network, "tensor-parallel") if parts.mesh.layout.tp > 1 else None
-    divided = {"column": known.column, "row": known.row, "skip": known.per_head} if known else {}
-    stepper = engine.start(stage.part, train, peak_rate(train), parts.mesh.device, divided)
-    stages = (dataclasses.replace(stage, module=stepper.module),)
-    return dataclasses.replace(parts, stages=stages, stepper=stepper)
-
-
-class Stepped:
-    """What `Optimizer` does, by a stepper."""
-
-    scale = None
-    replicas: Ranks = None  # each rank holds something else
-
-    def __init__(self, parts: Parts, stepper: Zero) -> None:
-        self.parts, self.stepper = parts, stepper
-
-    def scaled(self, count: torch.Tensor) -> torch.Tensor:
-        """Losses are not scaled here."""
-        return count
-
-    def running(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def backward(self, loss: torch.Tensor, last: bool) -> None:
-        self.stepper.backward(loss, last)
-
-    def collect(self) -> torch.Tensor:
-        """The engine finds the norm when it updates."""
-        return torch.zeros((), dtype=torch.float64, device=self.parts.mesh.device)
-
-    def step(self, rate: float, loss: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
-        return torch.stack([loss, torch.full_like(loss, self.stepper.step(rate))])
-
-    def clear(self) -> None:
-        """The engine forgets gradients when it updates."""
-
-    def restored(self, loss_scale: Sequence[float] | None) -> None:
-        self.stepper.restored()
-
-    def weights(self) -> dict[str, Any]:
-        """Weights in full precision, as flat pieces."""
-        return {n: p for n, p in self._pieces().items() if n.partition("@")[0] in self.names}
-
-    def tensors(self) -> dict[str, Any]:
-        """The engine's state beside them."""
-        return {n: p for n, p in self._pieces().items() if n.partition("@")[0] not in self.names}
-
-    def facts(self) -> dict[str, str]:
-        return dict(self.stepper.facts())
-
-    @property
-    def names(self) -> set[str]:
-        return {name for name, p in self.parts.parameters() if p.requires_grad}
-
-    def _pieces(self) -> dict[str, Piece]:
-        held = [(n, f) for n, f in self.stepper.fragments().items() if f.local.numel()]
-        return {n: Piece(f.local, torch.Size([f.start]), torch.Size([f.count])) for n, f in held}
+        shape = torch.Size((len(parameter), *local.shape[1:]))
+        stride = local.stride()
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=shape,
+        stride=stride,
+    )

@@ -31,16 +31,22 @@ class Goal:
     """What is minimised."""
 
     label_smoothing: float = 0.0
+    """The share of each target that is spread evenly over all classes."""
     teacher: nn.Module | None = None
+    """A frozen network, whose answers count beside the labels."""
     temperature: float = 1.0
+    """By which the scores of both are divided before they are compared."""
     teacher_weight: float = 0.0
+    """The teacher's share of the loss."""
     class_weights: torch.Tensor | None = None
     """[C], on the rank's device."""
 
 
 class Part(nn.Module):
-    """One stage of the network, with the loss behind the last one. `joins_texts`: texts share a
-    sequence. One that `scores` gives on the last stage what `Objective.score` does, and no loss."""
+    """One stage of the network, with the loss behind the last one.
+
+    `joins_texts`: whether texts share a sequence. A part that `scores` gives on the last stage
+    what `Objective.score` does, and no loss."""
 
     def __init__(
         self,
@@ -55,22 +61,29 @@ class Part(nn.Module):
     ) -> None:
         super().__init__()
         self.network = network
-        self.first, self.last = first, last
-        self.tp_group, self.sequence_parallel = tp_group, sequence_parallel
-        self.task, self.goal = task, goal
+        self.first = first
+        self.last = last
+        self.tp_group = tp_group
+        self.sequence_parallel = sequence_parallel
+        self.task = task
+        self.goal = goal
         # a plain list, so that the teacher is neither trained, sharded nor saved
         self.teachers = [goal.teacher] if goal.teacher is not None else []
-        self.key, self.device = 0, torch.device("cpu")
+        # of the micro-batch at work: what seeds its dropout, and where it is
+        self.key = 0
+        self.device = torch.device("cpu")
         self.results: list[torch.Tensor] = []
         # only our attention understands which documents share a sequence
-        self.ours = any(hasattr(m, attention.PEERS) for m in network.modules())
+        self.ours = any(hasattr(module, attention.PEERS) for module in network.modules())
         # how many texts are joined in the sequence, and documents, with those that fill it
         self.texts: int | None = None
         self.documents = 0
-        self.objective, self.scores = objective_of(task), scores
+        self.objective = objective_of(task)
+        self.scores = scores
         # what proof.py sets: to run the architecture's own forward, and to see states of targets
-        self.own, self.watched = False, list[torch.Tensor]()
+        self.own = False
         self.watches = False
+        self.watched: list[torch.Tensor] = []
         self.joins_texts = self.objective.prepared(self)
         if _drops(network):
             for name, block in modules.blocks(network):
@@ -83,21 +96,27 @@ class Part(nn.Module):
 
     def forward(self, carried: torch.Tensor | None = None, *, micro: Micro) -> torch.Tensor:
         """Of one micro-batch on this rank's device; `carried`: what this stage receives."""
-        self.key, self.device = micro.key, micro.count.device
+        self.key = micro.key
+        self.device = micro.count.device
         if self.training:
             seed(self.key, self.device)
         batch: dict[str, Any] = dict(micro.inputs)
-        if self.ours and micro.documents is not None:
-            batch["documents"] = micro.documents
-        if micro.documents is not None and not self.ours and _takes_any(self.network):
-            batch |= numbered(micro.inputs["position_ids"], micro.documents)
+        if micro.documents is not None:
+            if self.ours:
+                batch["documents"] = micro.documents
+            elif _takes_any(self.network):
+                batch |= numbered(micro.inputs["position_ids"], micro.documents)
         if carried is not None:
-            first = "pixels" if carried.is_floating_point() else "input_ids"
-            batch[first if self.first else "inputs_embeds"] = carried
-        make = self.objective.score if self.scores else self.objective.loss
+            name = "inputs_embeds"
+            if self.first:
+                name = "pixels" if carried.is_floating_point() else "input_ids"
+            batch[name] = carried
         if self.own:
-            make = self.objective.own_loss
-        result = make(self, batch, micro)
+            result = self.objective.own_loss(self, batch, micro)
+        elif self.scores:
+            result = self.objective.score(self, batch, micro)
+        else:
+            result = self.objective.loss(self, batch, micro)
         if self.last:
             self.results.append(result.detach())
         return result
@@ -113,10 +132,13 @@ class Part(nn.Module):
             self.watched.append(states.detach())
 
     def hidden(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """What the next stage receives; a Sequential takes one input."""
+        """What the next stage receives."""
         if hasattr(self.network, "config"):
             return sendable(modules.backbone(self.network)(**batch).last_hidden_state)
-        return sendable(self.network(batch.get("inputs_embeds", next(iter(batch.values())))))
+        # a Sequential takes one input
+        if "inputs_embeds" in batch:
+            return sendable(self.network(batch["inputs_embeds"]))
+        return sendable(self.network(next(iter(batch.values()))))
 
 
 def _takes_any(network: nn.Module) -> bool:
@@ -127,16 +149,20 @@ def _takes_any(network: nn.Module) -> bool:
 
 def numbered(position_ids_BT: torch.Tensor, documents: Documents) -> dict[str, Any]:
     """What architectures of transformers keep documents apart by, beside positions that begin
-    again: `seq_idx`, int32 [B, T], which document of its sequence each token is of; where a
-    micro-batch is one sequence also `cu_seq_lens_q` and `_k`, int32 [N + 1], where documents begin,
-    and `max_length_q` and `_k`, the longest. Kernels of convolutions, state spaces and linear
-    attention take them, and refuse them where they are not installed."""
-    found: dict[str, Any] = {"seq_idx": ((position_ids_BT == 0).cumsum(1) - 1).int()}
+    again: kernels of convolutions, state spaces and linear attention take it.
+
+    `seq_idx`, int32 [B, T], is which document of its sequence each token is of. Where a
+    micro-batch is one sequence there are also `cu_seq_lens_q` and `_k`, int32 [N + 1], where
+    documents begin, and `max_length_q` and `_k`, the longest. The kernels refuse them where they
+    are not installed."""
+    keywords: dict[str, Any] = {"seq_idx": ((position_ids_BT == 0).cumsum(1) - 1).int()}
     if len(position_ids_BT) == 1:  # kernels of linear attention take no more with these
         longest = max(documents.queries)
-        found |= {"cu_seq_lens_q": documents.starts, "cu_seq_lens_k": documents.key_starts}
-        found |= {"max_length_q": longest, "max_length_k": longest}
-    return found
+        keywords["cu_seq_lens_q"] = documents.starts
+        keywords["cu_seq_lens_k"] = documents.key_starts
+        keywords["max_length_q"] = longest
+        keywords["max_length_k"] = longest
+    return keywords
 
 
 def seed(key: int, device: torch.device) -> None:
@@ -148,10 +174,11 @@ def seed(key: int, device: torch.device) -> None:
 
 def _drops(network: nn.Module) -> bool:
     """Whether the network draws random numbers while training: a layer, or a rate of its config."""
-    if any(isinstance(m, nn.Dropout) and m.p > 0 for m in network.modules()):
-        return True
-    given = getattr(getattr(network, "config", None), "__dict__", {})
-    rates = config_of({**given, "model_type": modules.model_type(network)})
+    for module in network.modules():
+        if isinstance(module, nn.Dropout) and module.p > 0:
+            return True
+    config = getattr(getattr(network, "config", None), "__dict__", {})
+    rates = config_of({**config, "model_type": modules.model_type(network)})
     return any(float(rates.get(name) or 0.0) > 0 for name in DROPOUTS)
 
 

@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from rekindle.plan.inflight import stages_of
 from rekindle.train.micro import Micro
-from rekindle.train.parallel import Parts
+from rekindle.train.parts import Parts
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

@@ -47,8 +47,8 @@ from rekindle.train.evaluation import Evaluation
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Micro
 from rekindle.train.objectives import objective_of
-from rekindle.train.parallel import Parts, autocast
 from rekindle.train.part import Part
+from rekindle.train.parts import Parts, autocast
 from rekindle.train.stored import Match, counted
 from rekindle.train.vitals import is_out_of_memory
 

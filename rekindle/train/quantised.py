@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,8 +25,7 @@ from rekindle.errors import StepError, UnsupportedError
 from rekindle.plan.quantised import BLOCK
 from rekindle.train import modules
 
-if TYPE_CHECKING:
-    from rekindle.train.parallel import Parts
+_MULTIPLE = 16  # of both sides of a matrix, or the GPU has no product for it
 
 
 class FourBit(nn.Module):
@@ -38,7 +37,8 @@ class FourBit(nn.Module):
 
     def __init__(self, like: nn.Linear) -> None:
         super().__init__()
-        self.shape, self.bias = like.weight.shape, like.bias
+        self.shape = like.weight.shape
+        self.bias = like.bias
         count = self.shape.numel()
         packed = torch.empty(-(-count // 2), 1, dtype=torch.uint8, device="meta")
         scales = torch.empty(-(-count // BLOCK), device="meta")
@@ -52,24 +52,24 @@ class FourBit(nn.Module):
         try:
             codes = quantise(weight.float().contiguous().to(device), BLOCK, "nf4", torch.uint8)
         except (NotImplementedError, RuntimeError) as error:
-            what = f"bitsandbytes cannot quantise on {device}: {error}"
+            message = f"bitsandbytes cannot quantise on {device}: {error}"
             fix = "use a GPU that it supports, or remove `base: 4bit`"
-            raise StepError(what, where="model.lora.base", fix=fix) from error
+            raise StepError(message, where="model.lora.base", fix=fix) from error
         self.packed.copy_(codes[0])
         self.scales.copy_(codes[1])
 
     def whole(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weight that the codes stand for."""
         restore = torch.ops.bitsandbytes.dequantize_4bit
-        found: torch.Tensor = restore(self.packed, self.scales, BLOCK, "nf4", self.shape, dtype)
-        return found
+        weight: torch.Tensor = restore(self.packed, self.scales, BLOCK, "nf4", self.shape, dtype)
+        return weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kind, device = x.dtype, x.device.type
-        if torch.is_autocast_enabled(device):
-            kind = torch.get_autocast_dtype(device)
-        out: torch.Tensor = _Product.apply(x.to(kind), self)  # type: ignore[no-untyped-call]
-        return out if self.bias is None else out + self.bias.to(kind)
+        dtype = x.dtype
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+        product: torch.Tensor = _Product.apply(x.to(dtype), self)  # type: ignore[no-untyped-call]
+        return product if self.bias is None else product + self.bias.to(dtype)
 
 
 class _Product(torch.autograd.Function):
@@ -96,68 +96,77 @@ def replace(network: nn.Module) -> None:
 
 
 def layers(network: nn.Module) -> Iterator[tuple[str, FourBit]]:
-    return ((n, m) for n, m in network.named_modules() if isinstance(m, FourBit))
+    """Name and layer of what has 4 bits."""
+    for name, module in network.named_modules():
+        if isinstance(module, FourBit):
+            yield name, module
 
 
-def codes_of(parts: Parts) -> list[torch.Tensor]:
-    """Codes and scales on this rank."""
-    found = (layer for stage in parts.stages for _, layer in layers(stage.part.network))
-    return [buffer for layer in found for buffer in layer.buffers()]
+def codes_of(networks: Iterable[nn.Module]) -> list[torch.Tensor]:
+    """Codes and scales of these networks' 4-bit layers."""
+    buffers = list[torch.Tensor]()
+    for network in networks:
+        for _, layer in layers(network):
+            buffers += layer.buffers()
+    return buffers
 
 
-def facts(parts: Parts) -> dict[str, str]:
+def facts(networks: Sequence[nn.Module], device: torch.device) -> dict[str, str]:
     """What is in effect, in words for the record; nothing without 4 or 8 bits."""
-    found, four = {}, len(codes_of(parts)) // 2
-    if four:
-        found["base"] = f"nf4, {four} matrices, bitsandbytes {version()}"
-    if eight := sum(count(stage.part.network) for stage in parts.stages):
-        how = "" if parts.mesh.device.type == "cuda" else ", emulated"
+    found = {}
+    # codes and scales: two buffers a matrix
+    matrices_of_4_bits = len(codes_of(networks)) // 2
+    if matrices_of_4_bits:
+        found["base"] = f"nf4, {matrices_of_4_bits} matrices, bitsandbytes {version()}"
+    matrices_of_8_bits = sum(count(network) for network in networks)
+    if matrices_of_8_bits:
+        how = "" if device.type == "cuda" else ", emulated"
         torchao = importlib.metadata.version("torchao")
-        found["fp8"] = f"{eight} matrices, torchao {torchao}{how}"
+        found["fp8"] = f"{matrices_of_8_bits} matrices, torchao {torchao}{how}"
     return found
 
 
 def version() -> str:
     """Of bitsandbytes, whose operations it registers."""
-    found = _imported("bitsandbytes", "a base in 4 bits", "qlora", where="model.lora.base")
-    return str(found.__version__)
+    bitsandbytes = _import("bitsandbytes", "a base in 4 bits", "qlora", where="model.lora.base")
+    return str(bitsandbytes.__version__)
 
 
-def _imported(module: str, what: str, extra: str, where: str) -> Any:
-    """A module that `what` needs; StepError where it is not installed."""
+def _import(module: str, purpose: str, extra: str, where: str) -> Any:
+    """A module that something needs; StepError where it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        what = f"{what} needs {module.partition('.')[0]}, which is not installed: {error}"
+        package = module.partition(".")[0]
+        message = f"{purpose} needs {package}, which is not installed: {error}"
         fix = f"pip install 'rekindle[{extra}]', in the image of the step where it has one"
-        raise StepError(what, where=where, fix=fix) from None
-
-
-_MULTIPLE = 16  # of both sides of a matrix, or the GPU has no product for it
+        raise StepError(message, where=where, fix=fix) from None
 
 
 def convert(network: nn.Module, device: torch.device) -> None:
-    """Have the linear layers of a network's blocks multiply in 8 bits. StepError without torchao,
-    UnsupportedError where no matrix or no GPU will do."""
-    torchao = _imported("torchao.float8", "fp8", "fp8", where="train.precision")
+    """Have the linear layers of a network's blocks multiply in 8 bits.
+
+    StepError without torchao, UnsupportedError where no matrix or no GPU will do."""
+    torchao = _import("torchao.float8", "fp8", "fp8", where="train.precision")
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        what = f"{torch.cuda.get_device_name(device)} does not multiply in fp8"
+        message = f"{torch.cuda.get_device_name(device)} does not multiply in fp8"
         fix = "use GPUs that do (NVIDIA's L4, L40S, H100 and later), or bf16"
-        raise UnsupportedError(what, where="train.precision", fix=fix)
-    emulated = device.type != "cuda"
-    config = torchao.Float8LinearConfig(emulate=emulated, pad_inner_dim=True)
+        raise UnsupportedError(message, where="train.precision", fix=fix)
+    is_emulated = device.type != "cuda"
+    config = torchao.Float8LinearConfig(emulate=is_emulated, pad_inner_dim=True)
     kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
-    for name in sorted(each.removesuffix(".weight") for each in modules.matrices(network)):
+    for name in sorted(weight.removesuffix(".weight") for weight in modules.matrices(network)):
         layer = network.get_submodule(name)
         assert isinstance(layer, nn.Linear)
-        if layer.in_features % _MULTIPLE == 0 == layer.out_features % _MULTIPLE:
-            made = kind.from_float(layer, config)
-            if emulated:  # torchao asks for CUDA's autocast alone
-                made.register_forward_pre_hook(_narrowed)
-            network.set_submodule(name, made)
+        if layer.in_features % _MULTIPLE == 0 and layer.out_features % _MULTIPLE == 0:
+            converted = kind.from_float(layer, config)
+            if is_emulated:  # torchao asks for CUDA's autocast alone
+                converted.register_forward_pre_hook(_narrowed)
+            network.set_submodule(name, converted)
     if not count(network):
-        what = "no matrix of a transformer's block has sides that 16 divides, and fp8 multiplies no"
-        raise UnsupportedError(f"{what} others", where="train.precision", fix="bf16")
+        message = "no matrix of a transformer's block has sides that 16 divides, and fp8 "
+        message += "multiplies no others"
+        raise UnsupportedError(message, where="train.precision", fix="bf16")
 
 
 def count(network: nn.Module) -> int:
@@ -165,7 +174,7 @@ def count(network: nn.Module) -> int:
     return sum(type(module).__name__ == "Float8Linear" for module in network.modules())
 
 
-def _narrowed(module: nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+def _narrowed(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
     if torch.is_autocast_enabled("cpu"):
-        return (given[0].to(torch.get_autocast_dtype("cpu")),)
-    return given
+        return (inputs[0].to(torch.get_autocast_dtype("cpu")),)
+    return inputs

@@ -31,7 +31,7 @@ from rekindle.spec.model import TrainSpec
 from rekindle.tasks import TASKS, load_task
 from rekindle.train.job import Job
 from rekindle.train.loop import StopFlag
-from rekindle.train.parallel import Parts
+from rekindle.train.parts import Parts
 from rekindle.train.pieces import ScoreJob
 from rekindle.train.vitals import Vitals
 

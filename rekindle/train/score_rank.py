@@ -37,8 +37,9 @@ from rekindle.train.mesh import Mesh, of_all, of_first
 from rekindle.train.micro import Feed, Ints, Micro
 from rekindle.train.modelfolder import DESCRIPTION, ModelFolder, open_model
 from rekindle.train.objectives import objective_of
-from rekindle.train.parallel import Parts, autocast, build, prepare_network
+from rekindle.train.parallel import build, prepare_network
 from rekindle.train.part import Goal
+from rekindle.train.parts import Parts, autocast
 from rekindle.train.pieces import ScoreJob, ScoringTurn
 from rekindle.train.proof import prove_scores
 from rekindle.train.rank import (
@@ -411,7 +412,7 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
     prepare_network(network, source, origins, train)
     parts = build(task, network, origins, train, Goal(), mesh, scores=True)
     if source is not None:
-        weights.fill([stage.part.network for stage in parts.stages], source, parts.origins)
+        weights.fill(parts.networks, source, parts.origins)
     return parts
 
 

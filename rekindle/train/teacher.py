@@ -20,12 +20,12 @@ from rekindle.errors import UnsupportedError
 from rekindle.plan.tensors import WHOLE_TEACHER_BYTES
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import TASKS, Task
-from rekindle.train import attention, modelfolder, modules, parallel, weights
+from rekindle.train import attention, kernels, modelfolder, modules, parallel, weights
 from rekindle.train.batches import TRAIN
 from rekindle.train.job import Job
 from rekindle.train.mesh import Mesh
-from rekindle.train.parallel import HALVES
 from rekindle.train.part import Goal
+from rekindle.train.parts import HALVES
 
 
 def load_teacher(folder: Path, job: Job, task: Task, shards: Shards, mesh: Mesh) -> nn.Module:
@@ -48,8 +48,8 @@ def divides(parameters: int, train: TrainSpec, mesh: Mesh) -> bool:
 def ready(network: nn.Module, train: TrainSpec, mesh: Mesh) -> nn.Module:
     if modules.known(network) is not None:
         computed = HALVES.get(train.precision, torch.float32)
-        kernel = parallel.kernel_for(network, mesh.device, computed)
-        groups = parallel.takes_groups(mesh.device)
+        kernel = kernels.kernel_for(network, mesh.device, computed)
+        groups = kernels.takes_groups(mesh.device)
         attention.install(network, attention.Peers(kernel=kernel, groups=groups))
     return network.eval().requires_grad_(False)
 

@@ -47,9 +47,11 @@ _PLACES = (
     _place("tokens.py", "_lesson", "teacher"),
     _place("classes.py", "taught", "teacher"),
     _place("part.py", "states hidden", "activations"),
-    _place("tokens.py", "score judge_targets judged", "scoring"),
+    _place("tokens.py", "score", "scoring"),
+    _place("cross_entropy.py", "judge_targets judge_logits", "scoring"),
     _place("classes.py", "score", "scoring"),
     _place("tokens.py", "", "logits"),
+    _place("cross_entropy.py", "", "logits"),
     _place("classes.py", "", "logits"),
     _place("numbers.py", "", "logits"),
     _place("base.py", "exact", "logits"),
@@ -71,7 +73,6 @@ _PLACES = (
     _place("pipeline.py", "", "activations"),
 )
 _OF_TEACHERS = ("_lesson", "taught")  # what is computed below these is the teacher's
-_OF_ENGINES = ("Stepped.", "start_engine")  # of optimizer.py: another engine's memory
 
 _DIVIDE_STATE = (
     "shard the model over more ranks (train.layout.shard), train adapters (model.lora), or set "
@@ -225,10 +226,8 @@ def term_of(error: BaseException) -> str:
     """What the engine was making, by the innermost frame of ours; "" if none tells."""
     our_codes = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        code = frame.f_code
-        is_ours = Path(code.co_filename).is_relative_to(_HERE)
-        if is_ours and not code.co_qualname.startswith(_OF_ENGINES):
-            our_codes.append(code)
+        if Path(frame.f_code.co_filename).is_relative_to(_HERE):
+            our_codes.append(frame.f_code)
     teaching = [code for code in our_codes if code.co_name in _OF_TEACHERS]
     for code in reversed(teaching or our_codes):
         file = Path(code.co_filename).name

@@ -33,8 +33,8 @@ from rekindle.train.job import Job
 from rekindle.train.loop import RunLength, StepLog, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.objectives import objective_of
-from rekindle.train.optimizer import start_engine
-from rekindle.train.parallel import Parts, build, prepare_network, settle
+from rekindle.train.parallel import build, prepare_network, settle
+from rekindle.train.parts import Parts
 from rekindle.train.proof import (
     Packing,
     describe_left_out,
@@ -46,8 +46,9 @@ from rekindle.train.rank import arrange, connect, keep_positions, run_rank, with
 from rekindle.train.rank import preload as preload  # which launch/agent.py asks for here
 from rekindle.train.routers import check_losses
 from rekindle.train.snapshot import check_host_memory
+from rekindle.train.stepped import start_engine
 from rekindle.train.teacher import goal_of
-from rekindle.train.throughput import PROFILE, Clock, Cost, Profiler, device_name, tips
+from rekindle.train.throughput import PROFILE, Clock, Profiler, StepCost, device_name, tips
 from rekindle.train.vitals import Vitals
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, obj
     arrange(job.train, device)
     start = Start.of(job, task, shards, device)
     # asked of the whole network, which `parts` cuts up
-    cost = Cost.of(start.network, frozen=job.model.lora is not None)
+    cost = StepCost.of(start.network, frozen=job.model.lora is not None)
     parts = start.parts(fresh=resumed is None)
     if device.type == "cuda":
         keep_positions(parts)
@@ -197,7 +198,7 @@ def _begin(
 def _held_bytes(trainer: Trainer) -> dict[str, int]:
     """Bytes of what this rank holds from the first step to the last, by the plan's terms."""
     parameters = sum(weights.local_of(p).nbytes for _, p in trainer.parts.parameters())
-    parameters += sum(codes.nbytes for codes in quantised.codes_of(trainer.parts))
+    parameters += sum(codes.nbytes for codes in quantised.codes_of(trainer.parts.networks))
     moments = pieces_of(trainer.tensors()["optimizer"]).values()
     return {"parameters": parameters, "optimizer": sum(piece.local.nbytes for piece in moments)}
 
@@ -304,8 +305,7 @@ class Start:
         parts = build(self.task, self.network, self.origins, job.train, goal, self.mesh, scaling)
         # a checkpoint of adapters holds no frozen weights: these come from the source each time
         if self.source is not None and (fresh or scaling is not None):
-            networks = [stage.part.network for stage in parts.stages]
-            weights.fill(networks, self.source, parts.origins)
+            weights.fill(parts.networks, self.source, parts.origins)
         return start_engine(parts, job.train) or settle(parts)
 
     def small_parts(self) -> tuple[Parts, Evaluation, Shards]:
@@ -403,7 +403,7 @@ def _finish(
         engine=job.train.engine,
         steps=last_step,
         world_size=trainer.world,
-        in_effect=trainer.optimizer.facts() | quantised.facts(parts),
+        in_effect=trainer.optimizer.facts() | quantised.facts(parts.networks, trainer.mesh.device),
         epochs=trainer.length.epoch(last_step),
         precision=job.train.precision,
         deterministic=job.train.deterministic,

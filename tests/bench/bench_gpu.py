@@ -38,7 +38,7 @@ from rekindle.tasks import load_task
 from rekindle.train import modules, weights
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
-from rekindle.train.throughput import Cost
+from rekindle.train.throughput import StepCost
 
 WARM = 5
 GOALS = {"Trainer": 1.3, "by hand": 1.0}  # rekindle's tokens a second over theirs
@@ -310,7 +310,7 @@ def _cost(given: Work, shape: Shape) -> float:
             ModelSpec(source=shape.model), (), shards.manifest.settings, shards.assets
         )
     modules.unfused(network)  # as the worker does: GPT-2's matrices are no linear layers before
-    cost = Cost.of(network, frozen=shape.lora)
+    cost = StepCost.of(network, frozen=shape.lora)
     assert cost is not None
     lengths = shards.lengths("train")
     return cost.per_token + cost.per_square * float((lengths**2).sum() / lengths.sum())

@@ -32,8 +32,8 @@ from rekindle.tasks import load_task
 from rekindle.train import modules, parallel, proof, weights
 from rekindle.train.evaluation import Evaluation
 from rekindle.train.mesh import Mesh
-from rekindle.train.parallel import Parts
 from rekindle.train.part import Goal
+from rekindle.train.parts import Parts, autocast
 from tests.plan.traced import fakes
 
 TASK = load_task("causal_lm")
@@ -180,7 +180,7 @@ def seconds_of_a_step(parts: Parts, shards: Shards, train: TrainSpec) -> float:
     batches = proof.Batches(TASK, shards, "train", order, parts.mesh, 0)
     (micro,) = probe.evaluation.feed([batches.arranged(np.arange(1), np.arange(1))])
     began = time.perf_counter()
-    with parallel.autocast(train.precision, parts.mesh.device):
+    with autocast(train.precision, parts.mesh.device):
         parts.stages[0].part(micro=micro)[0, 0].backward()
     return time.perf_counter() - began
 

@@ -27,9 +27,9 @@ from rekindle.registry.signature import log_model
 from rekindle.spec.load import load_target
 from rekindle.spec.model import DataSpec, EvaluateSpec, TrainSpec
 from rekindle.tasks import load_task
+from rekindle.train import cross_entropy as linear_loss
 from rekindle.train import score_rank
 from rekindle.train.modelfolder import digest_of, open_model
-from rekindle.train.objectives import tokens as linear_loss
 from rekindle.train.score import _incomparable, job_of
 from tests.data.dialogues import FORMS, model, sharded, source
 from tests.evaluate import reference

@@ -14,8 +14,8 @@ from transformers import AutoConfig
 from rekindle.errors import UnsupportedError
 from rekindle.train import attention
 from rekindle.train.attention import Call, Peers
+from rekindle.train.kernels import kernel_for
 from rekindle.train.micro import Documents
-from rekindle.train.parallel import kernel_for
 from tests.gpu import kernels
 from tests.gpu.arithmetic import gap
 from tests.gpu.here import GIB, Here, Row, alone, size

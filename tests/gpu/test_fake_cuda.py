@@ -22,13 +22,14 @@ from torch.utils._pytree import tree_leaves
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import attention, compat, modules, parallel, part, quantised, weights
+from rekindle.train import attention, compat, kernels, modules, parallel, part, quantised, weights
 from rekindle.train.batches import Batches
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents
 from rekindle.train.objectives import tokens as linear_loss
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.part import Goal
+from rekindle.train.parts import DTYPES
 from tests.gpu.here import Here
 from tests.gpu.training import IMAGE, TEXT, TOKENS, Case, model, plain, shards_of
 
@@ -126,7 +127,7 @@ def traced(monkeypatch):
         return real(*args, **kwargs)
 
     monkeypatch.setattr(compat, "varlen_attn", recorded)
-    monkeypatch.setattr(parallel, "kernel_for", kernel_for)
+    monkeypatch.setattr(kernels, "kernel_for", kernel_for)
     monkeypatch.setattr(part, "seed", lambda key, device: None)
     torch._C._set_cudnn_enabled(False)  # which algorithm a convolution takes would ask its library
     dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
@@ -162,7 +163,7 @@ def parts_of(case, mode):
     if case.lora:
         with unset_fake_temporarily(), weights.deferred(recorder):
             lora = modules.inject(network, LoraSpec(**case.lora), origins)
-    dtype = parallel.DTYPES.get(train.weights)
+    dtype = DTYPES.get(train.weights)
     with unset_fake_temporarily():
         if dtype is not None:
             weights.transform(network, lambda t: t.to(dtype) if t.is_floating_point() else t)

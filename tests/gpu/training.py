@@ -22,6 +22,7 @@ from rekindle.train import modules, parallel, weights
 from rekindle.train.loop import RunLength, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
 from rekindle.train.part import Goal
+from rekindle.train.parts import DTYPES, Parts
 from tests.gpu.here import Here
 
 TOKENS, TEXT, IMAGE = "causal_lm", "text_classification", "image_classification"
@@ -144,7 +145,7 @@ def trainer_of(case: Case, device: torch.device) -> Trainer:
         with weights.deferred(recorder):
             lora = modules.inject(network, LoraSpec(**case.lora), origins)
         source.include(network)
-    dtype = parallel.DTYPES.get(train.weights)
+    dtype = DTYPES.get(train.weights)
     if dtype is not None:
         weights.transform(network, lambda t: t.to(dtype) if t.is_floating_point() else t)
     parts = parallel.build(task, network, origins, train, Goal(), mesh, lora)
@@ -166,7 +167,7 @@ def trainer_of(case: Case, device: torch.device) -> Trainer:
 
 
 @torch.no_grad()
-def _draw(parts: parallel.Parts) -> None:
+def _draw(parts: Parts) -> None:
     torch.manual_seed(0)
     for name, parameter in parts.parameters():
         if parameter.ndim > 1:

@@ -19,8 +19,8 @@ from pydantic import TypeAdapter
 
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import TrainSpec
-from rekindle.train.optimizer import start_engine
-from rekindle.train.parallel import autocast
+from rekindle.train.parts import autocast
+from rekindle.train.stepped import start_engine
 from rekindle.train.weights import local_of
 from tests.plan.traced.engine import Trace, _Run
 from tests.plan.traced.fakes import Live

@@ -19,7 +19,7 @@ from rekindle.errors import UnsupportedError
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import attention, modules, parallel
+from rekindle.train import attention, kernels, modules, parallel
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents
 from rekindle.train.part import Goal
@@ -261,9 +261,9 @@ def test_the_varlen_kernel_gets_half_precision_from_autocast_and_agrees(kind):
 def test_the_varlen_kernel_is_judged_with_gradients_even_where_they_are_off():
     varlen_reference.install()
     with torch.no_grad():
-        assert parallel.kernel_difference(CPU, torch.bfloat16, 4, 2, 16, (None, 8)) < 0.02
+        assert kernels.kernel_difference(CPU, torch.bfloat16, 4, 2, 16, (None, 8)) < 0.02
     with pytest.raises(RuntimeError, match="only support fp16 and bf16"):
-        parallel.kernel_difference(CPU, torch.float32, 4, 2, 16, (None,))
+        kernels.kernel_difference(CPU, torch.float32, 4, 2, 16, (None,))
 
 
 @pytest.mark.parametrize("factor", [1.2, float("nan")])
@@ -272,26 +272,26 @@ def test_a_kernel_that_disagrees_ends_the_start_with_an_error(monkeypatch, facto
     right = attention._varlen
     monkeypatch.setattr(attention, "_varlen", lambda *given: right(*given) * factor)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    difference = parallel.kernel_difference
-    monkeypatch.setattr(parallel, "kernel_difference", lambda device, *more: difference(CPU, *more))
+    difference = kernels.kernel_difference
+    monkeypatch.setattr(kernels, "kernel_difference", lambda device, *more: difference(CPU, *more))
     with pytest.raises(
         UnsupportedError, match=r"varlen attention of torch .* differs by (0\.4\d|nan) .* on a GPU"
     ):
-        parallel.kernel_for(model("llama", **WIDER["llama"]), torch.device("cuda"), torch.bfloat16)
+        kernels.kernel_for(model("llama", **WIDER["llama"]), torch.device("cuda"), torch.bfloat16)
 
 
 def test_a_kernel_that_is_not_there_leaves_one_call_a_document(monkeypatch, caplog):
     def missing(*given):
         raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.\nmore")
 
-    monkeypatch.setattr(parallel, "kernel_difference", missing)
+    monkeypatch.setattr(kernels, "kernel_difference", missing)
     network = model("llama", **WIDER["llama"])
-    assert parallel.kernel_for(network, torch.device("cuda"), torch.bfloat16) == "sdpa"
+    assert kernels.kernel_for(network, torch.device("cuda"), torch.bfloat16) == "sdpa"
     assert (
         "because of the varlen kernel: FlashAttention only supports Ampere GPUs or newer."
         in caplog.text
     )
-    assert parallel.kernel_for(network, torch.device("cuda"), torch.float32) == "sdpa"
+    assert kernels.kernel_for(network, torch.device("cuda"), torch.float32) == "sdpa"
 
 
 @pytest.mark.parametrize(("dropout", "attention_of_steps"), [(0.0, "varlen"), (0.1, "sdpa")])

@@ -21,11 +21,11 @@ from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import attention
+from rekindle.train import cross_entropy as linear_loss
 from rekindle.train.batches import Batches
 from rekindle.train.job import Job
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Feed
-from rekindle.train.objectives import tokens as linear_loss
 from rekindle.train.part import Part
 from rekindle.train.teacher import goal_of
 from tests.plan.traced.fakes import Live

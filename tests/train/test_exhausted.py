@@ -9,9 +9,9 @@ from torch import nn
 
 from rekindle.tasks.image_classification import ImageClassification
 from rekindle.train import vitals, weights
+from rekindle.train.cross_entropy import linear_cross_entropy
 from rekindle.train.dcp import pieces_of
 from rekindle.train.micro import Micro
-from rekindle.train.objectives.tokens import linear_cross_entropy
 from rekindle.train.part import Goal, Part
 from rekindle.train.snapshot import Snapshot
 from rekindle.train.vitals import explain

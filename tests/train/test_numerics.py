@@ -14,9 +14,10 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import image_classification, load_task
 from rekindle.train import rank, weights
 from rekindle.train.mesh import Mesh
-from rekindle.train.optimizer import Optimizer, peak_rate
-from rekindle.train.parallel import Parts, Stage
+from rekindle.train.optimizer import Optimizer
 from rekindle.train.part import Goal, Part
+from rekindle.train.parts import Parts, Stage
+from rekindle.train.schedule import peak_rate
 from rekindle.train.score import settings_of
 from tests.quick import first
 from tests.support.train_layouts import MODELS

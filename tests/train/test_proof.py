@@ -21,8 +21,8 @@ from rekindle.tasks import load_task
 from rekindle.train import modules, parallel, weights
 from rekindle.train.evaluation import Evaluation
 from rekindle.train.mesh import Mesh
-from rekindle.train.parallel import Parts
 from rekindle.train.part import Goal
+from rekindle.train.parts import Parts
 from rekindle.train.proof import describe_left_out, prove_forward, prove_packing
 from rekindle.train.routers import check_losses
 from tests.support.proof import made_shards

@@ -10,7 +10,7 @@ from rekindle.data.order import SampleOrder
 from rekindle.spec.layout import resolve
 from rekindle.spec.model import TrainSpec
 from rekindle.train.loop import RunLength
-from rekindle.train.optimizer import learning_rate
+from rekindle.train.schedule import learning_rate
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,12 @@ from rekindle.plan.tensors import rows_at_once
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
+from rekindle.train import cross_entropy as linear_loss
 from rekindle.train import parallel, part, weights
 from rekindle.train.batches import Batches
 from rekindle.train.loop import StepLog, StopFlag
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents
-from rekindle.train.objectives import tokens as linear_loss
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.part import Goal
 from tests.plan.traced.fakes import Live

@@ -17,9 +17,10 @@ from rekindle.train import attention, dropout, modules, parallel
 from rekindle.train.batches import Batches
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents, Feed
-from rekindle.train.optimizer import Optimizer, learning_rate
-from rekindle.train.parallel import Parts, Stage
+from rekindle.train.optimizer import Optimizer
 from rekindle.train.part import Goal, Part
+from rekindle.train.parts import Parts, Stage
+from rekindle.train.schedule import learning_rate
 from tests.quick import first
 from tests.train import varlen_reference
 from tests.train.differential import made_shards

@@ -19,7 +19,14 @@ from rekindle.spec.model import DataSpec, TrainSpec
 from rekindle.train import modules
 from rekindle.train.batches import StepWork
 from rekindle.train.history import read_history
-from rekindle.train.throughput import Clock, Cost, exposed_seconds, is_collective, tips, verdict
+from rekindle.train.throughput import (
+    Clock,
+    StepCost,
+    exposed_seconds,
+    is_collective,
+    judge_profile,
+    tips,
+)
 from tests.support.train_resume import CNN, Gang
 
 
@@ -43,15 +50,15 @@ def test_flops_count_matrix_products_and_the_squares_of_document_lengths():
     )
     block = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128
     weights = 4 * block + 64 * 256
-    cost = Cost.of(llama, frozen=False)
-    assert cost == Cost(6.0 * weights, 12 * 4 * 64 / 2)
-    assert Cost.of(llama, frozen=True).per_token == 4.0 * weights
+    cost = StepCost.of(llama, frozen=False)
+    assert cost == StepCost(6.0 * weights, 12 * 4 * 64 / 2)
+    assert StepCost.of(llama, frozen=True).per_token == 4.0 * weights
     work = StepWork((), (), examples=2, targets=30, tokens=30, squares=10**2 + 20**2)
     assert cost.step(work) == 6 * weights * 30 + 1536 * 500
 
 
 def test_the_tokens_of_a_step_are_its_own_however_times_scatter():
-    clock = Clock(3, Cost(1.0, 0.0), torch.device("cpu"), 1, TrainSpec())
+    clock = Clock(3, StepCost(1.0, 0.0), torch.device("cpu"), 1, TrainSpec())
     rows = [
         clock.tick(StepWork((), (), examples=2, targets=n, tokens=n, squares=0), 0.0, seconds)
         for n, seconds in ((30, 1.0), (50, 9.0), (40, 0.1))
@@ -60,7 +67,7 @@ def test_the_tokens_of_a_step_are_its_own_however_times_scatter():
 
 
 def test_attention_that_sees_both_ways_costs_twice_as_much():
-    bert = Cost.of(
+    bert = StepCost.of(
         network("distilbert", dim=64, n_layers=4, n_heads=4, vocab_size=256), frozen=False
     )
     assert bert.per_square == 12 * 4 * 64
@@ -79,7 +86,7 @@ def test_the_last_block_counts_behind_its_attention_for_first_tokens_only(kind, 
             "num_attention_heads": 4,
             "intermediate_size": 96,
         }
-    cost = Cost.of(network(kind, **sizes), frozen=False)
+    cost = StepCost.of(network(kind, **sizes), frozen=False)
     assert cost.first_only == 6 * behind
     work = StepWork((), (), examples=2, targets=2, tokens=30, squares=10**2 + 20**2)
     whole = cost.per_token * 30 + cost.per_square * 500
@@ -88,7 +95,7 @@ def test_the_last_block_counts_behind_its_attention_for_first_tokens_only(kind, 
 
 def test_a_1_3_billion_gpt_2_needs_8_gigaflops_a_token():
     gpt = network("gpt2", n_embd=2048, n_layer=24, n_head=16)
-    assert Cost.of(gpt, frozen=False).per_token == pytest.approx(6 * 1.311e9, rel=0.002)
+    assert StepCost.of(gpt, frozen=False).per_token == pytest.approx(6 * 1.311e9, rel=0.002)
 
 
 def test_peaks_come_from_the_catalog_and_are_blank_where_it_knows_none():
@@ -120,7 +127,7 @@ def test_peaks_come_from_the_catalog_and_are_blank_where_it_knows_none():
     ],
 )
 def test_the_largest_share_of_the_time_is_the_verdict(events, waited, bound, shares):
-    profile = verdict(events, steps=2, seconds=1.0, waited=waited)
+    profile = judge_profile(events, steps=2, seconds=1.0, waited=waited)
     assert profile.bound == bound
     assert tuple(
         profile.shares[n] for n in ("compute", "communication", "data", "host")

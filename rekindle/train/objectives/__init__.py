@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from rekindle.tasks.base import Task
 from rekindle.train.objectives.base import Objective
 from rekindle.train.objectives.classes import Classes, Tags
-from rekindle.train.objectives.numbers import Numbers
+from rekindle.train.objectives.numbers import SquaredError
 from rekindle.train.objectives.tokens import Tokens
 
 OBJECTIVES: Mapping[str, Objective] = {
     "classes": Classes(),
-    "numbers": Numbers(),
+    "numbers": SquaredError(),
     "tags": Tags(),
     "tokens": Tokens(),
 }
@@ -18,4 +18,5 @@ OBJECTIVES: Mapping[str, Objective] = {
 
 
 def objective_of(task: Task) -> Objective:
+    """What this task minimises."""
     return OBJECTIVES[task.objective]

@@ -33,24 +33,32 @@ if TYPE_CHECKING:
 
 
 class Classes(Objective):
+    """The cross-entropy of one class for each example."""
+
     def prepared(self, part: Part) -> bool:
+        if not isinstance(part.task, TextClassification):
+            return False
         networks = [part.network, *part.teachers]
-        joins = isinstance(part.task, TextClassification) and all(
-            known is not None and known.summary is not None
-            for known in map(modules.known, networks)
-        )
-        for one in networks if part.last and joins else ():
-            _summarise_each(one, part)
-        return joins
+        for network in networks:
+            known = modules.known(network)
+            if known is None or known.summary is None:
+                return False
+        if part.last:
+            for network in networks:
+                _summarise_each(network, part)
+        return True
 
     def micro(self, batches: Batches, chosen: Chosen, key: int, count: torch.Tensor) -> Micro:
-        table, rows = base.by_length(chosen) if batches.joined else (chosen.table, chosen.rows)
-        targets, documents = None, None
         if batches.joined:
+            table, rows = base.by_length(chosen)
             inputs, starts_B, documents = base.joined(table)
             targets = torch.from_numpy(starts_B)
         else:
+            table = chosen.table
+            rows = chosen.rows
             inputs = batches.task.collate(table, batches.settings)
+            documents = None
+            targets = None
         return Micro(
             inputs=inputs,
             labels=self.labels(table, batches.settings),
@@ -68,13 +76,18 @@ class Classes(Objective):
     def alike(self, batches: Batches, micro: list[Micro]) -> list[Micro]:
         """Texts of the same length in all micro-batches of a pipeline."""
         pad = int(batches.settings.get("pad_token_id", 0))
-        found = [m.inputs["input_ids"].shape[1] for m in micro if "input_ids" in m.inputs]
+        lengths = [
+            each.inputs["input_ids"].shape[1] for each in micro if "input_ids" in each.inputs
+        ]
         if batches.joined:
-            size = micro[0].labels.numel()
-            longest = size * batches.rounded(-(-max(found) // size))
-            return [_filled(m, longest, pad) for m in micro]
-        longest = batches.rounded(max(found, default=1))
-        return [dataclasses.replace(m, inputs=_padded(m.inputs, longest, pad)) for m in micro]
+            texts = micro[0].labels.numel()
+            length_of_a_text = -(-max(lengths) // texts)
+            longest = texts * batches.rounded(length_of_a_text)
+            return [_filled(each, longest, pad) for each in micro]
+        longest = batches.rounded(max(lengths, default=1))
+        return [
+            dataclasses.replace(each, inputs=_padded(each.inputs, longest, pad)) for each in micro
+        ]
 
     def loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         if micro.documents is not None:
@@ -98,7 +111,8 @@ class Classes(Objective):
         return base.exact(logits_of(part, batch)) if part.last else part.hidden(batch)
 
     def alone(self, model: ModelFolder, table: pa.Table, mesh: Mesh) -> Alone:
-        rows, inputs = torch.arange(len(table)), model.task.collate(table, model.settings)
+        rows = torch.arange(len(table))
+        inputs = model.task.collate(table, model.settings)
         return Micro(inputs, labels=rows, count=torch.ones(1), key=0), rows
 
     def invented(self, random: np.random.Generator, texts: Texts, classes: int) -> Columns:
@@ -108,10 +122,12 @@ class Classes(Objective):
 def _padded(inputs: Tensors, length: int, pad: int) -> Tensors:
     """With sequences of this length; what has none, such as pixels, stays as it is."""
     values = {"input_ids": pad, "attention_mask": 0, "position_ids": 0}
-    return {
-        name: F.pad(x, (0, length - x.shape[1]), value=values[name]) if name in values else x
-        for name, x in inputs.items()
-    }
+    padded = dict(inputs)
+    for name, value in values.items():
+        if name in padded:
+            missing = length - padded[name].shape[1]
+            padded[name] = F.pad(padded[name], (0, missing), value=value)
+    return padded
 
 
 def _filled(micro: Micro, length: int, pad: int) -> Micro:
@@ -121,19 +137,24 @@ def _filled(micro: Micro, length: int, pad: int) -> Micro:
     if not room:
         return micro
     # in pieces no longer than a text may be: attention costs their square
-    most = max(micro.documents.queries)
-    rest = [most] * (room // most) + ([room % most] if room % most else [])
-    documents = Documents.of_texts([*micro.documents.queries, *rest])
+    longest = max(micro.documents.queries)
+    fillings = [longest] * (room // longest)
+    if room % longest:
+        fillings.append(room % longest)
+    documents = Documents.of_texts([*micro.documents.queries, *fillings])
     inputs = _padded(micro.inputs, length, pad)
     return dataclasses.replace(micro, inputs=inputs, documents=documents)
 
 
 def _summarise_each(network: nn.Module, part: Part) -> None:
-    """Have transformers' own summary of the first token made of each joined text: [1, documents, H]
-    becomes [texts, 1, H] in front of it. Documents behind the texts fill a pipeline's sequence."""
-    known, body = modules.required(network, "summary"), modules.backbone(network)
+    """Have transformers' own summary of the first token made of each joined text.
 
-    def each(hidden_BTH: torch.Tensor) -> torch.Tensor:
+    In front of it [1, documents, H] becomes [texts, 1, H]. Documents behind the texts fill a
+    pipeline's sequence."""
+    known = modules.required(network, "summary")
+    body = modules.backbone(network)
+
+    def texts_of(hidden_BTH: torch.Tensor) -> torch.Tensor:
         if part.texts is None:
             return hidden_BTH
         if hidden_BTH.shape[1] != part.documents:
@@ -141,10 +162,10 @@ def _summarise_each(network: nn.Module, part: Part) -> None:
         return hidden_BTH[0, : part.texts, None]
 
     def before(module: nn.Module, args: Any) -> Any:
-        return (each(args[0]), *args[1:])
+        return (texts_of(args[0]), *args[1:])
 
     def behind(module: nn.Module, args: Any, output: Any) -> Any:
-        output["last_hidden_state"] = each(output["last_hidden_state"])
+        output["last_hidden_state"] = texts_of(output["last_hidden_state"])
         return output
 
     _compute_only_firsts(modules.blocks(network)[-1][1], known)
@@ -155,22 +176,23 @@ def _summarise_each(network: nn.Module, part: Part) -> None:
 
 
 def _compute_only_firsts(block: nn.Module, known: Modules) -> None:
-    """Have the last block compute, behind its attention, each joined text's first token alone: [1,
-    T, H] becomes [1, documents, H]. The documents are those of attention's own arguments, which are
-    right where a block computes its activations again, too."""
+    """Have the last block compute, behind its attention, each joined text's first token alone.
+
+    [1, T, H] becomes [1, documents, H]. The documents are those of attention's own arguments,
+    which are right where a block computes its activations again, too."""
     documents: list[Documents | None] = [None]
 
-    def seen(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def keep_documents(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         documents[0] = kwargs.get("documents")
 
-    def narrowed(module: nn.Module, args: tuple[torch.Tensor, ...]) -> Any:
+    def keep_firsts(module: nn.Module, args: tuple[torch.Tensor, ...]) -> Any:
         if documents[0] is None:
             return args
         firsts = documents[0].starts[:-1]
         return tuple(x_BTH.index_select(1, firsts) for x_BTH in args)
 
-    block.get_submodule(known.attention).register_forward_pre_hook(seen, with_kwargs=True)
-    block.get_submodule(known.behind).register_forward_pre_hook(narrowed)
+    block.get_submodule(known.attention).register_forward_pre_hook(keep_documents, with_kwargs=True)
+    block.get_submodule(known.behind).register_forward_pre_hook(keep_firsts)
 
 
 def logits_of(part: Part, batch: Tensors) -> torch.Tensor:
@@ -197,41 +219,55 @@ def loss_of(
     count: torch.Tensor,
 ) -> torch.Tensor:
     """[1, 3]: a share of the mean loss over `count` targets, right predictions, targets."""
-    counts_C = part.goal.class_weights if part.training else None
+    class_weights_C = None
+    smoothing = 0.0
+    if part.training:  # a validation loss is the plain one
+        smoothing = part.goal.label_smoothing
+        if part.goal.class_weights is not None:
+            class_weights_C = part.goal.class_weights.to(logits_NC.dtype)
     losses_N = F.cross_entropy(
         logits_NC,
         labels_N,
         reduction="none",
-        weight=None if counts_C is None else counts_C.to(logits_NC.dtype),
-        label_smoothing=part.goal.label_smoothing if part.training else 0.0,
+        weight=class_weights_C,
+        label_smoothing=smoothing,
     )
     weights_N = weights_N.to(logits_NC.dtype)
     loss = (losses_N * weights_N).sum() / count
     if theirs_NC is not None:
-        warmth, share = part.goal.temperature, part.goal.teacher_weight
+        temperature = part.goal.temperature
+        share = part.goal.teacher_weight
         divergence_N = F.kl_div(
-            F.log_softmax(logits_NC / warmth, -1),
-            F.log_softmax(theirs_NC.to(logits_NC.dtype) / warmth, -1),
+            F.log_softmax(logits_NC / temperature, -1),
+            F.log_softmax(theirs_NC.to(logits_NC.dtype) / temperature, -1),
             reduction="none",
             log_target=True,
         ).sum(-1)
-        loss = (1 - share) * loss + share * warmth**2 * ((divergence_N * weights_N).sum() / count)
+        divergence = (divergence_N * weights_N).sum() / count
+        loss = (1 - share) * loss + share * temperature**2 * divergence
     right = ((logits_NC.argmax(-1) == labels_N) * weights_N).sum()
     return base.row(loss, right.to(loss.dtype), weights_N.sum())
 
 
 class Tags(Objective):
+    """The cross-entropy of a tag for each word."""
+
     def prepared(self, part: Part) -> bool:
-        return all(modules.known(one) is not None for one in (part.network, *part.teachers))
+        networks = [part.network, *part.teachers]
+        return all(modules.known(network) is not None for network in networks)
 
     def micro(self, batches: Batches, chosen: Chosen, key: int, count: torch.Tensor) -> Micro:
-        table, rows = base.by_length(chosen) if batches.joined else (chosen.table, chosen.rows)
-        real_W = np.repeat(rows >= 0, flattened(table, "places")[1])
         if batches.joined:
+            table, rows = base.by_length(chosen)
             inputs, starts_B, documents = base.joined(table)
         else:
-            inputs, documents = batches.task.collate(table, batches.settings), None
+            table = chosen.table
+            rows = chosen.rows
+            inputs = batches.task.collate(table, batches.settings)
             starts_B = np.arange(len(table)) * inputs["input_ids"].shape[1]
+            documents = None
+        _, words_B = flattened(table, "places")
+        real_W = np.repeat(rows >= 0, words_B)
         words_N, targets_N = _targets(table, starts_B, real_W)
         labels_W, _ = flattened(table, "label")
         return Micro(
@@ -267,11 +303,13 @@ class Tags(Objective):
         """Each token is a word."""
         tags = [random.integers(0, classes, len(text)).tolist() for text in texts]
         places = [list(range(len(text))) for text in texts]
-        kind = pa.list_(pa.int32())
-        return {"label": pa.array(tags, kind), "places": pa.array(places, kind)}
+        numbers = pa.list_(pa.int32())
+        return {"label": pa.array(tags, numbers), "places": pa.array(places, numbers)}
 
 
-def _targets(table: pa.Table, starts_B: Ints, real_W: Any = True) -> tuple[Ints, Ints]:
+def _targets(
+    table: pa.Table, starts_B: Ints, real_W: np.ndarray | bool = True
+) -> tuple[Ints, Ints]:
     """Which words of all texts have a place, and where it is among the flattened tokens."""
     places_W, words_B = flattened(table, "places")
     words_N = np.flatnonzero((places_W >= 0) & real_W)

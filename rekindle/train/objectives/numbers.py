@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from rekindle.train.part import Part
 
 
-class Numbers(Classes):
+class SquaredError(Classes):
+    """The squared error of a number for each example."""
+
     counts_right: ClassVar[bool] = False
 
     def labels(self, table: pa.Table, settings: Settings) -> torch.Tensor:

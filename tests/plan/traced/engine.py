@@ -33,8 +33,9 @@ from rekindle.train import modules, quantised, teacher, weights
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents, Micro
 from rekindle.train.optimizer import Optimizer, synchronised
-from rekindle.train.parallel import DTYPES, autocast, build, prepare_network, settle
+from rekindle.train.parallel import build, prepare_network, settle
 from rekindle.train.part import Goal
+from rekindle.train.parts import DTYPES, autocast
 from rekindle.train.pipeline import Pipeline, without_first
 from rekindle.train.weights import local_of
 from tests.plan.traced import fakes
@@ -116,7 +117,7 @@ class _Run:
                 block.register_forward_hook(functools.partial(self._backward_from, phase))
         with live.counting():
             taught = [local_of(p) for t in parts.stages[-1].part.teachers for p in t.parameters()]
-            codes = quantised.codes_of(parts)
+            codes = quantised.codes_of(parts.networks)
             for tensor in [*(local_of(p) for _, p in parts.parameters()), *codes, *taught]:
                 live.note(tensor)
             live.call(fakes.PARAMETERS, codes)

@@ -21,8 +21,18 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from rekindle.train import attention, compat, dropout, optimizer, parallel, part, pipeline, teacher
-from rekindle.train.objectives import tokens
+from rekindle.train import (
+    attention,
+    compat,
+    cross_entropy,
+    dropout,
+    kernels,
+    optimizer,
+    parallel,
+    part,
+    pipeline,
+    teacher,
+)
 
 
 @contextlib.contextmanager
@@ -143,11 +153,11 @@ def as_on_gpu() -> Iterator[None]:
         replaced(F, "dropout", _dropout),
         replaced(dropout, "install", lambda _, network: None),
         replaced(dropout, "_drawn_on_cpu", lambda _, *given: dropout._drawn(*given)),
-        replaced(parallel, "kernel_for", lambda *_: "varlen"),
+        replaced(kernels, "kernel_for", lambda *_: "varlen"),
         replaced(compat, "varlen_attn", _varlen),
         replaced(attention, "_draws_alike", lambda _, query, p: p.tp_size * p.cp_size == 1),
         replaced(attention, "sdpa", _without_dropout),
-        replaced(tokens, "rows_at_once", lambda rows, columns, _: rows(columns, "cuda")),
+        replaced(cross_entropy, "rows_at_once", lambda rows, columns, _: rows(columns, "cuda")),
     ):
         yield
 

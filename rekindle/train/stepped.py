@@ -1,0 +1,104 @@
+"""Updates by another engine: what the training loop asks of `Optimizer`, done by its stepper."""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rekindle.engines import engine_of
+from rekindle.engines.deepspeed import DeepSpeed, Zero
+from rekindle.spec.model import TrainSpec
+from rekindle.train import modules
+from rekindle.train.dcp import Piece
+from rekindle.train.mesh import Ranks
+from rekindle.train.parts import Parts
+from rekindle.train.schedule import peak_rate
+
+
+def start_engine(parts: Parts, train: TrainSpec) -> Parts | None:
+    """The parts, with values, in the hands of the config's engine; None if it is rekindle's own."""
+    engine = engine_of(train.engine)
+    if not isinstance(engine, DeepSpeed):
+        return None
+    (stage,) = parts.stages
+    divided: Mapping[str, tuple[str, ...]] = {}
+    if parts.mesh.layout.tp > 1:
+        known = modules.required(parts.network, "tensor-parallel")
+        divided = {"column": known.column, "row": known.row, "skip": known.per_head}
+    stepper = engine.start(stage.part, train, peak_rate(train), parts.mesh.device, divided)
+    stages = (dataclasses.replace(stage, module=stepper.module),)
+    return dataclasses.replace(parts, stages=stages, stepper=stepper)
+
+
+class Stepped:
+    """What `Optimizer` does, by a stepper."""
+
+    scale = None
+    """Losses are not scaled here."""
+    replicas: Ranks = None
+    """Each rank holds something else."""
+
+    def __init__(self, parts: Parts, stepper: Zero) -> None:
+        self.parts = parts
+        self.stepper = stepper
+
+    def scaled(self, count: torch.Tensor) -> torch.Tensor:
+        """The count as it is."""
+        return count
+
+    def running(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """Around a micro-batch: the engine needs nothing."""
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
+        """Add the gradients of a micro-batch; `is_last`: of the last one of a step."""
+        self.stepper.backward(loss, is_last)
+
+    def collect(self) -> torch.Tensor:
+        """Zero, float64 []: the engine finds the norm when it updates."""
+        return torch.zeros((), dtype=torch.float64, device=self.parts.mesh.device)
+
+    def step(self, rate: float, loss: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+        """Update; returns loss and norm, float64 [2]."""
+        return torch.stack([loss, torch.full_like(loss, self.stepper.step(rate))])
+
+    def clear(self) -> None:
+        """The engine forgets gradients when it updates."""
+
+    def restored(self, loss_scale: Sequence[float] | None) -> None:
+        """To be called when `tensors` and the weights have been filled from a checkpoint."""
+        self.stepper.restored()
+
+    def weights(self) -> dict[str, Any]:
+        """Weights in full precision, as flat pieces."""
+        names = self._names()
+        return {key: piece for key, piece in self._pieces().items() if _parameter_of(key) in names}
+
+    def tensors(self) -> dict[str, Any]:
+        """The engine's state beside them."""
+        names = self._names()
+        return {
+            key: piece for key, piece in self._pieces().items() if _parameter_of(key) not in names
+        }
+
+    def facts(self) -> dict[str, str]:
+        """What the engine says is in effect."""
+        return dict(self.stepper.facts())
+
+    def _names(self) -> set[str]:
+        return {name for name, parameter in self.parts.parameters() if parameter.requires_grad}
+
+    def _pieces(self) -> dict[str, Piece]:
+        pieces = {}
+        for key, fragment in self.stepper.fragments().items():
+            if fragment.local.numel():
+                start = torch.Size([fragment.start])
+                pieces[key] = Piece(fragment.local, start, torch.Size([fragment.count]))
+        return pieces
+
+
+def _parameter_of(key: str) -> str:
+    """The parameter that a fragment is of: `name@place`."""
+    return key.partition("@")[0]
