@@ -19,7 +19,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from rekindle.train.dcp import File, Piece, pieces_of
 from rekindle.train.manifest import HISTORY, MANIFEST, Checkpoint, State, broken, step_of
 from rekindle.train.mesh import Ranks, of_all, of_first
 from rekindle.train.snapshot import Snapshot
-from rekindle.train.storage import Folder, storage_of, write_error
+from rekindle.train.storage import Folder, Storage, storage_of, write_error
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +51,17 @@ _MARGIN = 1.5  # a save in the grace period may take so much longer than those b
 def newest(
     root: str | Path, run_key: str, rank: int = 0, world: int = 1, step: int | None = None
 ) -> Checkpoint | None:
-    """The newest checkpoint under `root` whose files all match its manifest, or None. Broken ones
-    are reported. Raises CheckpointError for one of another run key or schema. See also `agreed`."""
+    """The newest checkpoint under `root` whose files all match its manifest, or None.
+
+    Broken ones are reported. Raises CheckpointError for one of another run key or schema. See also
+    `agreed`."""
     storage = storage_of(root)
-    found = manifest.offers(storage, run_key) if rank == 0 else iter(())
-    if step is not None:
-        found = (offer for offer in found if offer[0].step == step)
+    offers = _offers(storage, run_key, step) if rank == 0 else iter(())
     skipped = 0
     while True:
-        offer = _or_error(lambda: next(found, None))
-        offer = of_first(offer) if world > 1 else offer
+        offer = _or_error(lambda: next(offers, None))
+        if world > 1:
+            offer = of_first(offer)
         if isinstance(offer, CheckpointError):
             raise offer
         if offer is None:
@@ -70,9 +71,7 @@ def newest(
         checkpoint: Checkpoint = offer[0]
         problem: str | CheckpointError = offer[1]
         if not problem:
-            share = sorted(checkpoint.files, key=lambda f: f.bytes)[rank::world]
-            mine = _or_error(functools.partial(broken, checkpoint, share))
-            problem = next(filter(None, of_all(mine) if world > 1 else [mine]), "")
+            problem = _problem_of_files(checkpoint, rank, world)
         if isinstance(problem, CheckpointError):
             raise problem
         if not problem:
@@ -80,6 +79,22 @@ def newest(
         skipped += 1
         if rank == 0:
             _say(f"checkpoint {checkpoint.name} is broken ({problem}); the one before is taken")
+
+
+def _offers(storage: Storage, run_key: str, step: int | None) -> Iterator[tuple[Checkpoint, str]]:
+    """As `manifest.offers`; with `step`, of that step."""
+    for checkpoint, problem in manifest.offers(storage, run_key):
+        if step is None or checkpoint.step == step:
+            yield checkpoint, problem
+
+
+def _problem_of_files(checkpoint: Checkpoint, rank: int, world: int) -> str | CheckpointError:
+    """What is wrong with the files, or ""; ranks share the reading, and all get the same."""
+    share = sorted(checkpoint.files, key=lambda file: file.bytes)[rank::world]
+    problem: str | CheckpointError = _or_error(functools.partial(broken, checkpoint, share))
+    if world == 1:
+        return problem
+    return next((found for found in of_all(problem) if found), "")
 
 
 def agreed(root: str | Path, run_key: str, step: int | None = None) -> Checkpoint | None:
@@ -99,33 +114,38 @@ def load(checkpoint: Checkpoint, tensors: Mapping[str, Any], replicas: Ranks = N
         metadata = dcp.read_metadata(content, [file.path for file in checkpoint.files])
         pieces = pieces_of(tensors)
         # from this machine's page cache each reads faster than gloo brings it from another process
-        near = isinstance(storage, Folder) and all(p.local.is_cpu for p in pieces.values())
-        dcp.fill(pieces, metadata, storage, checkpoint.name, None if near else replicas)
+        is_near = isinstance(storage, Folder) and all(p.local.is_cpu for p in pieces.values())
+        dcp.fill(pieces, metadata, storage, checkpoint.name, None if is_near else replicas)
     except CheckpointError as error:
         problem = error.problems[0]
-        of = checkpoint.state.get("layout", "another layout")
-        what = f"the checkpoint {checkpoint.name}, of {of}, cannot be loaded: {problem.what}"
+        layout = checkpoint.state.get("layout", "another layout")
+        message = f"the checkpoint {checkpoint.name}, of {layout}, cannot be loaded: {problem.what}"
         where = problem.where or f"{checkpoint.root}/{checkpoint.name}"
         fix = problem.fix or f"train in its layout, or remove {checkpoint.root} to begin at step 0"
-        raise CheckpointError(what, where=where, fix=fix) from error
+        raise CheckpointError(message, where=where, fix=fix) from error
 
 
 @dataclasses.dataclass(frozen=True)
 class _Outcome:
-    """How a save ended; rank 0's `seconds`, so that all ranks expect the same of the next one."""
+    """How a save ended."""
 
     problem: CheckpointError | None = None
     seconds: float = 0.0
+    """Of rank 0, so that all ranks expect the same of the next one."""
 
 
 class Checkpointer:
-    """Saves in the background, commits, and forgets what the spec does not keep; one an attempt, on
-    all ranks. On an object store a copy of `history`, the growing loss curve, travels along."""
+    """Saves in the background, commits, and forgets what the spec does not keep.
+
+    There is one an attempt, on all ranks. On an object store a copy of `history`, the growing loss
+    curve, travels along."""
 
     def __init__(
         self, root: str | Path, spec: CheckpointSpec, run_key: str, history: Path | None = None
     ) -> None:
-        self.storage, self.spec, self.run_key = storage_of(root), spec, run_key
+        self.storage = storage_of(root)
+        self.spec = spec
+        self.run_key = run_key
         self.history = None if isinstance(self.storage, Folder) else history
         # of its own: collectives of a save in the background must not interleave with a step's
         self.group = dist.new_group(backend="gloo", timeout=_PATIENCE)
@@ -147,9 +167,11 @@ class Checkpointer:
         json.dumps(state)  # what is not JSON has to fail here, on all ranks
         began = time.monotonic()
         copies = self.snapshot.take(pieces_of(tensors))
-        rows = self.history.stat().st_size if self.history and self.history.exists() else 0
+        curve_bytes = 0  # the curve grows while this is saved: later rows belong to later steps
+        if self.history is not None and self.history.exists():
+            curve_bytes = self.history.stat().st_size
         self.started = step
-        self.pending = self.thread.submit(self._save, began, step, copies, dict(state), rows)
+        self.pending = self.thread.submit(self._save, began, step, copies, dict(state), curve_bytes)
 
     def wait(self) -> None:
         """Finish and commit the save in flight. Raises CheckpointError on all if it failed."""
@@ -162,7 +184,8 @@ class Checkpointer:
 
     def settle(self, save: object) -> None:
         """Commit `save`, once it is `written` on all ranks. Raises CheckpointError if it failed."""
-        if (pending := self.pending) is None or pending is not save:
+        pending = self.pending
+        if pending is None or pending is not save:
             return
         self.pending = None
         outcome = pending.result()
@@ -175,52 +198,59 @@ class Checkpointer:
         """Whether a save that begins now will be committed in that time, as far as earlier ones of
         this attempt tell; without any, yes. All ranks have to ask, and get the same answer."""
         expected = _MARGIN * max(self.seconds, default=0.0)
-        fits = torch.tensor(float(expected * (2 if self.pending else 1) <= seconds_left))
+        if self.pending:  # which has to end first
+            expected *= 2
+        fits = torch.tensor(float(expected <= seconds_left))
         dist.all_reduce(fits, dist.ReduceOp.MIN)  # on the host, where no save has its collectives
         return bool(fits)
 
     def _save(
-        self, began: float, step: int, copies: dict[str, Piece], state: State, rows: int
+        self, began: float, step: int, copies: dict[str, Piece], state: State, curve_bytes: int
     ) -> _Outcome:
         """Write, commit, forget; runs in the thread. All ranks return the same."""
         folder = f"step-{step:09d}.{self.attempt}"
         # a store's throughput grows with parallel uploads; a disk's does not, and costs processors
         threads = 1 if isinstance(self.storage, Folder) else dcp.THREADS
-        writer = dcp.Writer(self.storage, folder, threads)
+        writer = dcp.CheckpointWriter(self.storage, folder, threads)
         try:
             dcp_save(copies, storage_writer=writer, planner=dcp.Planner(), process_group=self.group)
         except CheckpointException as error:  # the same on all ranks
             if dist.get_rank() == 0 and isinstance(self.storage, Folder):
                 self._drop(folder)  # its room is needed; a store may not even answer
             rank, (cause, _) = min(error.failures.items())
-            what = f"step {step} failed on rank {rank}: {type(cause).__name__}: {cause}"
-            ours = isinstance(cause, CheckpointError)
-            return _Outcome(cause if ours else CheckpointError(f"the checkpoint of {what}"))  # type: ignore[arg-type]
+            if isinstance(cause, CheckpointError):
+                return _Outcome(cause)
+            failure = f"failed on rank {rank}: {type(cause).__name__}: {cause}"
+            return _Outcome(CheckpointError(f"the checkpoint of step {step} {failure}"))
         files: list[list[File]] | None = None
         if dist.get_rank() == 0:
             files = [[] for _ in range(dist.get_world_size())]
         dist.gather_object(writer.files, files, group=self.group)
         outcome = _Outcome()
         if files is not None:
-            kind = {"schema_version": manifest.SCHEMA_VERSION, "run_key": self.run_key}
-            body = {**kind, "step": step, "state": state}
-            outcome = self._commit(folder, body, [f for part in files for f in part], rows)
+            body = {
+                "schema_version": manifest.SCHEMA_VERSION,
+                "run_key": self.run_key,
+                "step": step,
+                "state": state,
+            }
+            all_files = [file for files_of_rank in files for file in files_of_rank]
+            outcome = self._commit(folder, body, all_files, curve_bytes)
             outcome = dataclasses.replace(outcome, seconds=time.monotonic() - began)
             if outcome.problem is not None and isinstance(self.storage, Folder):
                 self._drop(folder)
         return of_first(outcome, self.group)  # type: ignore[no-any-return]
 
-    def _commit(self, folder: str, body: dict[str, Any], files: list[File], rows: int) -> _Outcome:
+    def _commit(
+        self, folder: str, body: dict[str, Any], files: list[File], curve_bytes: int
+    ) -> _Outcome:
+        """Put the curve and then the manifest behind `files`; afterwards forget old ones."""
         try:
-            for file in files if isinstance(self.storage, Folder) else []:
-                if self.storage.size(f"{folder}/{file.path}") != file.bytes:
-                    root, path = self.storage.root, f"{folder}/{file.path}"
-                    what = f"{root} is not the same folder on all nodes: rank 0 does not see {path}"
-                    fix = "use a volume that all nodes mount, or an object store"
-                    raise CheckpointError(what, where=root, fix=fix)
-            if self.history is not None and rows:
+            if isinstance(self.storage, Folder):
+                self._check_folder_is_shared(folder, files)
+            if self.history is not None and curve_bytes:
                 with self.history.open("rb") as stream:
-                    content = gzip.compress(stream.read(rows), compresslevel=3, mtime=0)
+                    content = gzip.compress(stream.read(curve_bytes), compresslevel=3, mtime=0)
                 self.storage.write(f"{folder}/{HISTORY}", lambda stream: stream.write(content))
                 files.append(File(HISTORY, len(content), hashlib.sha256(content).hexdigest()))
             body["files"] = [dataclasses.asdict(file) for file in files]
@@ -228,7 +258,8 @@ class Checkpointer:
         except CheckpointError as error:
             return _Outcome(error)
         except OSError as error:
-            return _Outcome(write_error(error, self.storage.root, sum(f.bytes for f in files)))
+            total = sum(file.bytes for file in files)
+            return _Outcome(write_error(error, self.storage.root, total))
         self.known[folder] = body["state"]
         try:
             self._forget(folder)
@@ -236,20 +267,33 @@ class Checkpointer:
             log.warning("old checkpoints in %s stay: %s", self.storage.root, error)
         return _Outcome()
 
-    def _forget(self, newest_one: str) -> None:
+    def _check_folder_is_shared(self, folder: str, files: list[File]) -> None:
+        """Raise CheckpointError where rank 0 does not see what the others wrote."""
+        root = self.storage.root
+        for file in files:
+            path = f"{folder}/{file.path}"
+            if self.storage.size(path) != file.bytes:
+                raise CheckpointError(
+                    f"{root} is not the same folder on all nodes: rank 0 does not see {path}",
+                    where=root,
+                    fix="use a volume that all nodes mount, or an object store",
+                )
+
+    def _forget(self, newest_name: str) -> None:
         """Remove what retention does not keep, and what attempts before this one left behind."""
         complete: dict[str, State] = {}
         for name in manifest.names_in(self.storage):
             state = self.known.get(name) or manifest.state_of(self.storage, name)
             # a later step of an attempt before this one was there to resume from, and broken
-            superseded = step_of(name) >= step_of(newest_one) and self.attempt not in name
-            if state is not None and not (superseded and self.storage.abandoned(name)):
-                complete[name] = self.known[name] = state
+            is_superseded = step_of(name) >= step_of(newest_name) and self.attempt not in name
+            if state is not None and not (is_superseded and self.storage.abandoned(name)):
+                self.known[name] = state
+                complete[name] = state
             elif self.attempt in name or self.storage.abandoned(name):
                 self._drop(name)
-        kept = manifest.retained(complete, self.spec)
+        retained = manifest.retained(complete, self.spec)
         for name in complete:
-            if name not in kept:
+            if name not in retained:
                 self._drop(name)
 
     def _drop(self, folder: str) -> None:

@@ -13,7 +13,7 @@ import os
 import pickle
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, BinaryIO, cast
 
@@ -38,10 +38,11 @@ from rekindle.train.storage import Storage, write_error
 
 METADATA = ".metadata"
 THREADS = max(1, min(4, len(os.sched_getaffinity(0))))
-_NICE = 10
+_NICE = 10  # of threads that save while training computes
 _FOREIGN = "rekindle did not write it: find out who did, and remove it"
 
 _DCP = "torch.distributed.checkpoint"
+# all that DCP's metadata names; to unpickle anything else would run what a stranger wrote
 _ALLOWED = {
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
@@ -63,14 +64,18 @@ _ALLOWED = {
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What this rank holds of a tensor: plain, sharing its memory; where it begins in the whole."""
+    """What this rank holds of a tensor."""
 
     local: torch.Tensor
+    """Plain, sharing the tensor's memory."""
     offsets: torch.Size
+    """Where it begins in the whole."""
     whole: torch.Size
+    """The size of the whole."""
 
     @property
     def chunk(self) -> meta.ChunkStorageMetadata:
+        """Its place, as DCP says it."""
         return meta.ChunkStorageMetadata(offsets=self.offsets, sizes=self.local.size())
 
     def __create_write_items__(self, fqn: str, piece: Any) -> list[WriteItem]:
@@ -83,22 +88,26 @@ class Piece:
 
 def pieces_of(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Piece]:
     """The pieces of a nested dict of tensors, DTensors or pieces, by dotted name, none empty.
+
     Raises TypeError for anything else, ValueError for a DTensor whose sum is outstanding."""
-    found: dict[str, Piece] = {}
+    pieces: dict[str, Piece] = {}
     for key, value in tensors.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            found |= pieces_of(value, f"{name}.")
+            pieces |= pieces_of(value, f"{name}.")
         elif isinstance(value, Piece):
-            found[name] = value
-        elif not isinstance(value, torch.Tensor):
+            pieces[name] = value
+        elif isinstance(value, torch.Tensor):
+            piece = _piece_of(name, value.detach())
+            if piece is not None and piece.local.numel():
+                pieces[name] = piece
+        else:
             raise TypeError(f"{name} is a {type(value).__name__}, not a tensor")
-        elif (piece := _piece_of(name, value.detach())) is not None and piece.local.numel():
-            found[name] = piece
-    return found
+    return pieces
 
 
 def _piece_of(name: str, tensor: torch.Tensor) -> Piece | None:
+    """This rank's piece of a tensor; None where it has no part in it."""
     if not isinstance(tensor, DTensor):
         return Piece(tensor, torch.Size([0] * tensor.ndim), tensor.size())
     if tensor.device_mesh.get_coordinate() is None:
@@ -131,7 +140,9 @@ class _Hashing(io.RawIOBase):
     """Counts and hashes what is written through it."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self.stream, self.hash, self.bytes = stream, hashlib.sha256(), 0
+        self.stream = stream
+        self.hash = hashlib.sha256()
+        self.bytes = 0
         self.error: Exception | None = None
 
     def writable(self) -> bool:
@@ -147,11 +158,13 @@ class _Hashing(io.RawIOBase):
             raise
 
 
-class Writer(StorageWriter):
+class CheckpointWriter(StorageWriter):
     """Writes this rank's part of a checkpoint, `threads` files at a time; lists their hashes."""
 
     def __init__(self, storage: Storage, folder: str, threads: int) -> None:
-        self.storage, self.folder, self.threads = storage, folder, threads
+        self.storage = storage
+        self.folder = folder
+        self.threads = threads
         self.files: list[File] = []
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -164,24 +177,26 @@ class Writer(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        total = sum(item.tensor_storage_size() or 0 for plan in plans for item in plan.items)
+        total = sum(_bytes_of(item) for plan in plans for item in plan.items)
         self.storage.check_room(total)
-        return [dataclasses.replace(p, storage_data=(rank, total)) for rank, p in enumerate(plans)]
+        return [
+            dataclasses.replace(plan, storage_data=(rank, total)) for rank, plan in enumerate(plans)
+        ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         rank, total = plan.storage_data
-        shares: list[list[WriteItem]] = [[] for _ in range(self.threads)]
-        items = sorted(plan.items, key=lambda i: i.tensor_storage_size() or 0, reverse=True)
-        sizes = [item.tensor_storage_size() or 0 for item in items]
-        for item, share in zip(items, _divided(sizes, self.threads), strict=True):
-            shares[share].append(item)
-        named = [(f"__{rank}_{i}.distcp", share) for i, share in enumerate(shares) if share]
+        items_of_files = self._divide(plan.items, rank)
+
+        def write(name: str) -> list[WriteResult]:
+            return self._write(name, items_of_files[name], planner)
+
         crc = get_crc32_options()
         set_crc32_options(False)  # it would cost as much as the hash, and hold the GIL
+        results: list[WriteResult] = []
         try:
             with ThreadPoolExecutor(self.threads, initializer=yield_to_training) as pool:
-                results = pool.map(lambda one: self._write(one[0], one[1], planner), named)
-                written = [result for part in results for result in part]
+                for results_of_file in pool.map(write, items_of_files):
+                    results += results_of_file
         except OSError as error:
             raise write_error(error, self.storage.root, total) from None
         except Exception as error:  # of a store's client, which no other rank would unpickle
@@ -191,12 +206,22 @@ class Writer(StorageWriter):
         finally:
             set_crc32_options(crc)
         done: Future[list[WriteResult]] = Future()
-        done.set_result(written)
+        done.set_result(results)
         return done
+
+    def _divide(self, items: list[WriteItem], rank: int) -> dict[str, list[WriteItem]]:
+        """The items by the file that each goes into: as many files as threads, about as large."""
+        ordered = sorted(items, key=_bytes_of, reverse=True)
+        shares: list[list[WriteItem]] = [[] for _ in range(self.threads)]
+        places = _divided([_bytes_of(item) for item in ordered], self.threads)
+        for item, place in zip(ordered, places, strict=True):
+            shares[place].append(item)
+        return {f"__{rank}_{i}.distcp": share for i, share in enumerate(shares) if share}
 
     def _write(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         def produce(stream: BinaryIO) -> tuple[list[WriteResult], File]:
-            hashing, results = _Hashing(stream), []
+            hashing = _Hashing(stream)
+            results = []
             for item in items:
                 start = hashing.bytes
                 try:
@@ -213,7 +238,9 @@ class Writer(StorageWriter):
 
     def finish(self, metadata: meta.Metadata, results: list[list[WriteResult]]) -> None:
         metadata.version = CURRENT_DCP_VERSION
-        metadata.storage_data = {one.index: one.storage_data for part in results for one in part}
+        metadata.storage_data = {
+            result.index: result.storage_data for of_rank in results for result in of_rank
+        }
         metadata.storage_meta = meta.StorageMeta(checkpoint_id=f"{self.storage.root}/{self.folder}")
         content = pickle.dumps(metadata)
         try:
@@ -225,6 +252,10 @@ class Writer(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False
+
+
+def _bytes_of(item: WriteItem) -> int:
+    return item.tensor_storage_size() or 0
 
 
 def yield_to_training() -> None:
@@ -239,8 +270,8 @@ def _memory_format(kind: Any, name: str) -> Any:
     """Python before 3.11.4 stores a member of an enum as `getattr`; metadata has one such enum."""
     if kind is meta._MEM_FORMAT_ENCODING:
         return meta._MEM_FORMAT_ENCODING[name]
-    what = f"the checkpoint's metadata takes {name!r} of {kind!r}, which no checkpoint of ours does"
-    raise CheckpointError(what, fix=_FOREIGN)
+    message = f"the checkpoint's metadata takes {name!r} of {kind!r}, "
+    raise CheckpointError(f"{message}which no checkpoint of ours does", fix=_FOREIGN)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -250,13 +281,15 @@ class _Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
             return _memory_format
-        what = f"the checkpoint's metadata names {module}.{name}, which no checkpoint of ours does"
-        raise CheckpointError(what, fix=_FOREIGN)
+        message = f"the checkpoint's metadata names {module}.{name}, "
+        raise CheckpointError(f"{message}which no checkpoint of ours does", fix=_FOREIGN)
 
 
 def read_metadata(content: bytes, files: Iterable[str]) -> meta.Metadata:
-    """DCP's metadata, without running what it may contain. Raises CheckpointError for anything that
-    `Writer` does not write, such as entries in other files than `files`."""
+    """DCP's metadata, without running what it may contain.
+
+    Raises CheckpointError for anything that `CheckpointWriter` does not write, such as entries in
+    other files than `files`."""
     try:
         metadata = _Unpickler(io.BytesIO(content)).load()
     except (
@@ -270,29 +303,50 @@ def read_metadata(content: bytes, files: Iterable[str]) -> meta.Metadata:
         RuntimeError,
     ) as error:
         raise CheckpointError(f"the checkpoint's metadata cannot be read: {error}") from error
-    known = set(files)
+    if not _describes_tensors(metadata, set(files)):
+        raise CheckpointError("the checkpoint's metadata describes more than its tensors")
+    return cast(meta.Metadata, metadata)
+
+
+def _describes_tensors(metadata: object, files: Set[str]) -> bool:
+    """Whether DCP's metadata has the types that it should, of tensors in these files alone."""
     tensors = getattr(metadata, "state_dict_metadata", None)
     entries = getattr(metadata, "storage_data", None)
-    if not (
-        isinstance(metadata, meta.Metadata)
-        and isinstance(tensors, dict)
-        and all(isinstance(value, meta.TensorStorageMetadata) for value in tensors.values())
-        and isinstance(entries, dict)
-        and all(isinstance(e, _StorageInfo) and e.relative_path in known for e in entries.values())
-    ):
-        raise CheckpointError("the checkpoint's metadata describes more than its tensors")
-    return metadata
+    if not (isinstance(metadata, meta.Metadata) and isinstance(tensors, dict)):
+        return False
+    if not all(isinstance(tensor, meta.TensorStorageMetadata) for tensor in tensors.values()):
+        return False
+    if not isinstance(entries, dict):
+        return False
+    return all(
+        isinstance(entry, _StorageInfo) and entry.relative_path in files
+        for entry in entries.values()
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Read:
-    """Copy a part of the entry at `start` of the file `path` into `target`."""
+    """Copy a part of an entry of a file into a tensor."""
 
     path: str
     start: int
+    """Where the entry begins in the file."""
     bytes: int
+    """Of the entry."""
     part: tuple[slice, ...]
+    """Of the tensor in it."""
     target: torch.Tensor
+
+    def carry_out(self, stream: BinaryIO) -> None:
+        """Read the entry from its file, and copy the part."""
+        # an entry is a file of its own; a copy where the file is not on this machine
+        if hasattr(stream, "fileno"):
+            file: Any = _ReaderView(cast(io.IOBase, stream), self.start, self.bytes)
+        else:
+            stream.seek(self.start)
+            file = io.BytesIO(stream.read(self.bytes))
+        entry = torch.load(file, map_location="cpu", weights_only=True)
+        self.target.copy_(entry[self.part])
 
 
 def fill(
@@ -302,56 +356,70 @@ def fill(
     folder: str,
     replicas: Ranks = None,
 ) -> None:
-    """Fill the pieces in place, reading only what they need. Raises CheckpointError if one of them
-    is not there as it is here: nothing has been filled then. `replicas`, ranks with the same
-    pieces, all call this: each reads its share and sends it to the others."""
+    """Fill the pieces in place, reading only what they need.
+
+    Raises CheckpointError if one of them is not there as it is here: nothing has been filled then.
+    `replicas`, ranks with the same pieces, all call this: each reads its share and sends it to the
+    others."""
     reads = {name: _plan(name, pieces[name], metadata) for name in sorted(pieces)}
-    # which of the ranks reads each piece
-    names = sorted(pieces, key=lambda n: (-pieces[n].local.nbytes, n))
-    sizes = [pieces[name].local.nbytes for name in names]
-    ranks = _divided(sizes, replicas.size() if replicas is not None else 1)
-    owners = dict(zip(names, ranks, strict=True))
-    me = replicas.rank() if replicas is not None else 0
-    by_path: dict[str, list[_Read]] = defaultdict(list)
-    for one in (r for name in reads if owners[name] == me for r in reads[name]):
-        by_path[one.path].append(one)
-
-    def read(path: str) -> None:
-        with storage.reader(f"{folder}/{path}") as stream, torch.no_grad():
-            for one in sorted(by_path[path], key=lambda r: r.start):
-                # an entry is a file of its own; a copy where the file is not on this machine
-                if hasattr(stream, "fileno"):
-                    file: Any = _ReaderView(cast(io.IOBase, stream), one.start, one.bytes)
-                else:
-                    stream.seek(one.start)
-                    file = io.BytesIO(stream.read(one.bytes))
-                entry = torch.load(file, map_location="cpu", weights_only=True)
-                one.target.copy_(entry[one.part])
-                beat()
-
+    if replicas is None:
+        _carry_out([read for of_piece in reads.values() for read in of_piece], storage, folder)
+        return
+    owners = _owners(pieces, replicas.size())
+    mine: list[_Read] = []
+    for name, of_piece in reads.items():
+        if owners[name] == replicas.rank():
+            mine += of_piece
+    failure: Exception | None = None
     try:
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(read, by_path))
-        failure = None
-    except Exception as error:
+        _carry_out(mine, storage, folder)
+    except Exception as error:  # noqa: BLE001 - told to the others, and raised below
         failure = error
-        if replicas is None:
-            raise
-    if replicas is not None:
-        _agree(failure, replicas)
-        with torch.no_grad():
-            for name, owner in owners.items():  # from the rank that has read it to the others
-                local = pieces[name].local
-                whole = local.contiguous()
-                dist.broadcast(whole, group=replicas, group_src=owner)
-                if whole is not local:
-                    local.copy_(whole)
+    _agree(failure, replicas)
+    _send_to_replicas(pieces, owners, replicas)
+
+
+def _owners(pieces: Mapping[str, Piece], ranks: int) -> dict[str, int]:
+    """Which of the ranks reads each piece; the largest ones are dealt first."""
+    names = sorted(pieces, key=lambda name: (-pieces[name].local.nbytes, name))
+    sizes = [pieces[name].local.nbytes for name in names]
+    return dict(zip(names, _divided(sizes, ranks), strict=True))
+
+
+def _carry_out(reads: Iterable[_Read], storage: Storage, folder: str) -> None:
+    """Read file by file, in threads, each from its beginning to its end."""
+    reads_of_file: dict[str, list[_Read]] = defaultdict(list)
+    for read in reads:
+        reads_of_file[read.path].append(read)
+
+    def read_file(path: str) -> None:
+        with storage.reader(f"{folder}/{path}") as stream, torch.no_grad():
+            for read in sorted(reads_of_file[path], key=lambda read: read.start):
+                read.carry_out(stream)
                 beat()
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(read_file, reads_of_file))
+
+
+def _send_to_replicas(
+    pieces: Mapping[str, Piece], owners: Mapping[str, int], replicas: dist.ProcessGroup
+) -> None:
+    """Each piece from the rank that has read it to the others."""
+    with torch.no_grad():
+        for name, owner in owners.items():
+            local = pieces[name].local
+            whole = local.contiguous()
+            dist.broadcast(whole, group=replicas, group_src=owner)
+            if whole is not local:
+                local.copy_(whole)
+            beat()
 
 
 def _divided(sizes: Iterable[int], count: int) -> list[int]:
     """Which of `count` parts each size goes to, so that all are about as large; largest first."""
-    loads, parts = [0] * count, []
+    loads = [0] * count
+    parts = []
     for size in sizes:
         parts.append(loads.index(min(loads)))
         loads[parts[-1]] += size
@@ -360,15 +428,17 @@ def _divided(sizes: Iterable[int], count: int) -> list[int]:
 
 def _agree(failure: Exception | None, replicas: dist.ProcessGroup) -> None:
     """Raise on all ranks if one of them could not read: the others would wait for it for ever."""
-    said = None if failure is None else f"{type(failure).__name__}: {failure}"
-    failures = of_all(said, replicas)
+    message = None if failure is None else f"{type(failure).__name__}: {failure}"
+    messages = of_all(message, replicas)
     if failure is not None:
         raise failure
-    if first := next(filter(None, failures), None):
-        raise CheckpointError(f"another rank could not read its share: {first}")
+    for message_of_rank in messages:
+        if message_of_rank:
+            raise CheckpointError(f"another rank could not read its share: {message_of_rank}")
 
 
 def _plan(name: str, piece: Piece, metadata: meta.Metadata) -> list[_Read]:
+    """What has to be read for a piece; CheckpointError where it is not there as it is here."""
     saved = metadata.state_dict_metadata.get(name)
     if not isinstance(saved, meta.TensorStorageMetadata):
         raise CheckpointError(f"it holds no {name}")
@@ -376,18 +446,22 @@ def _plan(name: str, piece: Piece, metadata: meta.Metadata) -> list[_Read]:
     there = tuple(saved.size), saved.properties.dtype
     if here != there:
         raise CheckpointError(f"{name} is {there} there and {here} here")
-    found, reads = 0, []
+    values = 0
+    reads = []
     for item in create_read_items_for_chunk_list(name, saved, [piece.chunk]):
         info = metadata.storage_data[item.storage_index]
         part = _slices(item.storage_offsets, item.lengths)
         target = piece.local[_slices(item.dest_offsets, item.lengths)]
         reads.append(_Read(info.relative_path, info.offset, info.length, part, target))
-        found += math.prod(item.lengths)
-    if found != piece.local.numel():
-        what = f"it holds {found} of {piece.local.numel()} values of a part of {name}"
-        raise CheckpointError(what)
+        values += math.prod(item.lengths)
+    if values != piece.local.numel():
+        raise CheckpointError(
+            f"it holds {values} of {piece.local.numel()} values of a part of {name}"
+        )
     return reads
 
 
 def _slices(offsets: torch.Size, lengths: torch.Size) -> tuple[slice, ...]:
-    return tuple(slice(o, o + n) for o, n in zip(offsets, lengths, strict=True))
+    return tuple(
+        slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True)
+    )

@@ -8,7 +8,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,21 +32,37 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-# (place in the pipeline, rank that speaks for it or -1, name, type and shape of what it holds)
-_Listed = tuple[int, int, list[tuple[str, str, list[int]]]]
+
+
+class _Tensor(NamedTuple):
+    """A tensor that a pipeline rank holds."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+
+class _Holder(NamedTuple):
+    """What one place in the pipeline holds."""
+
+    place: int
+    rank: int
+    """The rank that speaks for it."""
+    tensors: list[_Tensor]
 
 
 def export(parts: Parts, folder: Path, file_bytes: int = FILE_BYTES) -> None:
     """Write `model.safetensors`, or files and their index. All ranks call it; rank 0 writes."""
-    listed = _listed(parts, _held(parts))
+    holders = _holders(parts, _held(parts))
     if dist.get_rank() == 0:
-        names, room = _rehearsed(parts, listed)
-        writer = _Writer(folder, file_bytes, room)
-        joiner, saving = _Joiner(parts), Saving(parts.network, names)
+        names, header_bytes = _rehearse(parts, holders)
+        writer = _SafetensorsWriter(folder, file_bytes, header_bytes)
+        joiner = _Joiner(parts)
+        saving = Saving(parts.network, names)
         for name, tensor in gathered(parts):
             for whole_name, whole in joiner.add(name, tensor):
-                for stored, part in saving.add(whole_name, whole):
-                    writer.add(stored, part)
+                for stored_name, stored in saving.add(whole_name, whole):
+                    writer.add(stored_name, stored)
         writer.close()
     else:
         for _ in gathered(parts):
@@ -55,56 +71,72 @@ def export(parts: Parts, folder: Path, file_bytes: int = FILE_BYTES) -> None:
         dist.barrier()
 
 
-def _rehearsed(parts: Parts, listed: list[_Listed]) -> tuple[list[str], int]:
+def _rehearse(parts: Parts, holders: list[_Holder]) -> tuple[list[str], int]:
     """The parameters and buffers of the network, and bytes that suffice for a header of all tensors
     that they are stored as: what `export` does, with tensors that have no values."""
     joiner = _Joiner(parts)
     whole: dict[str, torch.Tensor] = {}
-    for _, _, tensors in listed:
-        for name, _, shape in tensors:
-            whole |= joiner.add(name, torch.empty(shape, device="meta"))
+    for holder in holders:
+        for tensor in holder.tensors:
+            whole |= joiner.add(tensor.name, torch.empty(tensor.shape, device="meta"))
     saving = Saving(parts.network, whole)
-    entries = [
-        len(stored) + 16 * part.ndim + 128
-        for name, tensor in whole.items()
-        for stored, part in saving.add(name, tensor)
-    ]
-    return list(whole), -(-(128 + sum(entries)) // 8) * 8
+    header_bytes = 128
+    for name, whole_tensor in whole.items():
+        for stored_name, stored in saving.add(name, whole_tensor):
+            # a name, its type, its offsets, and a number for each dimension
+            header_bytes += len(stored_name) + 16 * stored.ndim + 128
+    return list(whole), -(-header_bytes // 8) * 8
 
 
 def gathered(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter and persistent buffer of the whole network, whole, on rank 0's CPU, in an
-    order all ranks share; other ranks get empty tensors. A tied parameter comes once."""
+    """Every parameter and persistent buffer of the whole network, whole, on rank 0's CPU.
+
+    The order is the same on all ranks; other ranks get empty tensors. A tied parameter comes
+    once."""
     held = _held(parts)
     place = parts.mesh.place("pp")
-    wholly: Any = parts.stepper.whole if parts.stepper else whole_of
-    for owner, rank, names in _listed(parts, held):
-        for name, dtype, shape in names:
-            whole = wholly(held[name]).cpu() if place == owner else torch.empty(0)
-            if rank != 0 and dist.get_rank() == rank:
-                dist.send(whole.to(parts.mesh.device).contiguous(), dst=0)
-            elif rank != 0 and dist.get_rank() == 0:
-                kind, device = getattr(torch, dtype), parts.mesh.device
-                buffer = torch.empty(shape, dtype=kind, device=device)
-                dist.recv(buffer, src=rank)
-                whole = buffer.cpu()
-            yield name, whole
+    device = parts.mesh.device
+    gather: Any = parts.stepper.whole if parts.stepper else whole_of
+    for holder in _holders(parts, held):
+        for tensor in holder.tensors:
+            whole = torch.empty(0)
+            if place == holder.place:
+                whole = gather(held[tensor.name]).cpu()
+            if holder.rank != 0 and dist.get_rank() == holder.rank:
+                dist.send(whole.to(device).contiguous(), dst=0)
+            elif holder.rank != 0 and dist.get_rank() == 0:
+                dtype = getattr(torch, tensor.dtype)
+                received = torch.empty(tensor.shape, dtype=dtype, device=device)
+                dist.recv(received, src=holder.rank)
+                whole = received.cpu()
+            yield tensor.name, whole
 
 
 def _held(parts: Parts) -> dict[str, torch.Tensor | FourBit]:
-    held = {name: p for name, p in parts.parameters() if name not in parts.tied}
-    found = (one for stage in parts.stages for one in layers(stage.part.network))
-    return {**held, **dict(parts.buffers()), **{f"{name}.weight": x for name, x in found}}
+    """What this rank holds, by name in the whole network; of tied parameters one."""
+    held: dict[str, torch.Tensor | FourBit] = {}
+    for name, parameter in parts.parameters():
+        if name not in parts.tied:
+            held[name] = parameter
+    held |= parts.buffers()
+    for network in parts.networks:
+        for name, layer in layers(network):
+            held[f"{name}.weight"] = layer
+    return held
 
 
-def _listed(parts: Parts, held: Mapping[str, torch.Tensor | FourBit]) -> list[_Listed]:
+def _holders(parts: Parts, held: Mapping[str, torch.Tensor | FourBit]) -> list[_Holder]:
     """What each pipeline rank holds, first stage first; the same on all ranks (a collective)."""
     # one rank speaks for its pipeline rank
-    lead = dist.get_rank() if parts.mesh.leads("dp", "shard", "cp", "tp") else -1
-    shapes = {name: list(getattr(t, "ds_shape", t.shape)) for name, t in held.items()}
-    mine = [(n, str(t.dtype).removeprefix("torch."), shapes[n]) for n, t in held.items()]
-    everyone: list[_Listed] = of_all((parts.mesh.place("pp"), lead, mine))
-    return sorted((x for x in everyone if x[1] >= 0), key=lambda x: x[0])
+    leads = parts.mesh.leads("dp", "shard", "cp", "tp")
+    tensors = []
+    for name, tensor in held.items():
+        # DeepSpeed leaves an empty parameter, and says its shape beside it
+        shape = list(getattr(tensor, "ds_shape", tensor.shape))
+        tensors.append(_Tensor(name, str(tensor.dtype).removeprefix("torch."), shape))
+    mine = _Holder(parts.mesh.place("pp"), dist.get_rank(), tensors)
+    holders = [holder for holder in of_all(mine if leads else None) if holder is not None]
+    return sorted(holders, key=lambda holder: holder.place)
 
 
 class _Joiner:
@@ -113,87 +145,111 @@ class _Joiner:
     def __init__(self, parts: Parts) -> None:
         self.origins = parts.origins
         self.scaling = parts.scaling or 0.0
+        # of a matrix with an adapter: "base", "A" and "B", until all three are there
         self.waiting: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        # of a fused tensor: its pieces by where they start, until all are there
         self.pieces: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
-        self.wanted: dict[str, int] = defaultdict(int)
+        self.piece_counts: dict[str, int] = defaultdict(int)
         for name, origin in parts.origins.items():
             if name not in parts.tied:
-                self.wanted[origin.name] += 1
+                self.piece_counts[origin.name] += 1
 
     def add(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """What is whole now that this parameter is there, by the name that it is stored under."""
         if ".lora_" not in name and ".base_layer.weight" not in name:
             yield from self._place(name, tensor)
             return
         module = name.split(".lora_")[0].removesuffix(".base_layer.weight")
-        kind = "A" if ".lora_A." in name else "B" if ".lora_B." in name else "base"
-        found = self.waiting[module]
-        found[kind] = tensor
-        if len(found) == 3:
-            update = found["B"].float() @ found["A"].float()
-            merged = (found["base"].float() + self.scaling * update).to(found["base"].dtype)
+        factors = self.waiting[module]
+        if ".lora_A." in name:
+            factors["A"] = tensor
+        elif ".lora_B." in name:
+            factors["B"] = tensor
+        else:
+            factors["base"] = tensor
+        if len(factors) == 3:
+            base = factors["base"]
+            update = factors["B"].float() @ factors["A"].float()
+            merged = (base.float() + self.scaling * update).to(base.dtype)
             del self.waiting[module]
             yield from self._place(f"{module}.base_layer.weight", merged)
 
     def _place(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         origin = self.origins.get(name, Origin(name))
-        tensor = tensor.T if origin.transposed else tensor
         pieces = self.pieces[origin.name]
-        pieces[origin.start] = tensor
-        if len(pieces) >= self.wanted.get(origin.name, 1):
+        pieces[origin.start] = tensor.T if origin.transposed else tensor
+        if len(pieces) >= self.piece_counts.get(origin.name, 1):
             ordered = [pieces[start] for start in sorted(pieces)]
             del self.pieces[origin.name]
-            yield origin.name, torch.cat(ordered, dim=-1) if len(ordered) > 1 else ordered[0]
+            whole = torch.cat(ordered, dim=-1) if len(ordered) > 1 else ordered[0]
+            yield origin.name, whole
 
 
-class _Writer:
-    """Appends tensors to files of some size, each behind `room` for a header, and names them."""
+class _SafetensorsWriter:
+    """Appends tensors to files of some size, each behind room for a header, and names them."""
 
-    def __init__(self, folder: Path, file_bytes: int, room: int) -> None:
+    def __init__(self, folder: Path, file_bytes: int, header_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.safetensors*"):
             old.unlink()
-        self.folder, self.file_bytes, self.room = folder, file_bytes, room
+        self.folder = folder
+        self.file_bytes = file_bytes
+        self.header_bytes = header_bytes
         self.entries: dict[str, dict[str, Any]] = {}
-        self.bytes = self.total = 0
+        self.bytes = 0  # of tensors in the file at work
+        self.total = 0  # of tensors in all files
         self.stream: BinaryIO | None = None
         self.files: list[tuple[Path, list[str]]] = []
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Append a tensor; fp64 becomes fp32."""
         if tensor.dtype == torch.float64:
             tensor = tensor.float()
-        full = self.entries and self.bytes + tensor.nbytes > self.file_bytes
+        is_full = self.entries and self.bytes + tensor.nbytes > self.file_bytes
         # readers look at a tensor where it lies, which its type has to allow
-        if full or self.bytes % tensor.element_size():
+        if is_full or self.bytes % tensor.element_size():
             self._flush()
         if self.stream is None:
             self.stream = (self.folder / f"part-{len(self.files):05}.safetensors").open("wb")
-            self.stream.seek(self.room)
+            self.stream.seek(self.header_bytes)
         end = self.bytes + tensor.nbytes
         self.stream.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        entry = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape)}
-        self.entries[name] = {**entry, "data_offsets": [self.bytes, end]}
+        self.entries[name] = {
+            "dtype": _TYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [self.bytes, end],
+        }
         self.total += tensor.nbytes
         self.bytes = end
 
     def _flush(self) -> None:
+        """Write the header of the file at work, and close it."""
         assert self.stream is not None
-        said = {"__metadata__": {"format": "pt"}, **self.entries}
-        header = json.dumps(said, separators=(",", ":")).encode().ljust(self.room - 8)
-        assert len(header) == self.room - 8
+        fields = {"__metadata__": {"format": "pt"}, **self.entries}
+        # its length stands before it, in 8 bytes
+        room = self.header_bytes - 8
+        header = json.dumps(fields, separators=(",", ":")).encode().ljust(room)
+        assert len(header) == room
         self.stream.seek(0)
         self.stream.write(len(header).to_bytes(8, "little") + header)
         self.stream.close()
         self.files.append((Path(self.stream.name), list(self.entries)))
-        self.stream, self.entries, self.bytes = None, {}, 0
+        self.stream = None
+        self.entries = {}
+        self.bytes = 0
 
     def close(self) -> None:
+        """Give the files their names, and write the index where there is more than one."""
         self._flush()
         count = len(self.files)
-        index: dict[str, str] = {}
-        for i, (path, names) in enumerate(self.files, 1):
-            name = f"model-{i:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
+        if count == 1:
+            ((path, _),) = self.files
+            path.rename(self.folder / "model.safetensors")
+            return
+        file_of_tensor: dict[str, str] = {}
+        for number, (path, names) in enumerate(self.files, 1):
+            name = f"model-{number:05}-of-{count:05}.safetensors"
             path.rename(self.folder / name)
-            index |= dict.fromkeys(names, name)
-        if count > 1:
-            said = {"metadata": {"total_size": self.total}, "weight_map": index}
-            (self.folder / INDEX).write_text(json.dumps(said, indent=2) + "\n")
+            file_of_tensor |= dict.fromkeys(names, name)
+        index = {"metadata": {"total_size": self.total}, "weight_map": file_of_tensor}
+        (self.folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")

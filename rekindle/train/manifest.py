@@ -61,12 +61,13 @@ class Checkpoint:
                 return text.decode()
         except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
             raise CheckpointError(f"the loss curve cannot be read: {error}", where=where) from error
-        what = f"the loss curve is larger than {_MOST_HISTORY_BYTES:,} bytes"
+        message = f"the loss curve is larger than {_MOST_HISTORY_BYTES:,} bytes"
         fix = f"remove {self.root}/{self.name} to start from the checkpoint before"
-        raise CheckpointError(what, where=where, fix=fix)
+        raise CheckpointError(message, where=where, fix=fix)
 
 
 def signed(body: Mapping[str, Any]) -> bytes:
+    """A manifest as it is written, with a hash of itself."""
     return json.dumps({**body, "sha256": _digest(body)}, indent=2).encode()
 
 
@@ -79,27 +80,32 @@ def offers(storage: Storage, run_key: str) -> Iterator[tuple[Checkpoint, str]]:
         where = f"{storage.root}/{name}"
         try:
             manifest = json.loads(content)
-            if (schema := manifest["schema_version"]) != SCHEMA_VERSION:
-                what = f"checkpoint {name} has schema {schema}, this rekindle reads "
+            schema = manifest["schema_version"]
+            if schema != SCHEMA_VERSION:
+                message = f"checkpoint {name} has schema {schema}, this rekindle reads "
                 fix = "resume with the rekindle that wrote it, or train with --fresh elsewhere"
-                raise CheckpointError(f"{what}{SCHEMA_VERSION}", where=where, fix=fix)
+                raise CheckpointError(f"{message}{SCHEMA_VERSION}", where=where, fix=fix)
             body = {key: value for key, value in manifest.items() if key != "sha256"}
             files = tuple(File(**entry) for entry in body["files"])
             problem = "" if _digest(body) == manifest["sha256"] else f"{MANIFEST} was altered"
-            found, step, state = str(body["run_key"]), int(body["step"]), dict(body["state"])
+            key_of_checkpoint = str(body["run_key"])
+            step = int(body["step"])
+            state = dict(body["state"])
         except (ValueError, KeyError, TypeError) as error:
             unread = Checkpoint(storage.root, name, step_of(name), {}, ())
             yield unread, f"{MANIFEST} cannot be read: {error!r}"
             continue
-        if not problem and found != run_key:
-            what = f"checkpoint {name} is of the run key {found}, not of {run_key}"
+        if not problem and key_of_checkpoint != run_key:
+            message = f"checkpoint {name} is of the run key {key_of_checkpoint}, not of {run_key}"
             fix = "data, settings or code differ: train into another folder, or remove this one"
-            raise CheckpointError(what, where=where, fix=fix)
+            raise CheckpointError(message, where=where, fix=fix)
         yield Checkpoint(storage.root, name, step, state, files), problem
 
 
 def broken(checkpoint: Checkpoint, files: Sequence[File] | None = None) -> str:
     """What is wrong with these files of a checkpoint (by default all), or ""."""
+    if files is None:
+        files = checkpoint.files
     storage = storage_of(checkpoint.root)
 
     def check(file: File) -> str:
@@ -117,7 +123,10 @@ def broken(checkpoint: Checkpoint, files: Sequence[File] | None = None) -> str:
         return "" if running.hexdigest() == file.sha256 else f"{file.path} does not match its hash"
 
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        return next(filter(None, pool.map(check, checkpoint.files if files is None else files)), "")
+        for problem in pool.map(check, files):
+            if problem:
+                return problem
+    return ""
 
 
 def metadata_of(storage: Storage, checkpoint: Checkpoint) -> bytes:
@@ -135,10 +144,12 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 def names_in(storage: Storage) -> list[str]:
     """Names of checkpoints, complete or not, by step."""
-    return sorted((n for n in storage.folders() if _NAME.match(n)), key=lambda n: (step_of(n), n))
+    names = [name for name in storage.folders() if _NAME.match(name)]
+    return sorted(names, key=lambda name: (step_of(name), name))
 
 
 def step_of(name: str) -> int:
+    """The step in the name of a checkpoint."""
     match = _NAME.match(name)
     assert match
     return int(match[1])
@@ -158,13 +169,21 @@ def state_of(storage: Storage, name: str) -> State | None:
 def retained(complete: Mapping[str, State], spec: CheckpointSpec) -> set[str]:
     """The newest `keep`, the best, and the last of each span of training time, by name."""
     ordered = sorted(complete, key=lambda name: (step_of(name), name))
-    kept = set(ordered[-spec.keep :])
+    names = set(ordered[-spec.keep :])
     if spec.keep_best:
-        losses = ((complete[name].get("validation_loss"), name) for name in ordered)
-        judged = [(x, name) for x, name in losses if x is not None and math.isfinite(x)]
-        kept |= {min(judged, key=lambda pair: pair[0])[1]} if judged else set()
+        losses = {}
+        for name in ordered:
+            loss = complete[name].get("validation_loss")
+            if loss is not None and math.isfinite(loss):
+                losses[name] = loss
+        if losses:
+            names.add(min(losses, key=lambda name: losses[name]))
     if spec.keep_every_hours:
-        times = ((complete[name].get("train_seconds"), name) for name in ordered)
-        span = spec.keep_every_hours * 3600
-        kept |= set({int(at // span): name for at, name in times if at is not None}.values())
-    return kept
+        span_seconds = spec.keep_every_hours * 3600
+        last_of_spans = {}
+        for name in ordered:
+            seconds = complete[name].get("train_seconds")
+            if seconds is not None:
+                last_of_spans[int(seconds // span_seconds)] = name
+        names.update(last_of_spans.values())
+    return names

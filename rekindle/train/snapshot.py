@@ -37,36 +37,44 @@ class Snapshot:
         layout = {name: (piece.local.size(), piece.local.dtype) for name, piece in pieces.items()}
         if layout != self.layout:
             self.release()  # before there are new ones
-            self.places, self.pinned = _allocate({n: piece.local for n, piece in pieces.items()})
+            tensors = {name: piece.local for name, piece in pieces.items()}
+            self.places, self.pinned = _allocate(tensors)
             self.layout = layout
-        work: list[tuple[torch.Tensor, torch.Tensor]] = []
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, piece in pieces.items():
-            work += _parts(self.places[name], piece.local)
-        shares = [work[start::THREADS] for start in range(THREADS)]
-        list(self.copiers.map(_copy, (share for share in shares if share)))
+            copies += _parts(self.places[name], piece.local)
+        shares = [copies[start::THREADS] for start in range(THREADS)]
+        list(self.copiers.map(_copy, [share for share in shares if share]))
         if any(not piece.local.is_cpu for piece in pieces.values()):
             torch.accelerator.synchronize()
-        return {n: dataclasses.replace(p, local=self.places[n]) for n, p in pieces.items()}
+        return {
+            name: dataclasses.replace(piece, local=self.places[name])
+            for name, piece in pieces.items()
+        }
 
     def release(self) -> None:
         """Give the memory back; the copies of the last `take` are gone."""
         if self.pinned is not None:
             self.pinned.release()
-        self.places, self.layout, self.pinned = {}, {}, None
+        self.places = {}
+        self.layout = {}
+        self.pinned = None
 
 
 class Pinned:
     """Host memory that CUDA may copy into directly, until it is unregistered with the driver."""
 
     def __init__(self, start: int, size: int, cudart: Any) -> None:
-        self.start, self.cudart = start, cudart
-        self.done = not int(cudart.cudaHostRegister(start, size, 0))
-        if not self.done:
+        self.start = start
+        self.cudart = cudart
+        self.is_registered = int(cudart.cudaHostRegister(start, size, 0)) == 0
+        if not self.is_registered:
             log.warning("cannot pin %d bytes of host memory; saves will take longer", size)
 
     def release(self) -> None:
-        if self.done:
-            self.done = False
+        """Unregister the memory; a second call does nothing."""
+        if self.is_registered:
+            self.is_registered = False
             self.cudart.cudaHostUnregister(self.start)
 
 
@@ -78,17 +86,20 @@ def snapshot_bytes(pieces: Mapping[str, Piece]) -> int:
 def check_host_memory(pieces: Mapping[str, Piece]) -> None:
     """Raises CheckpointError on all ranks where a machine cannot hold the snapshots of its ranks;
     before the first save, in which the kernel would kill a rank."""
-    found = of_all((process.memory_identity(), snapshot_bytes(pieces), process.available_bytes()))
-    for place in sorted({place for place, _, _ in found}):
-        ranks = [(size, left) for other, size, left in found if other == place]
-        size, left = sum(size for size, _ in ranks), min(left for _, left in ranks)
-        if size > left:
-            what = f"a checkpoint needs {formats.binary(size)} of host memory for the copies of "
-            what += f"{len(ranks)} ranks on one machine, and {formats.binary(left)} are left there"
+    machine = process.memory_identity()
+    needs_of_ranks = of_all((machine, snapshot_bytes(pieces), process.available_bytes()))
+    for place in sorted({machine for machine, _, _ in needs_of_ranks}):
+        sizes = [size for machine, size, _ in needs_of_ranks if machine == place]
+        available = min(left for machine, _, left in needs_of_ranks if machine == place)
+        needed = sum(sizes)
+        if needed > available:
+            message = f"a checkpoint needs {formats.binary(needed)} of host memory for the copies "
+            message += f"of {len(sizes)} ranks on one machine, and {formats.binary(available)} are "
+            message += "left there"
             fix = "raise the container's memory limit, use machines with more memory, or shard "
             fix += "the model over more machines (train.layout.shard); model.lora and "
             fix += "train.weights: bf16 make the copies smaller"
-            raise CheckpointError(what, where="train.checkpoint", fix=fix)
+            raise CheckpointError(message, where="train.checkpoint", fix=fix)
 
 
 def _aligned(size: int) -> int:
@@ -97,7 +108,7 @@ def _aligned(size: int) -> int:
 
 def _allocate(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Pinned | None]:
     """An uninitialised host tensor for each, each with a storage of its own size."""
-    sizes = (_aligned(tensor.nbytes) for tensor in tensors.values())
+    sizes = [_aligned(tensor.nbytes) for tensor in tensors.values()]
     *starts, total = itertools.accumulate(sizes, initial=0)
     arena = mmap.mmap(-1, max(total, 1))
     arena.madvise(mmap.MADV_HUGEPAGE)
@@ -105,21 +116,21 @@ def _allocate(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
     if any(tensor.is_cuda for tensor in tensors.values()):
         start = torch.frombuffer(arena, dtype=torch.uint8).data_ptr()
         pinned = Pinned(start, total, torch.cuda.cudart())  # type: ignore[no-untyped-call]
-    places = {
-        name: torch.frombuffer(arena, dtype=torch.uint8, count=tensor.nbytes, offset=start)
-        .view(tensor.dtype)
-        .view(tensor.size())
-        for (name, tensor), start in zip(tensors.items(), starts, strict=True)
-    }
+    places = {}
+    for (name, tensor), start in zip(tensors.items(), starts, strict=True):
+        memory = torch.frombuffer(arena, dtype=torch.uint8, count=tensor.nbytes, offset=start)
+        places[name] = memory.view(tensor.dtype).view(tensor.size())
     return places, pinned
 
 
 def _parts(target: torch.Tensor, source: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Target and source, cut into parts that threads can share."""
     if source.nbytes <= _COPY_BYTES or not source.is_contiguous():
         return [(target, source)]
     size = _COPY_BYTES // source.element_size()
-    parts = (torch.split(whole.view(-1), size) for whole in (target, source))
-    return list(zip(*parts, strict=True))
+    targets = torch.split(target.view(-1), size)
+    sources = torch.split(source.view(-1), size)
+    return list(zip(targets, sources, strict=True))
 
 
 def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.pipelining._utils import _StageForwardMeta, _TensorMeta
 from rekindle.errors import CheckpointError
 from rekindle.launch.meeting import PlainUnpickler
 from rekindle.train.checkpoint import _Outcome
-from rekindle.train.dcp import File, Piece, Planner, Writer
+from rekindle.train.dcp import CheckpointWriter, File, Piece, Planner
 
 
 def read(content):
@@ -103,7 +103,7 @@ def test_an_error_of_a_stores_client_reaches_the_other_ranks_as_one_of_ours():
     piece = Piece(torch.ones(2), torch.Size([0]), torch.Size([2]))
     plan = SavePlan(piece.__create_write_items__("w", piece), storage_data=(0, 8))
     with pytest.raises(CheckpointError, match="Odd: slow down") as caught:
-        Writer(Store(), "step-1.ab", 1).write_data(plan, Planner())
+        CheckpointWriter(Store(), "step-1.ab", 1).write_data(plan, Planner())
     error, _ = read(pickle.dumps(_wrap_exception(caught.value)))
     assert "slow down" in str(error)
 

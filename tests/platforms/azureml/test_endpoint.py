@@ -220,9 +220,20 @@ def test_a_canary_whose_container_fails_requests_is_rolled_back(world):
 
 @pytest.mark.slow
 def test_requests_that_are_wrong_themselves_fail_no_version(world):
+    world.there.model_status = "400"
+    world.there.fails = {world.name("1"): 0.2, world.name("2"): 0.2}
     world.to("1")
-    world.there.fails, world.there.model_status = {world.name("2"): 0.2}, "400"
-    assert world.to("2").state == "settled"
+    event = world.to("2")
+    assert event.state == "settled", event.reason
+
+
+@pytest.mark.slow
+def test_a_version_that_refuses_what_the_one_before_answers_is_rolled_back(world):
+    world.to("1")
+    world.there.model_status = "400"
+    world.there.fails = {world.name("2"): 0.2}
+    assert "it refused 100 of 500 requests (4xx)" in world.to("2").reason
+    assert world.end[:4] == ("rolled_back", "1", {"1": 100}, {world.name("1")})
 
 
 FAILED = {
