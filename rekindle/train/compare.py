@@ -198,7 +198,7 @@ class SmallNetwork:
         )
         with weights.deferred() as recorder:
             network = self._network()
-        source = weights.Source(network, recorder, train.seed)
+        source = weights.WeightSource(network, recorder, train.seed)
         origins = modules.unfused(network)
         lora = self.job.model.lora
         if lora is not None:

@@ -24,14 +24,17 @@ class Skip(nn.Module):
     """Stands for another stage's block: hands on the first tensor of floating point."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        given = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
-        return next(v for v in given if v.is_floating_point())
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                return value
+        raise RuntimeError("a block was called without a tensor of floating point")
 
 
-class Zero(nn.Module):
+class ZeroPositions(nn.Module):
     """Stands for position embeddings that the first stage has added already."""
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        """Zero, [], which is added to what there is."""
         return torch.zeros((), device=positions.device)
 
 
@@ -44,6 +47,7 @@ class FusedColumns(nn.Module):
             setattr(self, name, part)
 
     def forward(self, x_BTH: torch.Tensor) -> torch.Tensor:
+        """What the one matrix would give."""
         return torch.cat([part(x_BTH) for part in self.children()], dim=-1)
 
 
@@ -64,74 +68,93 @@ def known(network: nn.Module) -> Modules | None:
     return DIVISIBLE.get(model_type(network))
 
 
-def required(network: nn.Module, what: str) -> Modules:
+def required(network: nn.Module, feature: str) -> Modules:
     """The same; raises UnsupportedError that names the model where there are none."""
-    found = known(network)
-    if found is None:
+    names = known(network)
+    if names is None:
         families = ", ".join(DIVISIBLE)
-        why = f"there is no {what} plan for {model_type(network)}"
-        where, fix = "train.layout", f"use dp, or shard; {what} knows {families}"
-        if what == "LoRA":
-            where, fix = "model.lora", f"leave it out, or use one of these: {families}"
-        raise UnsupportedError(why, where=where, fix=fix)
-    return found
+        message = f"there is no {feature} plan for {model_type(network)}"
+        if feature == "LoRA":
+            where = "model.lora"
+            fix = f"leave it out, or use one of these: {families}"
+        else:
+            where = "train.layout"
+            fix = f"use dp, or shard; {feature} knows {families}"
+        raise UnsupportedError(message, where=where, fix=fix)
+    return names
 
 
 def backbone(network: nn.Module) -> nn.Module:
     """The network without its head: `LlamaForCausalLM.model`."""
     prefix = getattr(network, "base_model_prefix", "")
-    found = getattr(network, prefix, network) if prefix else network
-    if found is network:  # Llama 4's prefix names what only its kin with pictures have
+    body = getattr(network, prefix, network) if prefix else network
+    if body is network:  # Llama 4's prefix names what only its kin with pictures have
         inside = [child for child in network.children() if hasattr(child, "base_model_prefix")]
-        found = inside[0] if len(inside) == 1 else network
-    assert isinstance(found, nn.Module)
-    return found
+        if len(inside) == 1:
+            body = inside[0]
+    assert isinstance(body, nn.Module)
+    return body
 
 
 def usable_positions(network: nn.Module) -> int | None:
-    """How many tokens a text may have where a table of positions keeps rows for padding: RoBERTa
-    and its kin number tokens from behind it, so that 514 rows are 512 positions. None elsewhere:
-    the configuration says it then."""
+    """How many tokens a text may have where a table of positions keeps rows for padding.
+
+    RoBERTa and its kin number tokens from behind it, so that 514 rows are 512 positions. None
+    elsewhere: the configuration says it then."""
     for name, module in network.named_modules():
         # by its fields, not by its class: I-BERT has a table of its own
-        padding, table = getattr(module, "padding_idx", None), getattr(module, "weight", None)
+        padding = getattr(module, "padding_idx", None)
+        table = getattr(module, "weight", None)
         if "position" in name.rpartition(".")[2] and padding is not None and table is not None:
             return len(table) - int(padding) - 1
     return None
 
 
 def blocks(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Name and module of each repeated block, in order, stand-ins included. Of a `Sequential` each
-    layer with weights is one; other networks of a user's own have none."""
+    """Name and module of each repeated block, in order, stand-ins included.
+
+    Of a `Sequential` each layer with weights is one; other networks of a user's own have none."""
     names = known(network)
     if names is not None:
         body = backbone(network)
         prefix = next(name for name, module in network.named_modules() if module is body)
         path = f"{prefix}.{names.blocks}" if prefix else names.blocks
-        return [(f"{path}.{i}", m) for i, m in enumerate(network.get_submodule(path).children())]
-    marked = set(getattr(network, "_no_split_modules", None) or ())
-    if marked:
-        return [(n, m) for n, m in network.named_modules() if type(m).__name__ in marked]
+        children = network.get_submodule(path).children()
+        return [(f"{path}.{number}", block) for number, block in enumerate(children)]
+    class_names = set(getattr(network, "_no_split_modules", None) or ())
+    if class_names:
+        modules = network.named_modules()
+        return [(name, module) for name, module in modules if type(module).__name__ in class_names]
     if isinstance(network, nn.Sequential):
-        return [(n, m) for n, m in network.named_children() if any(True for _ in m.parameters())]
+        return [(name, layer) for name, layer in network.named_children() if _has_weights(layer)]
     return []
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def matrices(network: nn.Module) -> set[str]:
     """Names of the weights of linear layers in a transformer's blocks."""
-    held = blocks(network) if hasattr(network, "config") else []
-    inside = ((f"{name}.{inner}", m) for name, block in held for inner, m in block.named_modules())
-    return {f"{name}.weight" for name, module in inside if isinstance(module, nn.Linear)}
+    if not hasattr(network, "config"):
+        return set()
+    names = set()
+    for block_name, block in blocks(network):
+        for name, module in block.named_modules():
+            if isinstance(module, nn.Linear):
+                names.add(f"{block_name}.{name}.weight")
+    return names
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where a parameter lies in a checkpoint: `[rows, columns]` of the parameter are
-    `[columns, start + rows]` of a transposed one, `[start + rows]` otherwise."""
+    """Where a parameter lies in a checkpoint."""
 
     name: str
     transposed: bool = False
+    """Whether `[rows, columns]` of the parameter are `[columns, start + rows]` there."""
     start: int = 0
+    """Where its rows begin there."""
 
 
 def unfused(network: nn.Module) -> dict[str, Origin]:
@@ -152,9 +175,10 @@ def unfused(network: nn.Module) -> dict[str, Origin]:
         size = out // 3
         parts = {part: _linear(module, inside, size) for part in "qkv"}
         network.set_submodule(name, FusedColumns(parts))
-        for i, part in enumerate(parts):
-            origins[f"{name}.{part}.weight"] = Origin(f"{name}.weight", True, i * size)
-            origins[f"{name}.{part}.bias"] = Origin(f"{name}.bias", False, i * size)
+        for number, part in enumerate(parts):
+            start = number * size
+            origins[f"{name}.{part}.weight"] = Origin(f"{name}.weight", True, start)
+            origins[f"{name}.{part}.bias"] = Origin(f"{name}.bias", False, start)
     return origins
 
 
@@ -167,8 +191,9 @@ def _linear(like: nn.Module, inside: int, out: int) -> nn.Linear:
 def tied(network: nn.Module) -> dict[str, str]:
     """Parameters that are another one: `{"lm_head.weight": "model.embed_tokens.weight"}`."""
     config = getattr(network, "config", None)
-    keys = getattr(network, "_tied_weights_keys", None)
-    return dict(keys) if keys and getattr(config, "tie_word_embeddings", False) else {}
+    if not getattr(config, "tie_word_embeddings", False):
+        return {}
+    return dict(getattr(network, "_tied_weights_keys", None) or {})
 
 
 def tables(network: nn.Module) -> list[nn.Module]:
@@ -177,66 +202,87 @@ def tables(network: nn.Module) -> list[nn.Module]:
     if names is None or tied(network):
         return []
     body = backbone(network)
-    found = [getattr(body, name, None) for name in names.first]
-    return [m for m in found if m is not None and any(True for _ in m.parameters())]
+    embeddings = [getattr(body, name, None) for name in names.first]
+    return [table for table in embeddings if table is not None and _has_weights(table)]
 
 
 def cut(network: nn.Module, index: int, layout: Layout) -> nn.Module:
     """A copy of the network with only stage `index` of its blocks; earlier stages get one more."""
     names = [name for name, _ in blocks(network)]
     if len(names) < layout.stages:
-        many = f"{len(names)} blocks and cannot be cut into {layout.stages} stages"
-        what, fix = f"{model_type(network)} has {many}", "use fewer stages, or a layout without pp"
-        raise UnsupportedError(what, where="train.layout.pp", fix=fix)
-    parts = [part.tolist() for part in np.array_split(np.array(names), layout.stages)]
-    made = copy.deepcopy(network)
-    if isinstance(made, nn.Sequential):
-        starts, stage = {part[0]: i for i, part in enumerate(parts)}, 0
-        for name, _ in list(made.named_children()):
-            stage = starts.get(name, stage)  # layers without weights stay with the block before
-            if stage != index:
-                made.set_submodule(name, Skip())
+        message = f"{model_type(network)} has {len(names)} blocks and cannot be cut into "
+        message += f"{layout.stages} stages"
+        fix = "use fewer stages, or a layout without pp"
+        raise UnsupportedError(message, where="train.layout.pp", fix=fix)
+    names_of_stages = [part.tolist() for part in np.array_split(np.array(names), layout.stages)]
+    piece = copy.deepcopy(network)
+    if isinstance(piece, nn.Sequential):
+        _cut_sequential(piece, names_of_stages, index)
     else:
-        _cut_transformer(made, set(names) - set(parts[index]), index, layout.stages)
-    return made
+        others = set(names) - set(names_of_stages[index])
+        _cut_transformer(piece, others, index, layout.stages)
+    return piece
+
+
+def _cut_sequential(network: nn.Sequential, names_of_stages: list[list[str]], index: int) -> None:
+    """Leave the layers of stage `index` alone in place."""
+    stage_that_begins = {names[0]: stage for stage, names in enumerate(names_of_stages)}
+    stage = 0
+    for name, _ in list(network.named_children()):
+        # layers without weights stay with the block before
+        stage = stage_that_begins.get(name, stage)
+        if stage != index:
+            network.set_submodule(name, Skip())
 
 
 def _cut_transformer(network: nn.Module, others: set[str], index: int, count: int) -> None:
+    """Put stand-ins in place of the blocks of `others`, and of what other stages alone run."""
     names = required(network, "pipeline")
     for name in others:
         network.set_submodule(name, Skip())
     body = backbone(network)
-    last = index == count - 1
-    stand_ins: list[tuple[str, nn.Module]] = []
-    if index > 0:
-        stand_ins += [(n, Zero() if n == names.positions else Skip()) for n in names.first]
-    if not last:  # the result of a pooler is not used by the stages before the last
-        stand_ins += [(n, nn.Identity() if n == names.summary else Skip()) for n in names.last]
-    for name, stand_in in stand_ins:
-        found = getattr(body, name, None)
-        if isinstance(found, nn.Module):
+    is_last = index == count - 1
+    for name, stand_in in _stand_ins(names, is_first=index == 0, is_last=is_last).items():
+        replaced = getattr(body, name, None)
+        if isinstance(replaced, nn.Module):
             body.set_submodule(name, stand_in)
-        elif isinstance(found, float | int):
+        elif isinstance(replaced, float | int):  # a rate of dropout
             setattr(body, name, 0.0)
-    heads = [name for name, child in network.named_children() if child is not body]
-    for name in [] if last else heads:
-        network.set_submodule(name, Skip())
+    if not is_last:
+        heads = [name for name, child in network.named_children() if child is not body]
+        for name in heads:
+            network.set_submodule(name, Skip())
+
+
+def _stand_ins(names: Modules, is_first: bool, is_last: bool) -> dict[str, nn.Module]:
+    """What stands for the modules of the body that the first and the last stage alone run."""
+    stand_ins: dict[str, nn.Module] = {}
+    if not is_first:
+        for name in names.first:
+            stand_ins[name] = ZeroPositions() if name == names.positions else Skip()
+    if not is_last:
+        for name in names.last:
+            # the result of a pooler is not used by the stages before the last
+            stand_ins[name] = nn.Identity() if name == names.summary else Skip()
+    return stand_ins
 
 
 def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> float:
-    """Put low-rank adapters (Hu et al. 2021, arXiv 2106.09685) of peft on the spec's layers, freeze
-    everything else but a new head, and note in `origins` where the wrapped weights lie; returns the
-    factor of B A in their updates. Raises RequestError for a target that no block has."""
+    """Put low-rank adapters (Hu et al. 2021, arXiv 2106.09685) of peft on the spec's layers.
+
+    Everything else but a new head is frozen, and `origins` gets where the wrapped weights lie.
+    Returns the factor of B A in their updates. Raises RequestError for a target that no block
+    has."""
     from peft import LoraConfig, inject_adapter_in_model
 
     names = required(network, "LoRA")
-    known = [*names.column, *names.row]
-    targets = list(spec.targets) or known
-    lost = [t for t in targets if not any(name.endswith(t) for name in known)]
-    if lost:
-        what = f"{model_type(network)} has no layer called {lost[0]}"
-        fix = f"use some of {', '.join(name.rpartition('.')[2] for name in known)}"
-        raise RequestError(what, where="model.lora.targets", fix=fix)
+    layers = [*names.column, *names.row]
+    targets = list(spec.targets) or layers
+    for target in targets:
+        if not any(layer.endswith(target) for layer in layers):
+            message = f"{model_type(network)} has no layer called {target}"
+            fix = f"use some of {', '.join(layer.rpartition('.')[2] for layer in layers)}"
+            raise RequestError(message, where="model.lora.targets", fix=fix)
     config = LoraConfig(
         r=spec.rank,
         lora_alpha=cast(int, spec.alpha),

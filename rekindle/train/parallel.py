@@ -44,7 +44,7 @@ _VARLEN = "_varlen_attn"  # of torch_attn, once torch.nn.attention.varlen is imp
 
 def prepare_network(
     network: nn.Module,
-    source: weights.Source | None,
+    source: weights.WeightSource | None,
     origins: dict[str, Origin],
     train: TrainSpec,
     lora: LoraSpec | None = None,

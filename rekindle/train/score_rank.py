@@ -404,7 +404,7 @@ def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts
     if not opened.own_task and task.weights(as_source) is not None:
         with weights.deferred() as recorder:
             network = task.build(as_source, opened.labels, opened.settings, folder)
-        source = weights.Source(network, recorder, 0, folder)
+        source = weights.WeightSource(network, recorder, 0, folder)
     else:
         network = opened.network()
     mesh = Mesh.of(resolve(train, dist.get_world_size(), modules.shape_of(network)), device)

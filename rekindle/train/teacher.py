@@ -60,7 +60,7 @@ def _sharded(folder: Path, train: TrainSpec, task: Task, shards: Shards, mesh: M
     with weights.deferred() as recorder:
         spec = ModelSpec(source=str(folder))
         network = task.build(spec, manifest.labels, manifest.settings, shards.assets)
-    source = weights.Source(network, recorder, 0, folder)
+    source = weights.WeightSource(network, recorder, 0, folder)
     origins = modules.unfused(network)
     arrange(network, train, mesh, divided=True)
     weights.fill([network], source, origins)

@@ -42,14 +42,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         target = args[0] if args else None
         if func._schema.is_mutable and isinstance(target, torch.Tensor) and target.is_meta:
-            place = target.size(), target.stride(), int(target.storage_offset())
-            note = _Note(func, tuple(args[1:]), dict(kwargs or {}), *place)
+            note = _Note(
+                func,
+                tuple(args[1:]),
+                dict(kwargs or {}),
+                target.size(),
+                target.stride(),
+                int(target.storage_offset()),
+            )
             self.notes[_storage(target)].append(note)
         return func(*args, **(kwargs or {}))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Note:
+    """An operation, and the view of a storage that it works on."""
+
     func: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -59,6 +67,7 @@ class _Note:
 
 
 def _storage(tensor: torch.Tensor) -> int:
+    """What identifies a tensor's storage, also on the meta device, where all have address 0."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -86,15 +95,16 @@ def deferred(recorder: Recorder | None = None) -> Iterator[Recorder]:
 
 def transform(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Replace every parameter and buffer by what `change` makes of it; shared ones stay shared."""
-    made: dict[int, nn.Parameter] = {}
+    changed: dict[int, nn.Parameter] = {}
     for child in module.modules():
         for name, parameter in child._parameters.items():
             if parameter is None:
                 continue
-            if id(parameter) not in made:
-                value, learns = change(parameter.detach()), parameter.requires_grad
-                made[id(parameter)] = nn.Parameter(value, requires_grad=learns)
-            child._parameters[name] = made[id(parameter)]
+            if id(parameter) not in changed:
+                value = change(parameter.detach())
+                learns = parameter.requires_grad
+                changed[id(parameter)] = nn.Parameter(value, requires_grad=learns)
+            child._parameters[name] = changed[id(parameter)]
         for name, buffer in child._buffers.items():
             if buffer is not None:
                 child._buffers[name] = change(buffer)
@@ -102,13 +112,21 @@ def transform(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor])
 
 def convert(module: nn.Module, dtype: torch.dtype) -> None:
     """Give floating-point values that type, but rotary frequencies none narrower than fp32."""
-    narrower = torch.finfo(dtype).bits < 32
-    rotary = [m for m in module.modules() if type(m).__name__.endswith("RotaryEmbedding")]
-    exact = {id(b) for m in rotary if narrower for b in m.buffers(recurse=False)}
-    transform(module, lambda t: t.to(dtype) if t.is_floating_point() and id(t) not in exact else t)
+    stay_exact = set[int]()
+    if torch.finfo(dtype).bits < 32:
+        for child in module.modules():
+            if type(child).__name__.endswith("RotaryEmbedding"):
+                stay_exact.update(id(buffer) for buffer in child.buffers(recurse=False))
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() or id(tensor) in stay_exact:
+            return tensor
+        return tensor.to(dtype)
+
+    transform(module, change)
 
 
-class Source:
+class WeightSource:
     """Starting values by parameter name: those of a checkpoint where there is one, else fresh ones.
 
     What a checkpoint does not have is fresh, too: a new head where the task `makes_head`, adapters.
@@ -122,15 +140,16 @@ class Source:
         folder: Path | None = None,
         makes_head: bool = False,
     ) -> None:
-        self.recorder, self.seed = recorder, seed
+        self.recorder = recorder
+        self.seed = seed
         self.network = network
-        self.checkpoint: Checkpoint | None = None
+        self.checkpoint: SafetensorsFolder | None = None
         self.match: Match | None = None
         self.fresh: tuple[str, ...] = ()  # of a new head; without a checkpoint all are
         if folder is not None:
             headers = headers_of(folder)
             self.match = match(network, headers, folder, makes_head)
-            self.checkpoint = Checkpoint(folder, headers)
+            self.checkpoint = SafetensorsFolder(folder, headers)
             self.fresh = self.match.fresh
             # as from_pretrained leaves them: save_pretrained and export write by these rules
             network.__dict__["_weight_conversions"] = list(self.match.rules)
@@ -140,9 +159,15 @@ class Source:
         self._last_group: tuple[Group, dict[str, torch.Tensor]] | None = None
 
     def include(self, network: nn.Module, part: str = ".lora_") -> None:
-        for name, p in network.named_parameters(remove_duplicate=False):
+        """Note where the parameters with `part` in their names lie, to give them values later."""
+        for name, parameter in network.named_parameters(remove_duplicate=False):
             if part in name:
-                self.storages[name] = _storage(p), p.shape, p.stride(), p.dtype
+                self.storages[name] = (
+                    _storage(parameter),
+                    parameter.shape,
+                    parameter.stride(),
+                    parameter.dtype,
+                )
 
     def holds(self, name: str) -> bool:
         """Whether the checkpoint has this parameter or buffer."""
@@ -165,9 +190,9 @@ class Source:
         assert self.checkpoint is not None
         self._last_group = None  # before the next is read
         tensors = {name: self.checkpoint.slice(name)[:] for name, _ in group.sources}
-        made = group.made(tensors, self.network)
-        self._last_group = group, made
-        return made
+        joined = group.made(tensors, self.network)
+        self._last_group = group, joined
+        return joined
 
     def _replayed(self, name: str) -> torch.Tensor:
         """A whole parameter with its fresh values; remembers the last one."""
@@ -177,12 +202,13 @@ class Source:
         notes = self.recorder.notes.get(storage, [])
         for note in notes:
             values = (*note.args, *note.kwargs.values())
-            if any(isinstance(v, torch.Tensor) and v.is_meta for v in values):
-                what = f"cannot build the starting value of {name} one tensor at a time"
+            if any(isinstance(value, torch.Tensor) and value.is_meta for value in values):
+                message = f"cannot build the starting value of {name} one tensor at a time"
                 fix = "start from a checkpoint with this weight"
-                raise DataError(f"{what} ({note.func})", where="model.source", fix=fix)
+                raise DataError(f"{message} ({note.func})", where="model.source", fix=fix)
         original = self.recorder.originals.get(storage)
-        if original is not None and not any(n.size.numel() == shape.numel() for n in notes):
+        is_overwritten = any(note.size.numel() == shape.numel() for note in notes)
+        if original is not None and not is_overwritten:
             whole = original.clone()
         else:
             whole = torch.empty_strided(shape, stride, dtype=dtype)
@@ -196,14 +222,16 @@ class Source:
         return whole
 
 
-class Checkpoint:
+class SafetensorsFolder:
     """The tensors of a folder of safetensors files, read slice by slice."""
 
     def __init__(self, folder: Path, headers: Mapping[str, StoredTensor]) -> None:
-        self.folder, self.headers = folder, headers
+        self.folder = folder
+        self.headers = headers
         self._open: dict[str, Any] = {}
 
     def slice(self, name: str) -> Any:
+        """A tensor that is read once it is indexed, and no more of it than that."""
         file = self.headers[name].file
         if file not in self._open:
             self._open[file] = safe_open(self.folder / file, framework="pt")
@@ -213,21 +241,22 @@ class Checkpoint:
 def intervals(tensor: torch.Tensor) -> list[Interval]:
     """Which part of a tensor this rank holds, one [start, end) a dimension. Tensor parallelism
     (the mesh's last dimension) divides first, then FSDP: 7 rows on 4 ranks are 2, 2, 2, 1."""
-    found = [(0, size) for size in tensor.shape]
+    bounds = [(0, size) for size in tensor.shape]
     if not isinstance(tensor, DTensor):
-        return found
-    mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+        return bounds
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
     assert coordinate is not None
     for axis in reversed(range(mesh.ndim)):
         placement = tensor.placements[axis]
         if not divides(placement):
             continue
         dim = placement.dim  # type: ignore[attr-defined]
-        start, end = found[dim]
+        start, end = bounds[dim]
         size = -(-(end - start) // mesh.size(axis))
         low = min(start + coordinate[axis] * size, end)
-        found[dim] = (low, min(low + size, end))
-    return found
+        bounds[dim] = (low, min(low + size, end))
+    return bounds
 
 
 def divides(placement: Placement) -> bool:
@@ -235,7 +264,7 @@ def divides(placement: Placement) -> bool:
     return isinstance(placement, Shard | _StridedShard)
 
 
-def fill(parts: Sequence[nn.Module], source: Source, origins: Mapping[str, Origin]) -> None:
+def fill(parts: Sequence[nn.Module], source: WeightSource, origins: Mapping[str, Origin]) -> None:
     """Give every parameter of `parts` its starting value, in place, and every stored buffer."""
     with torch.no_grad():
         for part in parts:
@@ -245,21 +274,26 @@ def fill(parts: Sequence[nn.Module], source: Source, origins: Mapping[str, Origi
                 if local.numel():
                     local.copy_(_value(source, origins.get(name, Origin(name)), parameter))
             for name, layer in quantised.layers(part):
-                stored, like = f"{name}.weight", torch.empty(layer.shape, device="meta")
-                layer.load(_value(source, origins.get(stored, Origin(stored)), like))
+                weight = f"{name}.weight"
+                whole = torch.empty(layer.shape, device="meta")
+                layer.load(_value(source, origins.get(weight, Origin(weight)), whole))
                 beat()
             for name, buffer in part.named_buffers():
                 if source.holds(name):  # the others have the values that the architecture computes
                     local_of(buffer).copy_(source.read(name, intervals(buffer)))
 
 
-def _value(source: Source, origin: Origin, parameter: torch.Tensor) -> torch.Tensor:
-    wanted = intervals(parameter)
-    if not origin.transposed:
-        rows = (wanted[0][0] + origin.start, wanted[0][1] + origin.start) if wanted else (0, 0)
-        return source.read(origin.name, [rows, *wanted[1:]] if wanted else [])
-    (top, bottom), columns = wanted
-    return source.read(origin.name, [columns, (top + origin.start, bottom + origin.start)]).T
+def _value(source: WeightSource, origin: Origin, parameter: torch.Tensor) -> torch.Tensor:
+    """The starting value of what this rank holds of a parameter."""
+    bounds = intervals(parameter)
+    if not bounds:  # a scalar
+        return source.read(origin.name, [])
+    top, bottom = bounds[0]
+    rows = (top + origin.start, bottom + origin.start)
+    if origin.transposed:
+        _, columns = bounds
+        return source.read(origin.name, [columns, rows]).T
+    return source.read(origin.name, [rows, *bounds[1:]])
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -269,5 +303,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def whole_of(tensor: torch.Tensor | quantised.FourBit) -> torch.Tensor:
     """The whole tensor, on every rank that holds a shard of it (a collective)."""
-    tensor = tensor.whole() if isinstance(tensor, quantised.FourBit) else tensor.detach()
+    if isinstance(tensor, quantised.FourBit):
+        return tensor.whole()
+    tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

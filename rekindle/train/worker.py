@@ -248,7 +248,7 @@ class Start:
         shards: Shards,
         mesh: Mesh,
         network: nn.Module,
-        source: weights.Source | None,
+        source: weights.WeightSource | None,
         origins: dict[str, modules.Origin],
     ) -> None:
         self.job = job
@@ -349,7 +349,7 @@ class Start:
 
 def _network_and_source(
     job: Job, task: Task, shards: Shards
-) -> tuple[nn.Module, weights.Source | None]:
+) -> tuple[nn.Module, weights.WeightSource | None]:
     """The network of a job, and where its values come from; None: it has them already."""
     manifest = shards.manifest
     model = job.model
@@ -362,7 +362,7 @@ def _network_and_source(
     if job.task in TASKS and (folder is not None or not job.init):
         with weights.deferred() as recorder:
             network = task.build(model, manifest.labels, manifest.settings, shards.assets)
-        source = weights.Source(
+        source = weights.WeightSource(
             network, recorder, job.train.seed, folder, makes_head=task.makes_head
         )
         return network, source

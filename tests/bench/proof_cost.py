@@ -98,7 +98,7 @@ def parts_of(source: dict[str, Any], shards: Shards, train: TrainSpec, fake: boo
     real = unset_fake_temporarily if fake else contextlib.nullcontext
     with real(), weights.deferred() as recorder:
         network = TASK.build(ModelSpec(source=source), (), shards.manifest.settings, Path())
-    start = weights.Source(network, recorder, 0)
+    start = weights.WeightSource(network, recorder, 0)
     with real():
         mesh = Mesh.of(Layout(), torch.device("cpu"))
         origins = modules.unfused(network)

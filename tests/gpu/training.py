@@ -138,7 +138,7 @@ def trainer_of(case: Case, device: torch.device) -> Trainer:
             shards.manifest.settings,
             Path(),
         )
-    source = weights.Source(network, recorder, 0)
+    source = weights.WeightSource(network, recorder, 0)
     mesh = Mesh.of(Layout(micro_batch_size=case.micro), device)
     origins, lora = modules.unfused(network), None
     if case.lora:

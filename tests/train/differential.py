@@ -136,7 +136,7 @@ def trainer_of(case: dict) -> Trainer:
             shards.manifest.settings,
             Path(),
         )
-    source = weights.Source(network, recorder, 0)
+    source = weights.WeightSource(network, recorder, 0)
     shape = Shape.of(case["model"]) if "model_type" in case["model"] else None
     mesh = Mesh.of(resolve(train, dist.get_world_size(), shape), torch.device("cpu"))
     origins = modules.unfused(network)

@@ -79,7 +79,7 @@ def trainer_of(case: dict, live: Live) -> Trainer:
             shards.manifest.settings,
             Path(),
         )
-    source = weights.Source(network, recorder, 0)
+    source = weights.WeightSource(network, recorder, 0)
     mesh = Mesh.of(layout, torch.device("cpu"))
     origins, lora = modules.unfused(network), None
     if case["lora"]:

@@ -68,7 +68,7 @@ def outcome(task_name: str, model_type: str, folder: Path) -> Outcome:
     try:
         with weights.deferred() as recorder:
             network = task.build(ModelSpec(source=str(folder)), labels, SETTINGS, folder)
-        source = weights.Source(network, recorder, 0, folder, makes_head=task.makes_head)
+        source = weights.WeightSource(network, recorder, 0, folder, makes_head=task.makes_head)
         origins = modules.unfused(network)
         mesh = Mesh.of(Layout(), torch.device("cpu"))
         parts = parallel.build(task, network, origins, TRAIN, Goal(), mesh)
@@ -83,7 +83,7 @@ def outcome(task_name: str, model_type: str, folder: Path) -> Outcome:
 
 
 def check_weights(
-    auto: str, network: torch.nn.Module, source: weights.Source, folder: Path
+    auto: str, network: torch.nn.Module, source: weights.WeightSource, folder: Path
 ) -> None:
     """Against `from_pretrained` and `save_pretrained`."""
     more = {} if auto == TASKS["causal_lm"] else {"num_labels": len(LABELS)}

@@ -40,7 +40,7 @@ def test_shards_that_are_opened_and_weights_that_are_filled_beat(shards, beats):
     beats.clear()
     with weights.deferred() as recorder:
         network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
-    source = weights.Source(network, recorder, seed=0)
+    source = weights.WeightSource(network, recorder, seed=0)
     weights.transform(network, torch.empty_like)
     real = network.to_empty(device="cpu")
     weights.fill([real], source, {})

@@ -117,7 +117,7 @@ def given(source: dict, louder: float = 1.0, **train) -> Given:
     made = shards()
     with weights.deferred() as recorder:
         network = TASK.build(ModelSpec(source=source), (), made.manifest.settings, Path())
-    start = weights.Source(network, recorder, 0)
+    start = weights.WeightSource(network, recorder, 0)
     origins = modules.unfused(network)
     mesh = Mesh.of(Layout(), torch.device("cpu"))
     parts = parallel.build(TASK, network, origins, spec, Goal(), mesh)
@@ -239,7 +239,7 @@ def test_a_network_may_have_no_more_positions_than_the_longest_text(task):
     labels = made.manifest.labels
     with weights.deferred() as recorder:
         network = kind.build(ModelSpec(source=sizes), labels, made.manifest.settings, Path())
-    start = weights.Source(network, recorder, 0)
+    start = weights.WeightSource(network, recorder, 0)
     origins = modules.unfused(network)
     mesh = Mesh.of(Layout(), torch.device("cpu"))
     parts = parallel.build(kind, network, origins, train, Goal(), mesh)

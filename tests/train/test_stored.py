@@ -54,13 +54,13 @@ def saved(folder: Path, model_type: str, kind=AutoModelForCausalLM, **fields) ->
     return folder
 
 
-def loaded(folder: Path, task: str = "causal_lm") -> tuple[torch.nn.Module, weights.Source]:
+def loaded(folder: Path, task: str = "causal_lm") -> tuple[torch.nn.Module, weights.WeightSource]:
     """The network as a rank fills it."""
     kind = load_task(task)
     labels = LABELS if task != "causal_lm" else ()
     with weights.deferred() as recorder:
         network = kind.build(ModelSpec(source=str(folder)), labels, SETTINGS, Path())
-    source = weights.Source(network, recorder, 0, folder, makes_head=kind.makes_head)
+    source = weights.WeightSource(network, recorder, 0, folder, makes_head=kind.makes_head)
     weights.transform(network, lambda t: torch.empty_like(t, device="cpu") if t.is_meta else t)
     weights.fill([network], source, {})
     return network.eval(), source
