@@ -36,8 +36,8 @@ _UNUSED = ("position_ids", "use_cache", "output_attentions")
 
 
 @dataclasses.dataclass
-class Peers:
-    """This rank among tp and cp peers, its `kernel`, and `groups` (`kernels.takes_groups`)."""
+class AttentionPeers:
+    """This rank among tp and cp peers, and how it computes attention."""
 
     tp_rank: int = 0
     tp_size: int = 1
@@ -45,9 +45,10 @@ class Peers:
     cp_group: dist.ProcessGroup | None = None
     kernel: Kernel = "sdpa"
     groups: bool = True
+    """As `kernels.takes_groups`."""
 
 
-def install(network: nn.Module, peers: Peers) -> None:
+def install(network: nn.Module, peers: AttentionPeers) -> None:
     """Make the network's attention modules use `attend` with these peers."""
     from transformers import AttentionInterface
 
@@ -59,7 +60,8 @@ def install(network: nn.Module, peers: Peers) -> None:
     causal = False
     for module in network.modules():
         if hasattr(module, "is_causal"):
-            causal = causal or bool(module.is_causal)
+            if module.is_causal:
+                causal = True
             setattr(module, PEERS, peers)
     body = modules.backbone(network)
     if not hasattr(body, PEERS):
@@ -104,11 +106,11 @@ def attend(
     `sliding_window` tokens, itself included. Raises UnsupportedError for an unknown keyword."""
     for name, value in others.items():
         if value is not None and name not in _UNUSED:
-            what = f"{type(module).__name__} asks attention for `{name}`, which rekindle's "
-            what += "attention does not compute"
+            message = f"{type(module).__name__} asks attention for `{name}`, which rekindle's "
+            message += "attention does not compute"
             fix = "use an architecture without it; docs/layouts.md lists those that are tested"
-            raise UnsupportedError(what, where="model.source", fix=fix)
-    peers: Peers = getattr(module, PEERS)
+            raise UnsupportedError(message, where="model.source", fix=fix)
+    peers: AttentionPeers = getattr(module, PEERS)
     causal = bool(module.is_causal) if is_causal is None else is_causal
     length = query_BHTD.shape[2]
     if documents is None and attention_mask is None and sliding_window and length > sliding_window:
@@ -117,8 +119,8 @@ def attend(
         call = Call(causal, scaling, dropout, sliding_window, peers)
         return apart(query_BHTD, key_BGTD, value_BGTD, documents, call), None
     if attention_mask is not None and sliding_window and length > sliding_window:
-        what = f"{type(module).__name__} has a sliding window, and its sequences are padded"
-        raise UnsupportedError(what, where="data.packing", fix="set data.packing: true")
+        message = f"{type(module).__name__} has a sliding window, and its sequences are padded"
+        raise UnsupportedError(message, where="data.packing", fix="set data.packing: true")
     # under torch.compile a comparison of sizes is a SymBool, which sdpa rejects; branch on it
     if attention_mask is not None or length == 1:  # the mask hides what comes later, too
         causal = False
@@ -128,21 +130,24 @@ def attend(
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """How one attention is computed; `window` is None where all of the past is seen."""
+    """How one attention is computed."""
 
     causal: bool
     scaling: float | None
     dropout: float
     window: int | None
-    peers: Peers
+    """Tokens that a query sees, itself included; None: all of the past."""
+    peers: AttentionPeers
 
 
 def apart(query: Tensor, key: Tensor, value: Tensor, documents: Documents, call: Call) -> Tensor:
     """[B, T, H, D] without any work between documents."""
     if documents.ranges:
-        key, value = (_in_ranges(x, documents, call.peers) for x in (key, value))
+        key = _in_ranges(key, documents, call.peers)
+        value = _in_ranges(value, documents, call.peers)
     else:
-        key, value = (x.transpose(1, 2).flatten(0, 1) for x in (key, value))
+        key = key.transpose(1, 2).flatten(0, 1)
+        value = value.transpose(1, 2).flatten(0, 1)
     if call.peers.kernel == "varlen" and not call.dropout:
         return _varlen(query, key, value, documents, call)
     # a group's mask is that of its padding; what is causal has one of its own
@@ -153,14 +158,16 @@ def apart(query: Tensor, key: Tensor, value: Tensor, documents: Documents, call:
 
 # not compiled, because each batch has other ranges
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _in_ranges(x_BGTD: Tensor, documents: Documents, peers: Peers) -> Tensor:
+def _in_ranges(x_BGTD: Tensor, documents: Documents, peers: AttentionPeers) -> Tensor:
     """Keys or values of all cp ranks that this rank's queries see: [sum of the ranges, G, D]."""
     assert peers.cp_group is not None
     count = 2 * peers.cp_size
     gathered = compat.all_gather_single_autograd(x_BGTD.contiguous(), 2, peers.cp_group)
     chunks = torch.chunk(gathered, count, 2)
-    # rank r holds chunks r and count - 1 - r
-    places = [2 * c if c < peers.cp_size else 2 * (count - 1 - c) + 1 for c in range(count)]
+    # rank r holds chunks r and count - 1 - r: the first chunks come from the first halves
+    first_halves = list(range(0, count, 2))
+    second_halves = list(range(1, count, 2))
+    places = [*first_halves, *reversed(second_halves)]
     whole_BSGD = torch.cat([chunks[place] for place in places], 2).transpose(1, 2)
     return torch.cat([whole_BSGD[row, start:stop] for row, start, stop in documents.ranges])
 
@@ -175,10 +182,11 @@ def _by_document(
     pieces = []
     # one split, whose backward pass is one concatenation; that of a slice is as large as the whole
     queries = torch.split(query.transpose(1, 2).flatten(0, 1), documents.queries)
-    parts = (torch.split(x, documents.keys) for x in (key, value))
-    for document in zip(queries, *parts, strict=True):
-        q, k, v = (x.transpose(0, 1)[None] for x in document)
-        pieces += [out[0].transpose(0, 1) for out in _document(q, k, v, call)]
+    keys = torch.split(key, documents.keys)
+    values = torch.split(value, documents.keys)
+    for document in zip(queries, keys, values, strict=True):
+        q, k, v = (tensor.transpose(0, 1)[None] for tensor in document)
+        pieces += [output[0].transpose(0, 1) for output in _document(q, k, v, call)]
     return torch.cat(pieces).view(rows, length, heads, size)
 
 
@@ -189,9 +197,11 @@ def _by_group(
 ) -> Tensor:
     """Texts of like length padded, and attended to in one call; `key` and `value` are [F, G, D]."""
     sizes = [group.tokens for group in documents.groups]
-    parts = (torch.split(x, sizes) for x in (query.transpose(1, 2).flatten(0, 1), key, value))
-    found = []
-    for group, *qkv in zip(documents.groups, *parts, strict=True):
+    queries = torch.split(query.transpose(1, 2).flatten(0, 1), sizes)
+    keys = torch.split(key, sizes)
+    values = torch.split(value, sizes)
+    outputs = []
+    for group, *qkv in zip(documents.groups, queries, keys, values, strict=True):
         tokens, heads, size = qkv[0].shape
         places, back, bias = group.by_head(heads)
         # one copy pads, and puts the rows of a head beside each other, as products want them
@@ -205,8 +215,8 @@ def _by_group(
             q, k, v = (x.view(group.rows, heads, group.longest, size) for x in (q, k, v))
             out = _one(q, k, v, group.mask, call)
         out = _Unpad.apply(out.reshape(-1, size), back)  # type: ignore[no-untyped-call]
-        found.append(out.view(tokens, heads, size))
-    return torch.cat(found)[None]
+        outputs.append(out.view(tokens, heads, size))
+    return torch.cat(outputs)[None]
 
 
 class _Pad(torch.autograd.Function):
@@ -223,6 +233,8 @@ class _Pad(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
+    """Padded places back to rows."""
+
     @staticmethod
     def forward(ctx: Any, padded: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(back)
@@ -237,19 +249,24 @@ class _Unpad(torch.autograd.Function):
 
 def _document(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Iterator[Tensor]:
     """Attention of one run of queries; the last of them sees the last key."""
-    count, total = query.shape[2], key.shape[2]
-    narrow = call.window is not None and call.window < total
-    if not call.causal or (count == total and not narrow):
-        causal = dataclasses.replace(call, causal=call.causal and count > 1)
-        yield _one(query, key, value, None, causal)
+    count = query.shape[2]
+    total = key.shape[2]
+    is_narrow = call.window is not None and call.window < total
+    if not call.causal or (count == total and not is_narrow):
+        whole = dataclasses.replace(call, causal=call.causal and count > 1)
+        yield _one(query, key, value, None, whole)
         return
     plain = dataclasses.replace(call, causal=False)
     # once, and not for each piece: with a mask no kernel takes fewer key-value heads
     key, value = (_repeated(x, query.shape[1]) for x in (key, value))
     for low in range(0, count, QUERIES_AT_ONCE):
         high = min(low + QUERIES_AT_ONCE, count)
-        first, last = total - count + low, total - count + high  # where these queries are as keys
-        begin = max(0, first - call.window + 1) if call.window is not None else 0
+        # where these queries are as keys
+        first = total - count + low
+        last = total - count + high
+        begin = 0
+        if call.window is not None:
+            begin = max(0, first - call.window + 1)
         places_T = torch.arange(first, last, device=query.device)[:, None]
         places_S = torch.arange(begin, last, device=query.device)
         mask_TS = places_S <= places_T
@@ -266,9 +283,9 @@ def _one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: C
     more = {}
     if query.shape[1] != key.shape[1]:
         # autocast makes halves of what rotary embedding left in fp32
-        half = query.dtype in HALVES or torch.is_autocast_enabled(query.device.type)
-        fast = call.peers.groups and (half or not query.is_cuda)
-        if mask is None and fast:
+        is_half = query.dtype in HALVES or torch.is_autocast_enabled(query.device.type)
+        is_fast = call.peers.groups and (is_half or not query.is_cuda)
+        if mask is None and is_fast:
             more = {"enable_gqa": True}
         else:  # no fast kernel of CUDA takes fewer key-value heads with a mask, or in fp32
             key, value = (_repeated(x, query.shape[1]) for x in (key, value))
@@ -284,12 +301,13 @@ def _one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: C
     )
 
 
-def _draws_alike(query: Tensor, peers: Peers) -> bool:
+def _draws_alike(query: Tensor, peers: AttentionPeers) -> bool:
     """Whether a fused kernel's own dropout will do: no other rank has to draw the same."""
     return query.is_cuda and peers.tp_size * peers.cp_size == 1
 
 
 def _repeated(x_BGSD: Tensor, heads: int) -> Tensor:
+    """Keys or values of as many heads as queries have: [B, H, S, D]."""
     if x_BGSD.shape[1] == heads:
         return x_BGSD
     return x_BGSD.repeat_interleave(heads // x_BGSD.shape[1], dim=1)
@@ -353,8 +371,10 @@ def _written_out(
     weights_BHTS = weights.view(-1, heads, *weights.shape[1:])
     # the operator costs as much as drawing for a short text
     keep = _keep if torch.compiler.is_compiling() else _kept
-    how = call.dropout, call.peers.tp_rank, call.peers.tp_size
-    kept_BHTS = weights_BHTS * keep(weights_BHTS.detach(), *how)
+    # without a name, the mask goes before the product is made
+    kept_BHTS = weights_BHTS * keep(
+        weights_BHTS.detach(), call.dropout, call.peers.tp_rank, call.peers.tp_size
+    )
     return kept_BHTS.flatten(0, 1) @ value_NSD
 
 

@@ -109,7 +109,7 @@ def _outputs_and_slopes(
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[torch.Tensor]:
-    call = attention.Call(True, None, 0.0, window, attention.Peers(kernel=kernel))
+    call = attention.Call(True, None, 0.0, window, attention.AttentionPeers(kernel=kernel))
     with torch.enable_grad():
         q, k, v = (tensor.to(device, dtype).requires_grad_() for tensor in inputs)
         output = attention.apart(q, k, v, documents, call)

@@ -131,7 +131,7 @@ def _split_fused_projections(piece: nn.Module, tp: int) -> None:
 
 def _install_attention(piece: nn.Module, mesh: Mesh, kernel: Kernel) -> None:
     layout = mesh.layout
-    peers = attention.Peers(
+    peers = attention.AttentionPeers(
         tp_rank=mesh.place("tp"),
         tp_size=layout.tp,
         cp_size=layout.cp,

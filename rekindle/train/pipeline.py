@@ -17,6 +17,11 @@ from rekindle.plan.inflight import stages_of
 from rekindle.train.micro import Micro
 from rekindle.train.parts import Parts
 
+# of ranks with two stages or more
+_SCHEDULES = {
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "zero_bubble": schedules.ScheduleZBVZeroBubble,
+}
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -25,10 +30,12 @@ class Pipeline:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.layout, self.group = parts.mesh.layout, parts.mesh.group("pp")
+        self.layout = parts.mesh.layout
+        self.group = parts.mesh.group("pp")
         self.owns_first = any(stage.index == 0 for stage in parts.stages)
-        self.owns_last = any(s.index == s.count - 1 for s in parts.stages)
+        self.owns_last = any(stage.index == stage.count - 1 for stage in parts.stages)
         self._schedules: dict[Any, Any] = {}
+        # whose shapes were sent and received, see `_send`
         self._sent: set[Any] = set()
         self._shapes: dict[Any, tuple[list[int], torch.dtype]] = {}
 
@@ -38,15 +45,20 @@ class Pipeline:
         # one for each shape; a step of another number of micro-batches has one of its own
         key = tuple(first.shape), len(micro)
         if key not in self._schedules:
-            self._schedules[key] = self._made(len(micro))
+            self._schedules[key] = self._schedule(len(micro))
         for stage in self.parts.stages:
             stage.part.results.clear()
+        inputs = (first,) if self.owns_first else ()
+        target = None
+        losses: list[torch.Tensor] | None = None
+        if self.owns_last:
+            target = torch.empty(len(micro))  # one for each micro-batch; `_loss` looks at none
+            losses = []
         self._schedules[key].step(
-            *((first,) if self.owns_first else ()),
+            *inputs,
             micro=micro,
-            # one for each micro-batch, which `_loss` does not look at
-            target=torch.empty(len(micro)) if self.owns_last else None,
-            losses=[] if self.owns_last else None,
+            target=target,
+            losses=losses,
             return_outputs=False,
         )
         # a schedule that learns its shapes runs the first micro-batch once more before the others
@@ -58,61 +70,77 @@ class Pipeline:
         return self._total(len(micro))
 
     def forward(self, micro: Sequence[Micro]) -> None:
-        """One micro-batch follows the other down the stages, into `results` of the last part. (The
-        schedules of torch 2.13 cannot do that where a rank has two stages.)"""
-        mine = {stage.index: stage for stage in self.parts.stages}
-        owner = {s: r for r in range(self.layout.pp) for s in stages_of(self.layout, r)}
-        me = self.parts.mesh.place("pp")
+        """One micro-batch follows the other down the stages, into `results` of the last part.
+
+        The schedules of torch 2.13 cannot do that where a rank has two stages."""
+        stages = {stage.index: stage for stage in self.parts.stages}
+        owners: dict[int, int] = {}
+        for rank in range(self.layout.pp):
+            owners |= dict.fromkeys(stages_of(self.layout, rank), rank)
+        this_rank = self.parts.mesh.place("pp")
         for stage in self.parts.stages:
             stage.part.results.clear()
-        for one in micro:
-            carried = first = one.inputs[_first(one)]
+        for batch in micro:
+            first = batch.inputs[_first(batch)]
+            carried = first
             for index in range(self.layout.stages):
-                if index not in mine:
+                if index not in stages:
                     continue
-                if index > 0 and owner[index - 1] != me:
-                    carried = self._receive(owner[index - 1], (index, first.shape))
-                carried = mine[index].module(carried, micro=without_first(one))
-                if index + 1 < self.layout.stages and owner[index + 1] != me:
-                    self._send(carried, owner[index + 1], (index + 1, first.shape))
+                if index > 0 and owners[index - 1] != this_rank:
+                    carried = self._receive(owners[index - 1], (index, first.shape))
+                carried = stages[index].module(carried, micro=without_first(batch))
+                if index + 1 < self.layout.stages and owners[index + 1] != this_rank:
+                    self._send(carried, owners[index + 1], (index + 1, first.shape))
 
     def _send(self, hidden: torch.Tensor, to: int, key: Any) -> None:
-        """`key` is the stage that receives and what the first one did, on which shapes depend."""
+        """Send hidden states, with their shape ahead of them where it has not been sent before.
+
+        `key` is the stage that receives and what the first one did, on which shapes depend."""
         if key not in self._sent:
             self._sent.add(key)
-            shape = [*hidden.shape, *[0] * (6 - hidden.ndim)]
-            head = [hidden.ndim, _DTYPES.index(hidden.dtype), *shape]
-            dist.send(torch.tensor(head, device=hidden.device), group=self.group, group_dst=to)
+            unused_dimensions = [0] * (6 - hidden.ndim)
+            dtype = _DTYPES.index(hidden.dtype)
+            header = [hidden.ndim, dtype, *hidden.shape, *unused_dimensions]
+            dist.send(torch.tensor(header, device=hidden.device), group=self.group, group_dst=to)
         dist.send(hidden.contiguous(), group=self.group, group_dst=to)
 
     def _receive(self, source: int, key: Any) -> torch.Tensor:
         """Waits for the device to learn a shape, the first time it comes by."""
         device = self.parts.mesh.device
         if key not in self._shapes:
-            head = torch.zeros(8, dtype=torch.int64, device=device)
-            dist.recv(head, group=self.group, group_src=source)
-            ndim, kind, *shape = head.tolist()
-            self._shapes[key] = shape[:ndim], _DTYPES[kind]
+            header = torch.zeros(8, dtype=torch.int64, device=device)
+            dist.recv(header, group=self.group, group_src=source)
+            dimensions, dtype_number, *shape = header.tolist()
+            self._shapes[key] = shape[:dimensions], _DTYPES[dtype_number]
         shape, dtype = self._shapes[key]
         hidden = torch.empty(shape, dtype=dtype, device=device)
         dist.recv(hidden, group=self.group, group_src=source)
         return hidden
 
     def _total(self, count: int) -> torch.Tensor:
+        """The sum of the last `count` results of this rank's last stage."""
         total = torch.zeros(3, dtype=torch.float64, device=self.parts.mesh.device)
-        for result in [r for stage in self.parts.stages for r in stage.part.results][-count:]:
+        results = [result for stage in self.parts.stages for result in stage.part.results]
+        for result in results[-count:]:
             total += result[0].double()
         return total
 
-    def _made(self, micro: int) -> Any:
-        mesh, group, own = self.parts.mesh, self.group, self.parts.stages
-        stages = [PipelineStage(s.module, s.index, s.count, mesh.device, group=group) for s in own]
-        kind, mine = {
-            "1f1b": (schedules.Schedule1F1B, stages[0]),
-            "interleaved": (schedules.ScheduleInterleaved1F1B, stages),
-            "zero_bubble": (schedules.ScheduleZBVZeroBubble, stages),
-        }[mesh.layout.schedule]
-        schedule: Any = kind(mine, micro, loss_fn=_loss, scale_grads=False)
+    def _schedule(self, micro: int) -> Any:
+        """torch's schedule for this number of micro-batches."""
+        stages = [
+            PipelineStage(
+                stage.module, stage.index, stage.count, self.parts.mesh.device, group=self.group
+            )
+            for stage in self.parts.stages
+        ]
+        name = self.layout.schedule
+        schedule: Any
+        # losses are shares of one mean, so that their gradients add up unscaled
+        if name == "1f1b":
+            schedule = schedules.Schedule1F1B(stages[0], micro, loss_fn=_loss, scale_grads=False)
+        else:
+            kind: Any = _SCHEDULES[name]
+            schedule = kind(stages, micro, loss_fn=_loss, scale_grads=False)
         schedule._split_inputs = functools.partial(_as_they_are, self.owns_first)
         return schedule
 
@@ -124,8 +152,8 @@ def _as_they_are(
     micro = kwargs["micro"]
     carried: list[tuple[torch.Tensor, ...]] = [() for _ in micro]
     if owns_first:
-        carried = [(one.inputs[_first(one)],) for one in micro]
-    return carried, [{"micro": without_first(one)} for one in micro]
+        carried = [(batch.inputs[_first(batch)],) for batch in micro]
+    return carried, [{"micro": without_first(batch)} for batch in micro]
 
 
 def without_first(micro: Micro) -> Micro:

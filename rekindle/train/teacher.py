@@ -50,7 +50,7 @@ def ready(network: nn.Module, train: TrainSpec, mesh: Mesh) -> nn.Module:
         computed = HALVES.get(train.precision, torch.float32)
         kernel = kernels.kernel_for(network, mesh.device, computed)
         groups = kernels.takes_groups(mesh.device)
-        attention.install(network, attention.Peers(kernel=kernel, groups=groups))
+        attention.install(network, attention.AttentionPeers(kernel=kernel, groups=groups))
     return network.eval().requires_grad_(False)
 
 

@@ -28,26 +28,30 @@ _ops = torch.ops._c10d_functional
 
 
 @dataclasses.dataclass(frozen=True)
-class Peers:
-    """The tp ranks, and whether the residual stream between blocks is divided among them."""
+class TensorPeers:
+    """The tp ranks."""
 
     mesh: DeviceMesh
     group: str
+    """The name of their process group, because that is what a compiled graph can hold."""
     size: int
     sequence: bool
+    """Whether the residual stream between blocks is divided among them."""
 
     def enter(self, stream: Tensor) -> Tensor:
         """The stream, [B, T, H], whole for every peer's columns; gradients come back as shares."""
-        there, back = ("joined", "summed part") if self.sequence else ("same", "sum")
-        return self._turned(stream, there, back)
+        if self.sequence:
+            return self._turned(stream, "joined", "summed part")
+        return self._turned(stream, "same", "sum")
 
     def leave(self, share: Tensor) -> Tensor:
         """Back to the stream: the sum over peers, whole, or divided to [B, T / size, H]."""
-        there, back = ("summed part", "joined") if self.sequence else ("sum", "same")
-        return self._turned(share, there, back)
+        if self.sequence:
+            return self._turned(share, "summed part", "joined")
+        return self._turned(share, "sum", "same")
 
-    def _turned(self, x: Tensor, there: str, back: str) -> Tensor:
-        return _Turn.apply(x, there, back, self.group, self.size)  # type: ignore[no-untyped-call,no-any-return]
+    def _turned(self, x: Tensor, forward: str, backward: str) -> Tensor:
+        return _Turn.apply(x, forward, backward, self.group, self.size)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class ColumnLinear(nn.Linear):
@@ -61,18 +65,19 @@ class ColumnLinear(nn.Linear):
 class GatheredLinear(ColumnLinear):
     """The same, from whole to whole: peers put their outputs together."""
 
-    peers: Peers
+    peers: TensorPeers
 
     def forward(self, input: Tensor) -> Tensor:
-        mine = super().forward(self.peers.enter(input))
+        own_outputs = super().forward(self.peers.enter(input))
         low, high = intervals(self.weight)[0]
-        return self.peers.leave(F.pad(mine, (low, len(self.weight) - high)))
+        # zeros where other peers have outputs: the sum puts all together
+        return self.peers.leave(F.pad(own_outputs, (low, len(self.weight) - high)))
 
 
 class RowLinear(nn.Linear):
     """Has the weights of some of the inputs, takes those, and returns the stream."""
 
-    peers: Peers
+    peers: TensorPeers
 
     def forward(self, input: Tensor) -> Tensor:
         out = self.peers.leave(F.linear(input, _local(self.weight)))
@@ -85,24 +90,23 @@ class RowLinear(nn.Linear):
 class RowEmbedding(nn.Embedding):
     """Has some rows of the table, looks those up, and returns the stream."""
 
-    peers: Peers
+    peers: TensorPeers
 
     def forward(self, input: Tensor) -> Tensor:
         low, high = intervals(self.weight)[0]
         elsewhere = (input < low) | (input >= high)
-        pad = self.padding_idx
         table = _local(self.weight)
         if low == high:  # more peers than rows: of an empty table nothing can be looked up
             return self.peers.leave(table.new_zeros((*input.shape, table.shape[1])) + table.sum())
-        found = F.embedding(
-            (input - low).masked_fill(elsewhere, 0),
-            table,
-            pad - low if pad is not None and low <= pad < high else None,
-        )
-        return self.peers.leave(found.masked_fill(elsewhere[..., None], 0))
+        padding = None
+        if self.padding_idx is not None and low <= self.padding_idx < high:
+            padding = self.padding_idx - low
+        rows = F.embedding((input - low).masked_fill(elsewhere, 0), table, padding)
+        return self.peers.leave(rows.masked_fill(elsewhere[..., None], 0))
 
 
 def _local(parameter: Tensor, slope: Placement | None = None) -> Tensor:
+    """This rank's part; `slope` says what its gradient is of the whole one."""
     assert isinstance(parameter, DTensor)
     return parameter.to_local(grad_placements=None if slope is None else [slope])
 
@@ -117,7 +121,7 @@ def divide(network: nn.Module, whole: nn.Module, mesh: Mesh, tokens: bool) -> No
     sequence = not isinstance(network, nn.Sequential) and along_sequence(network, tokens)
     group = mesh.group("tp")
     assert group is not None
-    peers = Peers(mesh.over("tp"), str(group.group_name), mesh.layout.tp, sequence)
+    peers = TensorPeers(mesh.over("tp"), str(group.group_name), mesh.layout.tp, sequence)
     if isinstance(network, nn.Sequential):
         _divide_layers(network, whole, peers)
         return
@@ -133,35 +137,42 @@ def shared_by_share(network: nn.Module, tokens: bool) -> frozenset[str]:
     """Parameters that every tp rank holds whole, but of whose gradient it has a share."""
     if isinstance(network, nn.Sequential):
         return frozenset()
-    known, sequence = _known(network), along_sequence(network, tokens)
-    names = (*known.per_head, *(f"{column}.lora_A.default" for column in known.column))
-    if sequence:  # what follows a row-divided matrix sees this rank's tokens only
-        names += (*known.sequence, *(f"{row}.lora_B.default" for row in known.row))
-    found = {f"{block}.{name}" for block, _ in modules.blocks(network) for name in names}
-    if sequence:
+    known = _known(network)
+    is_along_sequence = along_sequence(network, tokens)
+    names = list(known.per_head)
+    names += [f"{column}.lora_A.default" for column in known.column]
+    if is_along_sequence:  # what follows a row-divided matrix sees this rank's tokens only
+        names += known.sequence
+        names += [f"{row}.lora_B.default" for row in known.row]
+    modules_with_shares = set[str]()
+    for block, _ in modules.blocks(network):
+        modules_with_shares.update(f"{block}.{name}" for name in names)
+    if is_along_sequence:
         backbone = modules.backbone(network)
         body = next(name for name, module in network.named_modules() if module is backbone)
-        found |= {f"{body}.{name}" for name in known.last}
-    return frozenset(n for n, _ in network.named_parameters() if n.rpartition(".")[0] in found)
+        modules_with_shares.update(f"{body}.{name}" for name in known.last)
+    parameters = [name for name, _ in network.named_parameters()]
+    return frozenset(name for name in parameters if name.rpartition(".")[0] in modules_with_shares)
 
 
 def _known(network: nn.Module) -> Modules:
     return modules.required(network, "tensor-parallel")
 
 
-def _divide_layers(network: nn.Sequential, whole: nn.Module, peers: Peers) -> None:
+def _divide_layers(network: nn.Sequential, whole: nn.Module, peers: TensorPeers) -> None:
     """A network of layers, such as the CNN: linear ones but the last are divided, and gathered."""
-    layers = [name for name, layer in whole.named_modules() if isinstance(layer, nn.Linear)][:-1]
-    if not layers:
-        what = f"there is no matrix to divide in {modules.model_type(network)}"
-        raise UnsupportedError(what, where="train.layout.tp", fix="use dp, or shard")
-    for name in layers:
+    names = [name for name, layer in whole.named_modules() if isinstance(layer, nn.Linear)]
+    if len(names) < 2:
+        message = f"there is no matrix to divide in {modules.model_type(network)}"
+        raise UnsupportedError(message, where="train.layout.tp", fix="use dp, or shard")
+    for name in names[:-1]:
         layer = network.get_submodule(name)
         if isinstance(layer, nn.Linear):  # not another stage's
             _become(GatheredLinear, layer, peers, Shard(0), Shard(0))
 
 
-def _divide_block(block: nn.Module, known: Modules, peers: Peers) -> None:
+def _divide_block(block: nn.Module, known: Modules, peers: TensorPeers) -> None:
+    """Divide the matrices of a block, and have what they take come in whole."""
     for name in known.column:
         for layer in _matrices(block.get_submodule(name), "lora_B"):
             _become(ColumnLinear, layer, peers, Shard(0), Shard(0))
@@ -180,10 +191,11 @@ def _matrices(layer: nn.Module, side: str) -> list[nn.Module]:
     return [layer.get_submodule("base_layer"), layer.get_submodule(f"{side}.default")]
 
 
-def _divide_vocabulary(network: nn.Module, known: Modules, peers: Peers) -> None:
+def _divide_vocabulary(network: nn.Module, known: Modules, peers: TensorPeers) -> None:
     """Token embedding, output layer and the way to it, as far as this stage has them."""
-    body, model = modules.backbone(network), network
-    table, head = getattr(body, known.table, None), model.get_output_embeddings()  # type: ignore[operator]
+    body = modules.backbone(network)
+    table = getattr(body, known.table, None)
+    head = network.get_output_embeddings()  # type: ignore[operator]
     if isinstance(table, nn.Embedding):
         _become(RowEmbedding, table, peers, Shard(0))
     if isinstance(head, nn.Linear):
@@ -195,18 +207,21 @@ def _divide_vocabulary(network: nn.Module, known: Modules, peers: Peers) -> None
         norm.register_forward_hook(lambda module, args, stream: peers.enter(stream))
 
 
-def _become(kind: type[nn.Module], module: nn.Module, peers: Peers, *placements: Placement) -> None:
+def _become(
+    kind: type[nn.Module], module: nn.Module, peers: TensorPeers, *placements: Placement
+) -> None:
     """Make `module` one of `kind`, with weight and bias divided."""
     module.__class__ = kind  # name, parameters and the hooks of others stay as they are
     module.peers = peers  # type: ignore[assignment]
     for name, placement in zip(("weight", "bias"), placements, strict=False):
         parameter = getattr(module, name)
         if parameter is not None:
-            made = distribute_tensor(parameter, peers.mesh, [placement])
-            module.register_parameter(name, nn.Parameter(made, parameter.requires_grad))
+            divided = distribute_tensor(parameter, peers.mesh, [placement])
+            module.register_parameter(name, nn.Parameter(divided, parameter.requires_grad))
 
 
-def _entering(peers: Peers, module: nn.Module, args: Any, kwargs: Any) -> Any:
+def _entering(peers: TensorPeers, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """The arguments of a module, with the stream whole."""
     if args:
         return (peers.enter(args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": peers.enter(kwargs["hidden_states"])}
@@ -222,13 +237,15 @@ class _Turn(torch.autograd.Function):
     """One way of `_WAYS` forward, another one for gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: str, back: str, group: str, size: int) -> Tensor:
-        ctx.back, ctx.group, ctx.size = back, group, size
-        return _WAYS[there](x, group, size)
+    def forward(ctx: Any, x: Tensor, way: str, way_back: str, group: str, size: int) -> Tensor:
+        ctx.way_back = way_back
+        ctx.group = group
+        ctx.size = size
+        return _WAYS[way](x, group, size)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _WAYS[ctx.back](grad, ctx.group, ctx.size), None, None, None, None
+        return _WAYS[ctx.way_back](grad, ctx.group, ctx.size), None, None, None, None
 
 
 def _same(x: Tensor, group: str, size: int) -> Tensor:

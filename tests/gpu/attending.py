@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from rekindle.errors import UnsupportedError
 from rekindle.train import attention
-from rekindle.train.attention import Call, Peers
+from rekindle.train.attention import AttentionPeers, Call
 from rekindle.train.kernels import kernel_for
 from rekindle.train.micro import Documents
 from tests.gpu import kernels
@@ -91,7 +91,7 @@ def _compared(here: Here, kind: str, name: str, dtype: torch.dtype) -> Row:
     slope = torch.randn(2, length, heads, size, generator=draw).to(here.device)
     results = []
     for kernel, exact in (("varlen", dtype), ("sdpa", torch.float32)):
-        call = Call(True, None, 0.0, cut if window else None, Peers(kernel=kernel))  # type: ignore[arg-type]
+        call = Call(True, None, 0.0, cut if window else None, AttentionPeers(kernel=kernel))  # type: ignore[arg-type]
         qkv = [x.to(exact).requires_grad_() for x in made]
         try:
             out = attention.apart(*qkv, documents, call)  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ def check_kernels(here: Here) -> Iterator[Row]:
 def _masked(here: Here, length: int) -> list[dict[str, Any]]:
     module: Any = torch.nn.Module()
     module.is_causal = False
-    setattr(module, attention.PEERS, Peers())
+    setattr(module, attention.PEERS, AttentionPeers())
     q, k = (
         torch.randn(2, n, length, 64, device=here.device, dtype=torch.bfloat16, requires_grad=True)
         for n in (8, 2)
@@ -206,7 +206,7 @@ def check_context(here: Here) -> Iterator[Row]:
     for lengths in ((1,), (5, 2, 1)):
         for kernel in kinds:
             given = _long(here, 3, lengths)
-            call = Call(True, None, 0.0, None, Peers(kernel=kernel, cp_size=4))
+            call = Call(True, None, 0.0, None, AttentionPeers(kernel=kernel, cp_size=4))
             qkv = [x.requires_grad_() for x in (given.query, given.key, given.value)]
             attend: Any = attention._varlen if kernel == "varlen" else attention._by_document
             here.synchronise()

@@ -321,7 +321,7 @@ def test_a_long_sequence_of_many_ranks_makes_no_whole_mask(kernel, monkeypatch):
             torch.empty(1, 32, 8192, 128, dtype=torch.bfloat16, device=CUDA),
             torch.empty(sum(documents.keys), 8, 128, dtype=torch.bfloat16, device=CUDA),
         )
-        call = attention.Call(True, None, 0.0, None, attention.Peers(kernel=kernel))
+        call = attention.Call(True, None, 0.0, None, attention.AttentionPeers(kernel=kernel))
         attend = attention._varlen if kernel == "varlen" else attention._by_document
         out = attend(query, keys, keys, documents, call)
         assert out.shape == (1, 8192, 32, 128)

@@ -77,7 +77,7 @@ WIDER = {
 def layer(causal=True, **peers):
     module = torch.nn.Module()
     module.is_causal = causal
-    setattr(module, attention.PEERS, attention.Peers(**peers))
+    setattr(module, attention.PEERS, attention.AttentionPeers(**peers))
     return module
 
 
@@ -190,7 +190,7 @@ def test_documents_and_windows_give_what_transformers_gives_each_document_alone(
     with torch.no_grad():
         # transformers' own, a document at a time
         alone = torch.cat([network(input_ids=part).logits for part in ids.split(lengths, 1)], 1)
-        attention.install(network, attention.Peers())
+        attention.install(network, attention.AttentionPeers())
         documents, positions = packed(lengths)
         ours = network(input_ids=ids, position_ids=positions, documents=documents).logits
         unpacked = network(input_ids=ids[:, :32]).logits
@@ -242,7 +242,7 @@ def test_the_varlen_kernel_gets_half_precision_from_autocast_and_agrees(kind):
     ids = torch.randint(1, 30, positions.shape)
     found = {}
     for kernel in ("sdpa", "varlen"):
-        attention.install(network, attention.Peers(kernel=kernel))
+        attention.install(network, attention.AttentionPeers(kernel=kernel))
         varlen_reference.CALLS.clear()
         network.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
@@ -321,7 +321,7 @@ def test_dropout_of_attention_is_reported_as_one_call_a_document_with_the_way_ou
 def test_selective_recomputation_keeps_what_the_varlen_kernel_gave():
     varlen_reference.install()
     network = model("llama", **WIDER["llama"]).train()
-    attention.install(network, attention.Peers(kernel="varlen"))
+    attention.install(network, attention.AttentionPeers(kernel="varlen"))
     documents, positions = packed([10, 6])
     for (_, block), context in zip(
         modules.blocks(network), (parallel._selective, None), strict=True
@@ -401,7 +401,7 @@ def test_a_block_is_compiled_as_one_graph_whatever_its_length(kind, padding):
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, vocab_size=30, **TINY[kind])
     network = AutoModelForSequenceClassification.from_config(config).eval()
-    attention.install(network, attention.Peers())
+    attention.install(network, attention.AttentionPeers())
     batches = []
     for length in (7, 12):
         ids = torch.randint(1, 30, (3, length))
@@ -425,7 +425,7 @@ def test_packed_documents_are_compiled_as_one_graph_however_many_there_are(kind)
     network = model(
         kind, **{**WIDER[kind], "num_hidden_layers" if kind != "gpt2" else "n_layer": 1}
     )
-    attention.install(network, attention.Peers(kernel="varlen"))
+    attention.install(network, attention.AttentionPeers(kernel="varlen"))
     batches = [
         packed(lengths, rows=2) for lengths in ([10, 6], [3, 12, 1], [16], [4, 4, 4, 4], [2, 14])
     ]

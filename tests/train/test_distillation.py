@@ -81,7 +81,7 @@ class Lesson:
         )
         goal = goal_of(job, self.task, self.shards, self.mesh)
         if kind == "tokens":
-            attention.install(self.student, attention.Peers())
+            attention.install(self.student, attention.AttentionPeers())
         self.part = Part(self.task, self.student.train(), goal)
         plain = [
             type(network)(type(network.config).from_dict(network.config.to_dict()))

@@ -114,7 +114,8 @@ def test_a_joined_text_gets_the_scores_and_gradients_it_gets_alone(kind, kernel)
         if kernel == "varlen":
             varlen_reference.install()
         attention.install(
-            net, attention.Peers(kernel="varlen" if kernel == "varlen" and joined else "sdpa")
+            net,
+            attention.AttentionPeers(kernel="varlen" if kernel == "varlen" and joined else "sdpa"),
         )
         part = Part(TASK, net, Goal())
         assert part.joins_texts
@@ -143,7 +144,7 @@ def test_a_joined_text_gets_the_scores_and_gradients_it_gets_alone(kind, kernel)
 def test_the_last_block_computes_first_tokens_alone_behind_its_attention(kind):
     micro = on_cpu(batches().arranged(ROWS, np.arange(len(ROWS))))
     net = network(kind).train()
-    attention.install(net, attention.Peers())
+    attention.install(net, attention.AttentionPeers())
     part = Part(TASK, net, Goal())
     rows = {}
     for name, block in modules.blocks(net):
@@ -168,7 +169,7 @@ def test_compiled_blocks_compute_what_others_do(kind, monkeypatch):
     found = []
     for compiled in (False, True):
         net = network(kind).train()
-        attention.install(net, attention.Peers())
+        attention.install(net, attention.AttentionPeers())
         part = Part(TASK, net, Goal())
         parallel._recompute_and_compile(net, TrainSpec(compile=compiled), constants=False)
         for rows in (ROWS, ROWS[1:]):  # the second makes sizes symbols
@@ -187,7 +188,7 @@ def test_two_lengths_are_compiled_and_no_more(kind, monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     net = network(kind).train()
-    attention.install(net, attention.Peers())
+    attention.install(net, attention.AttentionPeers())
     part = Part(TASK, net, Goal())
     parallel._recompute_and_compile(net, TrainSpec(compile=True), constants=False)
     graphs, groups = [], []
@@ -207,7 +208,7 @@ def test_two_lengths_are_compiled_and_no_more(kind, monkeypatch):
 def test_dropout_changes_joined_texts_as_much_as_padded_ones_in_transformers_own_network(rates):
     """Over 1,200 draws each: the mean and the spread of the loss and of all gradients."""
     ours, theirs = network("distilbert", **rates).train(), network("distilbert", **rates).train()
-    attention.install(ours, attention.Peers())
+    attention.install(ours, attention.AttentionPeers())
     dropout.install(ours)
     part = Part(TASK, ours, Goal())
     joined = on_cpu(batches().arranged(ROWS, np.arange(len(ROWS))))
@@ -237,7 +238,7 @@ def test_a_training_without_dropout_is_that_of_a_plain_loop_over_the_same_texts(
     """AdamW, linear schedule, clipping: as its users would write it with transformers alone."""
     steps, spec = 12, TrainSpec(lr=2e-3, lr_schedule="linear", warmup=0.0, weight_decay=0.0)
     ours, theirs = network(kind).train(), network(kind).train()
-    attention.install(ours, attention.Peers())
+    attention.install(ours, attention.AttentionPeers())
     dropout.install(ours)
     part = Part(TASK, ours, Goal())
     mesh = Mesh(Layout(), CPU)
@@ -274,7 +275,7 @@ def test_a_pipeline_fills_joined_texts_up_to_one_length_that_nobody_looks_at():
     (length,) = {m.inputs["input_ids"].shape[1] for m in filled}
     assert length >= max(m.inputs["input_ids"].shape[1] for m in micro)
     net = network("distilbert").eval()
-    attention.install(net, attention.Peers())
+    attention.install(net, attention.AttentionPeers())
     part = Part(TASK, net, Goal())
     with torch.no_grad():
         for one, more in zip(micro, filled, strict=True):
