@@ -14,7 +14,8 @@ class Evaluation:
     """Runs micro-batches through the parts of this rank; all ranks have to call it alike."""
 
     def __init__(self, parts: Parts, precision: str) -> None:
-        self.parts, self.precision = parts, precision
+        self.parts = parts
+        self.precision = precision
         self.feed = Feed(parts.mesh.device, precision)
         self.pipeline = None
         if parts.mesh.layout.pp > 1:
@@ -27,7 +28,11 @@ class Evaluation:
         """Float64 [3] on the device: loss, right predictions and targets of this rank."""
         for stage in self.parts.stages:
             stage.module.eval()
-        moved = (dataclasses.replace(m, count=torch.ones_like(m.count)) for m in self.feed(micro))
+        # losses are added up here, and divided by all targets at the end
+        moved = (
+            dataclasses.replace(batch, count=torch.ones_like(batch.count))
+            for batch in self.feed(micro)
+        )
         sums = torch.zeros(3, dtype=torch.float64, device=self.parts.mesh.device)
         try:
             with autocast(self.precision, self.parts.mesh.device):
@@ -35,13 +40,14 @@ class Evaluation:
                     sums += self.pipeline.evaluate(list(moved))
                 else:
                     self.parts.stages[0].part.results.clear()
-                    for one in moved:
-                        sums += self.parts.stages[0].part(micro=one)[0].double()
+                    for batch in moved:
+                        sums += self.parts.stages[0].part(micro=batch)[0].double()
         finally:
             self.return_to_training()
         return sums
 
     def return_to_training(self) -> None:
+        """Put the stages back into training mode, sharded as between steps."""
         for stage in self.parts.stages:
             stage.module.train()
             for module in stage.part.modules():

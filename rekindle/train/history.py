@@ -28,22 +28,28 @@ class History:
         Returns what is wrong with the curve up to there, or ""."""
         if carried is not None:
             write_atomically(self.path, carried)
-        kept = [row for row in read_history(self.path) if row.step <= step]
-        write_atomically(self.path, "".join(row.model_dump_json() + "\n" for row in kept))
-        missing = step - len({row.step for row in kept})
+        rows = [row for row in read_history(self.path) if row.step <= step]
+        self._write(rows)
+        missing = step - len({row.step for row in rows})
         if not missing:
             return ""
-        lacks = f"the loss curve lacks {missing} of {step} steps: {self.path} was cut or damaged"
-        return f"{lacks}. The weights do not depend on it"
+        return (
+            f"the loss curve lacks {missing} of {step} steps: {self.path} was cut or damaged. "
+            "The weights do not depend on it"
+        )
 
-    def amend(self, step: int, found: Mapping[str, float]) -> None:
+    def amend(self, step: int, validation: Mapping[str, float]) -> None:
         """Add to the row of `step`, if it is the last, what a later validation found."""
         rows = list(read_history(self.path))
         if rows and rows[-1].step == step:
-            rows[-1] = rows[-1].model_copy(update=found)
-            write_atomically(self.path, "".join(row.model_dump_json() + "\n" for row in rows))
+            rows[-1] = rows[-1].model_copy(update=validation)
+            self._write(rows)
+
+    def _write(self, rows: Sequence[HistoryRow]) -> None:
+        write_atomically(self.path, "".join(row.model_dump_json() + "\n" for row in rows))
 
     def append(self, row: HistoryRow) -> None:
+        """Add the row of a step."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(row.model_dump_json() + "\n")
 
@@ -59,11 +65,12 @@ def read_history(path: Path) -> Iterator[HistoryRow]:
                     yield HistoryRow.model_validate_json(line)
 
 
-class Ledger:
+class ExampleLedger:
     """This rank's pages; tp, cp and pp peers see the same examples and write none."""
 
     def __init__(self, working: Path, rank: int) -> None:
-        self.rank, self.path = rank, working / FOLDER / f"rank-{rank}.jsonl"
+        self.rank = rank
+        self.path = working / FOLDER / f"rank-{rank}.jsonl"
 
     def append(self, step: int, ids: Sequence[str]) -> None:
         """Note the examples of a step (counted from 1) that has been done."""

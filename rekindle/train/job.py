@@ -34,22 +34,28 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class Job(Stored):
-    """`checkpoints`, a folder or URI, belongs to one run key, `status` to one attempt; `output`
-    receives the model, `history` the loss curve. `init` is a model folder to start from ("" =
-    `model.source`), `code` what it may bring."""
+    """What is to be trained, as the step writes it for its ranks."""
 
     task: str
     run_key: str
     shards: str
+    """What `shard` wrote."""
     output: str
+    """Folder that receives the model."""
     history: str
+    """Folder that receives the loss curve and the summary."""
     checkpoints: str
+    """A folder or URI that belongs to the run key."""
     status: str
+    """A folder that belongs to one attempt."""
     init: str
+    """A model folder to start from; "": `model.source`."""
     init_from: str
+    """How the spec names it, for the record."""
     model: ModelSpec
     train: TrainSpec
     code: str = ""
+    """What code the folder of `init` may bring, as for `modelfolder.open_model`."""
 
     @classmethod
     def of(cls, *, artifact_root: str, run_key: str, **fields: Any) -> Self:
@@ -75,10 +81,11 @@ class Job(Stored):
 
     @property
     def curve(self) -> Path:
+        """The growing loss curve of the run key."""
         return self.working / "history.jsonl"
 
-    def summarise(self, **found: Any) -> None:
-        """Leave the loss curve, damaged lines included, and the summary with what was `found`."""
+    def summarise(self, **fields: Any) -> None:
+        """Leave the loss curve, damaged lines included, and the summary with these fields."""
         target = Path(self.history)
         target.mkdir(parents=True, exist_ok=True)
         if self.curve.exists():
@@ -90,15 +97,17 @@ class Job(Stored):
             init_from=self.init_from,
             global_batch_size=self.train.global_batch_size,
             weights_sha256=weights_sha256(Path(self.output)),
-            **found,
+            **fields,
         ).write(target / "training.json")
 
     def parameters(self) -> dict[str, Any]:
         """The settings that tracking shows beside the curves."""
-        found = {"task": self.task, "run_key": self.run_key, "init_from": self.init_from}
-        for name, section in (("train", self.train), ("model", self.model)):
-            found |= {f"{name}.{k}": value for k, value in section.model_dump(mode="json").items()}
-        return found
+        settings = {"task": self.task, "run_key": self.run_key, "init_from": self.init_from}
+        for field, value in self.train.model_dump(mode="json").items():
+            settings[f"train.{field}"] = value
+        for field, value in self.model.model_dump(mode="json").items():
+            settings[f"model.{field}"] = value
+        return settings
 
 
 def folder_of(artifact_root: str, kind: str, key: str) -> str:
@@ -119,17 +128,19 @@ def _private() -> Path:
     folder = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        what = "other users can write to this folder, or own it"
+    status = folder.lstat()
+    others_can_write = status.st_mode & 0o022
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or others_can_write:
+        message = "other users can write to this folder, or own it"
         fix = "have its owner delete it, or set TMPDIR to a folder of your own"
-        raise RequestError(what, where=str(folder), fix=fix)
-    if found.st_mode & 0o077:  # an earlier version's, which others can read
+        raise RequestError(message, where=str(folder), fix=fix)
+    if status.st_mode & 0o077:  # an earlier version's, which others can read
         folder.chmod(0o700)
     return folder
 
 
 def attempt_in(working: Path) -> Path:
+    """A folder for a new attempt."""
     return working / "attempts" / uuid.uuid4().hex[:8]
 
 

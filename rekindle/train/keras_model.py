@@ -22,19 +22,25 @@ class KerasNetwork(torch.nn.Module):
 
     def __init__(self, keras: Any, model: Any, probabilities: bool = False) -> None:
         super().__init__()
-        self.keras, self.model, self.probabilities = keras, model, probabilities
+        self.keras = keras
+        self.model = model
+        self.probabilities = probabilities
 
     def forward(self, pixels_BDHW: torch.Tensor) -> torch.Tensor:
         """Scores [B, C], whose softmax is what the model says."""
         with self.keras.device(str(pixels_BDHW.device)):
-            found_BC: torch.Tensor = self.model(pixels_BDHW.permute(0, 2, 3, 1), training=False)
-        found_BC = found_BC.float()
-        return found_BC.clamp_min(1e-30).log() if self.probabilities else found_BC
+            output_BC: torch.Tensor = self.model(pixels_BDHW.permute(0, 2, 3, 1), training=False)
+        output_BC = output_BC.float()
+        if self.probabilities:
+            return output_BC.clamp_min(1e-30).log()
+        return output_BC
 
 
 def load_keras(file: Path, image_shape: Sequence[int], classes: int) -> KerasNetwork:
-    """The network in `file`, on the CPU. Raises StepError without Keras, and for a file that is no
-    classifier of images of this shape, [H, W, D]."""
+    """The network in `file`, on the CPU.
+
+    Raises StepError without Keras, and for a file that is no classifier of images of this shape,
+    [H, W, D]."""
     _check_size(file)
     keras = _keras()
     height, width, depth = image_shape
@@ -44,17 +50,18 @@ def load_keras(file: Path, image_shape: Sequence[int], classes: int) -> KerasNet
         with keras.device("cpu"):
             network = KerasNetwork(keras, keras.saving.load_model(file, compile=False)).eval()
             with torch.inference_mode():
-                found = network(probe_BDHW)
+                output_BC = network(probe_BDHW)
     except Exception as error:  # what Keras raises is not documented
         cause = str(error).rpartition("Exception encountered: ")[2]  # a config may stand before
-        why = re.sub(r"\x1b\[\d*m|\s+", " ", cause.partition("Arguments received")[0]).strip()
-        what = f"Keras cannot compute images of {height} x {width} x {depth} with {file}: "
-        raise StepError(what + why[:400], fix=_FIX) from error
-    if found.shape != (8, classes):
-        what = f"the model in {file} gives {list(found.shape)} for 8 images of {classes} classes"
-        raise StepError(what, fix=_FIX)
-    off = (found.sum(1) - 1).abs().max()  # up to 3e-3 where a softmax was rounded to bfloat16
-    network.probabilities = bool((found >= 0).all() and off < 5e-3)
+        reason = re.sub(r"\x1b\[\d*m|\s+", " ", cause.partition("Arguments received")[0]).strip()
+        message = f"Keras cannot compute images of {height} x {width} x {depth} with {file}: "
+        raise StepError(message + reason[:400], fix=_FIX) from error
+    if output_BC.shape != (8, classes):
+        message = f"the model in {file} gives {list(output_BC.shape)} for 8 images of {classes} "
+        raise StepError(f"{message}classes", fix=_FIX)
+    # up to 3e-3 where a softmax was rounded to bfloat16
+    distance_from_one = (output_BC.sum(1) - 1).abs().max()
+    network.probabilities = bool((output_BC >= 0).all() and distance_from_one < 5e-3)
     return network
 
 
@@ -65,28 +72,29 @@ def _check_size(file: Path) -> None:
     with zipfile.ZipFile(file) as parts:
         size = sum(part.file_size for part in parts.infolist())
     if size > 10 * file.stat().st_size + _SLACK_BYTES:
-        what = f"{file} would unpack to {size:,} bytes, far more than it has"
-        raise StepError(what, fix="save it by Keras' model.save, which does not compress")
+        message = f"{file} would unpack to {size:,} bytes, far more than it has"
+        raise StepError(message, fix="save it by Keras' model.save, which does not compress")
 
 
 def _keras() -> Any:
     """Keras, computing on torch; StepError where it cannot be imported, or computes on another."""
-    asked = os.environ.get("KERAS_BACKEND")
+    backend_before = os.environ.get("KERAS_BACKEND")
     os.environ["KERAS_BACKEND"] = "torch"  # whatever scripts that this process starts want
     try:
         import keras
     except ImportError as error:
-        what = f"a model.keras needs Keras, which is not installed: {error}"
+        message = f"a model.keras needs Keras, which is not installed: {error}"
         fix = "pip install 'rekindle[keras]', in the image of the step where it has one"
-        raise StepError(what, fix=fix) from None
+        raise StepError(message, fix=fix) from None
     except Exception as error:
         fix = "correct keras.json, in ~/.keras or KERAS_HOME"
         raise StepError(f"Keras cannot be imported: {error}", fix=fix) from error
     finally:
         del os.environ["KERAS_BACKEND"]
-        if asked is not None:
-            os.environ["KERAS_BACKEND"] = asked
-    if (backend := keras.backend.backend()) != "torch":
-        what = f"a model.keras is computed on torch, and Keras is on {backend} in this process"
-        raise StepError(what, fix="ask for it in another process")
+        if backend_before is not None:
+            os.environ["KERAS_BACKEND"] = backend_before
+    backend = keras.backend.backend()
+    if backend != "torch":
+        message = f"a model.keras is computed on torch, and Keras is on {backend} in this process"
+        raise StepError(message, fix="ask for it in another process")
     return keras

@@ -49,9 +49,9 @@ def look(question: Question) -> list[Problem]:
     except MemoryError:  # says nothing of the model
         raise
     except Exception as error:  # noqa: BLE001 - whatever a model's own code raises
-        what = f"the network cannot be built: {type(error).__name__}: {first_line(error)}"
+        message = f"the network cannot be built: {type(error).__name__}: {first_line(error)}"
         fix = "correct model.source, or the config.json of its folder"
-        return [Problem(what, "model.source", fix)]
+        return [Problem(message, "model.source", fix)]
     return []
 
 
@@ -63,14 +63,17 @@ def _look(question: Question) -> None:
     from rekindle.train.routers import check_losses
     from rekindle.train.stored import headers_of, match
 
-    task, model = load_task(question.task), question.model
+    task = load_task(question.task)
+    model = question.model
     folder = local_folder(model)
     headers = None
     if folder is not None:
         headers = headers_of(folder)
         _check_config(folder)
     settings = _settings(question)
-    labels = () if task.objective == "tokens" else tuple(question.data.labels or STAND_IN_LABELS)
+    labels: tuple[str, ...] = ()
+    if task.objective != "tokens":
+        labels = tuple(question.data.labels or STAND_IN_LABELS)
     with torch.device("meta"):
         network = task.build(model, labels, settings, Path())
     if folder is not None and headers is not None:
@@ -105,13 +108,13 @@ def _check_config(folder: Path) -> None:
         fix = "name a folder that save_pretrained of transformers wrote"
         raise DataError(message, where="model.source", fix=fix)
     try:
-        known = json.loads(config.read_text())
-        if not isinstance(known, dict):
-            raise ValueError(f"it is a {type(known).__name__}")
+        fields = json.loads(config.read_text())
+        if not isinstance(fields, dict):
+            raise ValueError(f"it is a {type(fields).__name__}")
     except (ValueError, RecursionError) as error:
         message = f"{config} is not a JSON object: {error}"
         raise DataError(message, where="model.source", fix="fetch the checkpoint again") from error
-    if "auto_map" in known and not _knows(str(known.get("model_type"))):
+    if "auto_map" in fields and not _knows(str(fields.get("model_type"))):
         message = f"{folder} brings code of its own (auto_map), which is not run"
         fix = "write a task of your own around it: docs/own-code.md"
         raise DataError(message, where="model.source", fix=fix)
@@ -127,7 +130,8 @@ def _settings(question: Question) -> Settings:
     """Those that `fit` would give, as far as the network depends on them."""
     from rekindle.tasks import pretrained
 
-    data, model = question.data, question.model
+    data = question.data
+    model = question.model
     settings: dict[str, Any] = {
         "max_length": data.max_length,
         "form": data.columns.form,
@@ -141,12 +145,14 @@ def _settings(question: Question) -> Settings:
         settings["vocab_size"] = model.tokenizer.vocab_size
     folder = local_folder(model)
     own = model.tokenizer
-    here = isinstance(own, str) and Path(own).expanduser().is_dir()
-    if here or (own is None and folder is not None):
+    own_is_here = isinstance(own, str) and Path(own).expanduser().is_dir()
+    if own_is_here or (own is None and folder is not None):
         tokenizer = pretrained.fetch_tokenizer(model)
         end = tokenizer.eos_token_id
         pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        settings |= {"vocab_size": len(tokenizer), "pad_token_id": pad or 0, "eos_token_id": end}
+        settings["vocab_size"] = len(tokenizer)
+        settings["pad_token_id"] = pad or 0
+        settings["eos_token_id"] = end
     elif folder is not None:
         config = pretrained.configuration(model, {}, {})
         settings["vocab_size"] = int(getattr(config, "vocab_size", STAND_IN_VOCABULARY))

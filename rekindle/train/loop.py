@@ -27,7 +27,7 @@ from rekindle.tasks.base import Task
 from rekindle.train.batches import TRAIN, VALIDATION, Batches, StepWork
 from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
 from rekindle.train.evaluation import Evaluation
-from rekindle.train.history import History, Ledger
+from rekindle.train.history import ExampleLedger, History
 from rekindle.train.micro import Micro, Numbers
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.parts import Parts, autocast
@@ -162,7 +162,7 @@ class StepLog:
     """Where a rank writes what its steps came to: the loss curve, its progress, the ledger."""
 
     def __init__(
-        self, rank: int, history: History, clock: Clock, ledger: Ledger | None = None
+        self, rank: int, history: History, clock: Clock, ledger: ExampleLedger | None = None
     ) -> None:
         self.rank = rank
         self.history = history

@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ModelFolder:
-    """What `rekindle.json` says; `own_task` where the task is a user's, whose code it holds.
-    `precision` is the one that the training computed in, or "" where that is not known."""
+    """What `rekindle.json` says."""
 
     path: Path
     task: Task
@@ -57,51 +56,63 @@ class ModelFolder:
     settings: Mapping[str, Any]
     run_key: str
     own_task: bool = False
+    """Whether the task is a user's, whose code the folder holds."""
     precision: str = ""
+    """The one that the training computed in; "" where that is not known."""
 
     def network(self) -> torch.nn.Module:
+        """The network with its weights."""
         if self.of_keras:
             from rekindle.train.keras_model import load_keras  # imports torch
 
-            file, shape = self.path / KERAS, self.settings["image_shape"]
-            return load_keras(file, shape, len(self.labels))
+            return load_keras(self.path / KERAS, self.settings["image_shape"], len(self.labels))
         return self.task.load(self.path)
 
     @property
     def of_keras(self) -> bool:
+        """Whether its weights are a file of Keras."""
         return (self.path / KERAS).is_file() and not list(self.path.glob("*.safetensors"))
 
 
 def configure(network: torch.nn.Module, folder: Path, base: Path | None = None) -> None:
-    """Write the configuration of a network of transformers beside its weights. How to generate is
-    taken over from the folder of its `base`: what ends an answer, sampling, penalties."""
+    """Write the configuration of a network of transformers beside its weights.
+
+    How to generate is taken over from the folder of its `base`: what ends an answer, sampling,
+    penalties."""
     model: Any = network
-    kinds = [kind for kind, _ in _stored(folder)]
-    most = max(set(kinds), key=kinds.count)
+    types = [type_name for type_name, _ in _stored(folder)]
+    most_frequent = max(set(types), key=types.count)
     model.config.architectures = [type(network).__name__]
-    model.config.dtype = "bfloat16" if most == "BF16" else "float32"
+    model.config.dtype = "bfloat16" if most_frequent == "BF16" else "float32"
     model.config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
         if base is not None and (base / GENERATION).is_file():
-            own, kept = (json.loads((at / GENERATION).read_text()) for at in (folder, base))
-            text = json.dumps(own | kept, indent=2, sort_keys=True) + "\n"
-            write_atomically(folder / GENERATION, text)
+            own_settings = json.loads((folder / GENERATION).read_text())
+            base_settings = json.loads((base / GENERATION).read_text())
+            _write_json(folder / GENERATION, own_settings | base_settings)
+
+
+def _write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(fields, indent=2, sort_keys=True) + "\n")
 
 
 def count_parameters(folder: Path) -> int:
+    """How many numbers the weights in a folder are."""
     return sum(size for _, size in _stored(folder))
 
 
 def _stored(folder: Path) -> list[tuple[str, int]]:
     """Type and size of each tensor, read from the headers alone."""
-    found = []
+    tensors = []
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_bytes))
         header.pop("__metadata__", None)
-        found += [(entry["dtype"], math.prod(entry["shape"])) for entry in header.values()]
-    return found
+        for entry in header.values():
+            tensors.append((entry["dtype"], math.prod(entry["shape"])))
+    return tensors
 
 
 def inherited(init: str, model: ModelSpec) -> list[np.ndarray]:
@@ -112,13 +123,14 @@ def inherited(init: str, model: ModelSpec) -> list[np.ndarray]:
 
 
 def trained_on(folder: Path) -> np.ndarray:
-    """uint64 [rows], sorted, memory-mapped: see the module. Raises DataError without the file: any
-    example may then be one that the model knows."""
+    """uint64 [rows], sorted, memory-mapped: see the module.
+
+    Raises DataError without the file: any example may then be one that the model knows."""
     path = folder / TRAINED_ON
     if not path.is_file():
-        what = f"{folder} does not say what its model was trained on: it has no {TRAINED_ON}"
+        message = f"{folder} does not say what its model was trained on: it has no {TRAINED_ON}"
         fix = "copy the model's folder with all its files, or train the model again"
-        raise DataError(what, fix=fix)
+        raise DataError(message, fix=fix)
     return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
 
 
@@ -149,7 +161,7 @@ def describe(
         "run_key": run_key,
         "precision": precision,
     }
-    write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2, sort_keys=True) + "\n")
+    _write_json(folder / DESCRIPTION, description)
 
 
 def write_stop_tokens(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -159,12 +171,15 @@ def write_stop_tokens(folder: Path, settings: Mapping[str, Any]) -> None:
     stops = settings.get("stop_token_ids")
     if not stops or not path.is_file():
         return
-    known = json.loads(path.read_text())
-    known.pop("_from_model_config", None)  # else transformers may make it from config.json again
-    before = known.get("eos_token_id")
-    others = before if isinstance(before, list) else [before]
-    known["eos_token_id"] = [*stops, *(x for x in others if x is not None and x not in stops)]
-    write_atomically(path, json.dumps(known, indent=2, sort_keys=True) + "\n")
+    fields = json.loads(path.read_text())
+    fields.pop("_from_model_config", None)  # else transformers may make it from config.json again
+    before = fields.get("eos_token_id")
+    eos_token_ids = list(stops)
+    for token in before if isinstance(before, list) else [before]:
+        if token is not None and token not in stops:
+            eos_token_ids.append(token)
+    fields["eos_token_id"] = eos_token_ids
+    _write_json(path, fields)
 
 
 def write_prefixes(
@@ -178,8 +193,9 @@ def write_prefixes(
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".draft") as draft:
         prefixes = np.memmap(draft.name, np.uint64, "w+", shape=(count,))
         end = 0
-        parts = (k[i : i + _ROWS_AT_ONCE] for k in known for i in range(0, len(k), _ROWS_AT_ONCE))
-        for part in itertools.chain(*map(_prefix_parts, hashes), parts):
+        own = (part for array in hashes for part in _prefix_parts(array))
+        inherited = (part for array in known for part in _slices(array))
+        for part in itertools.chain(own, inherited):
             prefixes[end : end + len(part)] = part
             end += len(part)
             beat()
@@ -198,12 +214,19 @@ def _prefix_parts(hashes: pa.ChunkedArray) -> Iterator[np.ndarray]:
     for chunk in hashes.chunks:
         whole = np.frombuffer(chunk.buffers()[1], np.uint8).reshape(-1, chunk.type.byte_width)
         rows = whole[chunk.offset : chunk.offset + len(chunk)]
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            first = np.ascontiguousarray(rows[start : start + _ROWS_AT_ONCE, :8])
+        for part in _slices(rows):
+            first = np.ascontiguousarray(part[:, :8])
             yield first.view(">u8")[:, 0].astype(np.uint64)
 
 
+def _slices(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Some rows at a time, as they lie."""
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        yield rows[start : start + _ROWS_AT_ONCE]
+
+
 def _distinct(ordered: np.ndarray) -> Iterator[np.ndarray]:
+    """The values of a sorted array, each once, some at a time."""
     for start in range(0, len(ordered), _ROWS_AT_ONCE):
         part = ordered[start : start + _ROWS_AT_ONCE]
         fresh = np.empty(len(part), bool)
@@ -213,23 +236,33 @@ def _distinct(ordered: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def hash_prefixes(hashes: list[bytes]) -> np.ndarray:
-    return np.frombuffer(b"".join(h[:8] for h in hashes), ">u8").astype(np.uint64)
+    """uint64 [rows]: the first 8 bytes of each."""
+    return np.frombuffer(b"".join(digest[:8] for digest in hashes), ">u8").astype(np.uint64)
 
 
 def open_model(folder: Path, code: str = "") -> ModelFolder:
-    """The model in `folder`; raises DataError if it is not one of ours. Write access to a folder
-    must not run code here: one that names a task of its own gets `code`, this config's
-    `path.py:Class`, if its copy is the same byte for byte; with ANY_CODE its copy is run."""
+    """The model in `folder`; raises DataError if it is not one of ours.
+
+    Write access to a folder must not run code here: one that names a task of its own gets `code`,
+    this config's `path.py:Class`, if its copy is the same byte for byte; with ANY_CODE its copy is
+    run."""
     path = folder / DESCRIPTION
     if not path.is_file():
-        what = f"{folder} is not a model of rekindle: it has no {DESCRIPTION}"
-        raise DataError(what, fix="name a folder that a rekindle run wrote")
-    said = json.loads(path.read_text())
-    name = said["task"]
-    own = name not in TASKS
-    task = load_task(_own_task(folder, name, code) if own else name)
-    known = tuple(said["labels"]), said["settings"], said["run_key"]
-    return ModelFolder(folder, task, *known, own, said.get("precision", ""))
+        message = f"{folder} is not a model of rekindle: it has no {DESCRIPTION}"
+        raise DataError(message, fix="name a folder that a rekindle run wrote")
+    description = json.loads(path.read_text())
+    name = description["task"]
+    is_own_task = name not in TASKS
+    task = load_task(_own_task(folder, name, code) if is_own_task else name)
+    return ModelFolder(
+        path=folder,
+        task=task,
+        labels=tuple(description["labels"]),
+        settings=description["settings"],
+        run_key=description["run_key"],
+        own_task=is_own_task,
+        precision=description.get("precision", ""),
+    )
 
 
 def code_in(folder: Path) -> str:
@@ -240,52 +273,62 @@ def code_in(folder: Path) -> str:
 
 def may_run(brought: str, code: str) -> bool:
     """Whether `open_model` would run the code of a folder that brings this (see `code_in`)."""
-    ours = ".py:" in code and _code(Path(code.rpartition(":")[0]), code)
-    return code == ANY_CODE or brought in ("", ours)
+    if code == ANY_CODE or not brought:
+        return True
+    if ".py:" not in code:
+        return False
+    file, _, _ = code.rpartition(":")
+    return brought == _code(Path(file), code)
 
 
 def _code(file: Path, name: str) -> str:
+    """What code a file and the class in it are: the hash of its bytes, and the class."""
     return f"{file_sha256(file)}:{name.rpartition(':')[2]}"
 
 
 def _own_task(folder: Path, name: str, code: str) -> str:
     """What `load_task` is to load where a model was trained for a task of a user's."""
-    file, _, wanted = name.rpartition(":")
+    file, _, class_name = name.rpartition(":")
     copy = folder / CODE
     if file != CODE or not copy.is_file():
-        what = f"the model in {folder} names the task `{name}`, and holds no such code"
+        message = f"the model in {folder} names the task `{name}`, and holds no such code"
         fix = "name a folder that a rekindle run wrote"
-        raise DataError(what, where=str(folder / DESCRIPTION), fix=fix)
+        raise DataError(message, where=str(folder / DESCRIPTION), fix=fix)
     if code == ANY_CODE:
-        return f"{copy}:{wanted}"
+        return f"{copy}:{class_name}"
     if may_run(_code(copy, name), code):
         return code
-    what = f"the model in {folder} brings code that is not the task of this config"
+    message = f"the model in {folder} brings code that is not the task of this config"
     fix = "read it, and if it may run here, set register.trust_code: true"
-    raise DataError(what, where=str(copy), fix=fix)
+    raise DataError(message, where=str(copy), fix=fix)
 
 
 def check_start(
     folder: Path, shards: Shards, where: str = "model.init_from", code: str = ""
 ) -> ModelFolder:
-    """The model in `folder`, if training can start from it, or learn from it; raises StepError when
-    it knows other classes, or when its tokens mean something else than those of the shards. `where`
-    is the field that names it, `code` as for `open_model`."""
+    """The model in `folder`, if training can start from it, or learn from it.
+
+    Raises StepError when it knows other classes, or when its tokens mean something else than those
+    of the shards. `where` is the field that names it, `code` as for `open_model`."""
     model = open_model(folder, code)
     if model.of_keras:
         fix = "name a model of safetensors; a script (train.entrypoint) finds any folder in {init}"
         raise StepError(f"{folder} holds a model of Keras", where=where, fix=fix)
     labels = shards.manifest.labels
     if model.labels != labels:
-        what = f"{folder} knows the classes {list(model.labels)}, the data holds {list(labels)}"
-        fix = "set data.labels to the model's classes, or name another model"
-        fix = fix if labels and model.labels else "name a model of the same task"
-        raise StepError(what, where=where, fix=fix)
-    ours, its = shards.assets / TOKENIZER, folder / TOKENIZER
-    if ours.exists() and its.exists() and file_sha256(ours) != file_sha256(its):
-        what = "has another tokenizer than this run: its embeddings would mean other tokens"
+        message = f"{folder} knows the classes {list(model.labels)}, the data holds {list(labels)}"
+        if labels and model.labels:
+            fix = "set data.labels to the model's classes, or name another model"
+        else:
+            fix = "name a model of the same task"
+        raise StepError(message, where=where, fix=fix)
+    our_file = shards.assets / TOKENIZER
+    its_file = folder / TOKENIZER
+    if our_file.exists() and its_file.exists() and file_sha256(our_file) != file_sha256(its_file):
+        message = f"{folder} has another tokenizer than this run: its embeddings would mean other "
+        message += "tokens"
         fix = f"set model.tokenizer: {folder}, or name another model"
-        raise StepError(f"{folder} {what}", where=where, fix=fix)
+        raise StepError(message, where=where, fix=fix)
     return model
 
 
@@ -293,9 +336,9 @@ def digest_of(folder: Path) -> str:
     """Hash over all files of a model folder. Raises DataError for one with links or devices."""
     for path in folder.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            what = "a model folder holds files of its own only, and this is a link or a device"
+            message = "a model folder holds files of its own only, and this is a link or a device"
             fix = "replace it by a copy of the file that it stands for"
-            raise DataError(what, where=str(path), fix=fix)
+            raise DataError(message, where=str(path), fix=fix)
     return folder_fingerprint(folder)
 
 

@@ -66,11 +66,11 @@ _KNOWN_ROWS = 16  # whose tokens are used
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """Whether documents share sequences, and what was found; `said` is empty where nothing is
-    packed anyway."""
+    """Whether documents share sequences, and what was found."""
 
     packs: bool
-    said: str = ""
+    finding: str = ""
+    """In words; empty where nothing is packed anyway."""
 
 
 def describe_weights(match: Match | None) -> str:
@@ -78,18 +78,18 @@ def describe_weights(match: Match | None) -> str:
     if match is None:
         return ""
     total = len(match.copied) + len(match.joined)
-    said = f"all {total} tensors of the network are in the checkpoint"
+    finding = f"all {total} tensors of the network are in the checkpoint"
     if match.fresh:
-        said = f"{total} tensors are in the checkpoint; new, and trained from random values: "
-        said += counted(match.fresh)
+        finding = f"{total} tensors are in the checkpoint; new, and trained from random values: "
+        finding += counted(match.fresh)
         emit(
             "notice",
             text=f"the checkpoint has no {counted(match.fresh)}: trained from random values",
         )
     if match.unused:
         emit("notice", text=f"the network has no use for {counted(match.unused)} of the checkpoint")
-        said += f"; not used: {counted(match.unused)}"
-    return said
+        finding += f"; not used: {counted(match.unused)}"
+    return finding
 
 
 def describe_left_out(parts: Parts, train: TrainSpec) -> str:
@@ -97,19 +97,24 @@ def describe_left_out(parts: Parts, train: TrainSpec) -> str:
     linear: set[str] = set()
     for stage in parts.stages:
         linear |= modules.matrices(stage.part.network)
-    sizes = {name: p.numel() for name, p in parts.parameters()}
-    stacked = [name for name, p in parts.parameters() if p.ndim > 2 and name not in linear]
-    chosen: list[str] = []
+    sizes = {name: parameter.numel() for name, parameter in parts.parameters()}
+    stacked = []
+    for name, parameter in parts.parameters():
+        if parameter.ndim > 2 and name not in linear:  # experts, one behind the other
+            stacked.append(name)
+    methods: list[str] = []
     if train.optimizer != "adamw":
-        chosen.append(train.optimizer)
+        methods.append(train.optimizer)
     if train.precision == "fp8":
-        chosen.append("fp8")
-    if not stacked or not chosen or not hasattr(parts.network, "config"):
+        methods.append("fp8")
+    if not stacked or not methods or not hasattr(parts.network, "config"):
         return ""
     share = sum(sizes[name] for name in stacked) / sum(sizes.values())
-    beside = "AdamW updates them" if train.optimizer != "adamw" else "they are computed in bf16"
-    said = f"{' and '.join(chosen)} leaves out {share:.0%} of the weights, which are no matrices "
-    return f"{said}({stacked[0]}, ...): {beside}"
+    instead = "AdamW updates them" if train.optimizer != "adamw" else "they are computed in bf16"
+    return (
+        f"{' and '.join(methods)} leaves out {share:.0%} of the weights, which are no matrices "
+        f"({stacked[0]}, ...): {instead}"
+    )
 
 
 def prove_packing(
@@ -159,21 +164,22 @@ def prove_forward(
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            said = f"its loss was not compared with the architecture's own: {OUT_OF_MEMORY}"
-            return _noticed(said)
-    said = ""
-    if dist.get_rank() == 0:
-        small_parts, small_evaluation, small_shards = small()
-        probe = _ForwardProbe(task, small_shards, small_parts, train, small_evaluation)
-        said = probe.prove("that of a small network of this architecture")
-    return said
+            text = f"its loss was not compared with the architecture's own: {OUT_OF_MEMORY}"
+            return _noticed(text)
+    if dist.get_rank() != 0:
+        return ""
+    small_parts, small_evaluation, small_shards = small()
+    probe = _ForwardProbe(task, small_shards, small_parts, train, small_evaluation)
+    return probe.prove("that of a small network of this architecture")
 
 
 def prove_scores(
     task: Task, settings: Settings, labels: tuple[str, ...], parts: Parts, train: TrainSpec
 ) -> None:
-    """That a language model is judged by the scores that its own forward gives; as `prove_forward`
-    where no layout cuts it. Another engine may have trained what ours cannot compute."""
+    """That a language model is judged by the scores that its own forward gives.
+
+    As `prove_forward`, where no layout cuts it. Another engine may have trained what ours cannot
+    compute."""
     if task.objective != "tokens" or _cuts(parts) or not hasattr(parts.network, "config"):
         return
     random = np.random.default_rng(3)
@@ -193,18 +199,18 @@ def prove_scores(
         stage.part.eval()
 
 
-def _noticed(said: str) -> str:
+def _noticed(text: str) -> str:
     """The same, as a notice of rank 0, too."""
     if dist.get_rank() == 0:
-        emit("notice", text=said)
-    return said
+        emit("notice", text=text)
+    return text
 
 
 def _agreed_reason(reason: str) -> str:
     """Of all ranks' reasons the first that is one."""
     reasons: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(reasons, reason)
-    return next((each for each in reasons if each), "")
+    return next((reason for reason in reasons if reason), "")
 
 
 def _known_tokens(shards: Shards) -> np.ndarray:
@@ -241,12 +247,14 @@ class _PackingProbe:
         evaluation: Evaluation,
         length: int,
     ) -> None:
-        self.task, self.shards, self.parts, self.evaluation = task, shards, parts, evaluation
+        self.task = task
+        self.shards = shards
+        self.parts = parts
+        self.evaluation = evaluation
         # a pipeline, and a compiled block, have one shape; else no more tokens than are needed
         self.one_shape = train.compile or parts.mesh.layout.pp > 1
         self.length = length if self.one_shape else min(length, DOCUMENTS * PROBE_TOKENS)
-        exact = train.weights == "fp32" or train.precision == "fp64"
-        self.allowed = PACKED_TOLERANCE[train.precision if exact else "bf16"]
+        self.allowed = PACKED_TOLERANCE[_precision_of_states(train)]
         random = np.random.default_rng(1)
         tokens = _known_tokens(shards)
         longest = min(PROBE_TOKENS, self.length // DOCUMENTS)
@@ -259,16 +267,16 @@ class _PackingProbe:
 
     def reason(self) -> str:
         """Why documents cannot share a sequence; "" where they can."""
-        together = np.zeros(DOCUMENTS, np.int64)
+        in_one_sequence = np.zeros(DOCUMENTS, np.int64)
         try:
-            states = self._states(self.texts, together)
+            states = self._states(self.texts, in_one_sequence)
         except ValueError as error:
             if any(stage.part.ours for stage in self.parts.stages):
                 raise
             return first_line(error)  # transformers names the kernel that keeps documents apart
-        changed = self._states(self.changed, together)
-        same = _agreed(_same_bits(states, changed), self.parts)
-        if not same and not _agreed(self._only_rounding(), self.parts):
+        changed = self._states(self.changed, in_one_sequence)
+        is_same = _agreed(_same_bits(states, changed), self.parts)
+        if not is_same and not _agreed(self._only_rounding(), self.parts):
             return "in one sequence they change each other's states"
         if self.parts.mesh.layout.cp > 1:  # whose ranks hold other tokens of other sequences
             return ""
@@ -361,6 +369,13 @@ def _agreed(holds: bool, parts: Parts) -> bool:
     return bool(verdict)
 
 
+def _precision_of_states(train: TrainSpec) -> str:
+    """In what precision states are rounded: weights of fewer bits round them as bf16 does."""
+    if train.weights == "fp32" or train.precision == "fp64":
+        return train.precision
+    return "bf16"
+
+
 def _same_bits(states: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     return all(torch.equal(mine, other) for mine, other in zip(states, others, strict=True))
 
@@ -368,9 +383,9 @@ def _same_bits(states: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 def _relative_gap(states: list[torch.Tensor], others: list[torch.Tensor]) -> float:
     if not states:
         return 0.0
-    mine = torch.cat([each.double().flatten() for each in states])
-    other = torch.cat([each.double().flatten() for each in others])
-    return float((mine - other).norm() / other.norm().clamp_min(1e-30))
+    ours = torch.cat([tensor.double().flatten() for tensor in states])
+    theirs = torch.cat([tensor.double().flatten() for tensor in others])
+    return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
 
 
 class _ForwardProbe:
@@ -379,20 +394,24 @@ class _ForwardProbe:
     def __init__(
         self, task: Task, shards: Shards, parts: Parts, train: TrainSpec, evaluation: Evaluation
     ) -> None:
-        self.parts, self.evaluation, self.compiles = parts, evaluation, train.compile
-        exact = train.weights == "fp32" or train.precision == "fp64"
-        self.allowed = FORWARD_TOLERANCE[train.precision if exact else "bf16"]
+        self.task = task
+        self.parts = parts
+        self.evaluation = evaluation
+        self.compiles = train.compile
+        self.allowed = FORWARD_TOLERANCE[_precision_of_states(train)]
         random = np.random.default_rng(2)
         tokens = _known_tokens(shards)
         # no longer than a text of the training: the network may have no more positions
         self.size = max(2, min(PROBE_TOKENS, shards.longest(TRAIN)))
         texts = [random.choice(tokens, self.size).tolist() for _ in range(2)]
-        self.shards, self.task = _texts_of(task, shards, texts), task
-        following = tokens[
-            (np.searchsorted(tokens, [text[-1] for text in texts]) + 1) % len(tokens)
+        self.shards = _texts_of(task, shards, texts)
+        # the same with another last token, if there are two
+        places = np.searchsorted(tokens, [text[-1] for text in texts])
+        other_tokens = tokens[(places + 1) % len(tokens)]
+        changed_texts = [
+            [*text[:-1], int(token)] for text, token in zip(texts, other_tokens, strict=True)
         ]
-        ended = [[*text[:-1], int(last)] for text, last in zip(texts, following, strict=True)]
-        self.ended = _texts_of(task, shards, ended)  # with another last token
+        self.changed = _texts_of(task, shards, changed_texts)
 
     def prove(self, whose: str) -> str:
         """In words. Raises UnsupportedError where the losses differ, StepError where the forward
@@ -430,9 +449,11 @@ class _ForwardProbe:
     def _refuse_foresight(self) -> None:
         """Raise UnsupportedError where a token is predicted with what comes behind it in sight."""
         with _eager(self.compiles):
-            micro, changed = self._micro(self.shards, False), self._micro(self.ended, False)
+            micro = self._micro(self.shards, joined=False)
+            changed = self._micro(self.changed, joined=False)
             states = _states_of(self.parts, self.evaluation, micro)
-            if _same_bits(states, _states_of(self.parts, self.evaluation, changed)):
+            changed_states = _states_of(self.parts, self.evaluation, changed)
+            if _same_bits(states, changed_states):
                 return
             gradient_BTH = _embedding_gradient(self.parts, self.evaluation, micro)
         if (gradient_BTH[:, -1] == 0).all():

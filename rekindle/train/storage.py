@@ -33,21 +33,25 @@ DEAD_AFTER = dt.timedelta(hours=24)  # an upload this old has no living attempt 
 
 
 def storage_of(root: str | Path) -> "Storage":
+    """The folder or object store of a path or URI."""
     text = str(root).removeprefix("file://")
     return ObjectStore(text) if "://" in text else Folder(Path(text))
 
 
 def no_room(root: str, needed_bytes: int, free_bytes: int | None = None) -> CheckpointError:
-    free = "" if free_bytes is None else f", {free_bytes:,} are free"
-    what = f"No space left on device: a checkpoint in {root} needs {needed_bytes:,} bytes{free}"
-    return CheckpointError(what, where=root, fix=f"{_ROOM}; {_GOES_ON}")
+    """The error of a disk that is full."""
+    message = f"No space left on device: a checkpoint in {root} needs {needed_bytes:,} bytes"
+    if free_bytes is not None:
+        message += f", {free_bytes:,} are free"
+    return CheckpointError(message, where=root, fix=f"{_ROOM}; {_GOES_ON}")
 
 
 def write_error(error: OSError, root: str, needed_bytes: int) -> CheckpointError:
+    """What `error` means for a checkpoint of so many bytes."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return no_room(root, needed_bytes)
-    what = f"cannot write a checkpoint to {root}: {error.strerror or error}"
-    return CheckpointError(what, where=root, fix=_GOES_ON)
+    message = f"cannot write a checkpoint to {root}: {error.strerror or error}"
+    return CheckpointError(message, where=root, fix=_GOES_ON)
 
 
 class Folder:
@@ -82,10 +86,10 @@ class Folder:
         target = self.path / path
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb", buffering=1 << 20) as file:
-            made = produce(file)
+            result = produce(file)
             file.flush()
             os.fdatasync(file.fileno())
-        return made
+        return result
 
     def put_new(self, path: str, content: bytes) -> None:
         """Store a small file in one instant; raises CheckpointError where it exists already."""
@@ -137,8 +141,11 @@ class ObjectStore:
 
     def folders(self) -> list[str]:
         entries = self._unless_missing(lambda: self.fs.ls(self.prefix, detail=True)) or []
-        found = [e["name"] for e in entries if e["type"] == "directory"]
-        return [name.rstrip("/").rpartition("/")[2] for name in found]
+        names = []
+        for entry in entries:
+            if entry["type"] == "directory":
+                names.append(entry["name"].rstrip("/").rpartition("/")[2])
+        return names
 
     def read(self, path: str) -> bytes | None:
         return self._unless_missing(lambda: bytes(self.fs.cat_file(self._path(path))))
@@ -156,12 +163,12 @@ class ObjectStore:
         def upload() -> T:
             file = self.fs.open(self._path(path), "wb", block_size=PART_BYTES)
             try:
-                made = produce(file)
+                result = produce(file)
             except BaseException:
                 file.discard()  # closing it would leave half of it under its name
                 raise
             file.close()
-            return made
+            return result
 
         return self._patiently(upload)
 
@@ -189,10 +196,16 @@ class ObjectStore:
         self._patiently(delete)
 
     def abandoned(self, folder: str) -> bool:
-        times = self._patiently(lambda: [*map(self.fs.modified, self.fs.find(self._path(folder)))])
-        dead = dt.datetime.now(dt.UTC) - DEAD_AFTER
-        # some drivers give times of UTC that do not say so
-        return all((t if t.tzinfo else t.replace(tzinfo=dt.UTC)) < dead for t in times)
+        def latest_changes() -> list[dt.datetime]:
+            return [self.fs.modified(path) for path in self.fs.find(self._path(folder))]
+
+        dead_before = dt.datetime.now(dt.UTC) - DEAD_AFTER
+        for changed_at in self._patiently(latest_changes):
+            if changed_at.tzinfo is None:  # some drivers give times of UTC that do not say so
+                changed_at = changed_at.replace(tzinfo=dt.UTC)
+            if changed_at >= dead_before:
+                return False
+        return True
 
     def _path(self, path: str) -> str:
         return f"{self.prefix}/{path}"
@@ -211,19 +224,24 @@ class ObjectStore:
                 raise
             except Exception as error:  # drivers raise their SDK's own errors, of no common kind
                 if pause is None or isinstance(error, PermissionError):
-                    kind = f"{type(error).__name__}: " if str(error) else type(error).__name__
-                    what = f"the checkpoint store {self.root} cannot be used: {kind}{error}"
+                    cause = type(error).__name__
+                    if str(error):
+                        cause += f": {error}"
+                    message = f"the checkpoint store {self.root} cannot be used: {cause}"
                     fix = "check that it can be reached and written from here; "
                     fix += "the same command goes on from the last checkpoint"
-                    raise CheckpointError(what, where=self.root, fix=fix) from error
+                    raise CheckpointError(message, where=self.root, fix=fix) from error
                 log.warning("%s: %s; trying again in %g s", self.root, error, pause)
                 time.sleep(pause)
         raise AssertionError  # the last round returns or raises
 
 
 class _PatientFile:
+    """A file of a store, whose reads are tried again."""
+
     def __init__(self, file: Any, patiently: Callable[[Callable[[], Any]], Any]) -> None:
-        self.file, self.patiently = file, patiently
+        self.file = file
+        self.patiently = patiently
 
     def seek(self, offset: int) -> None:
         self.file.seek(offset)
@@ -252,5 +270,5 @@ def put_file(storage: Storage, path: str, file: Path) -> None:
 
 
 def _exists(root: str, path: str) -> CheckpointError:
-    what = f"{root}/{path} was written by another attempt"
-    return CheckpointError(what, where=root, fix="stop the other attempt at the same work")
+    message = f"{root}/{path} was written by another attempt"
+    return CheckpointError(message, where=root, fix="stop the other attempt at the same work")

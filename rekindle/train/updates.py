@@ -55,7 +55,8 @@ class AdamW:
     def step(self, rate: float, factor: Tensor, finite: Tensor) -> None:
         adam: Any = self.adam
         # the fused kernel divides by it on the way, which saves a pass over all gradients
-        adam.grad_scale, adam.found_inf = (1 / factor).float(), (~finite).float()
+        adam.grad_scale = (1 / factor).float()
+        adam.found_inf = (~finite).float()
         for group in self.adam.param_groups:
             group["lr"] = rate
         self.adam.step()
@@ -70,17 +71,23 @@ class Muon:
     RMS = 0.2
 
     def __init__(self, matrices: Weights, others: Weights, spec: TrainSpec) -> None:
-        self.matrices, self.decay = matrices, spec.weight_decay
+        self.matrices = matrices
+        self.decay = spec.weight_decay
         self.others = AdamW((), others, spec)
-        own = {m: {"momentum_buffer": torch.zeros_like(m)} for m in matrices}
-        self.state = {**self.others.state, **own}
+        self.state = dict(self.others.state)
+        for matrix in matrices:
+            self.state[matrix] = {"momentum_buffer": torch.zeros_like(matrix)}
 
     def step(self, rate: float, factor: Tensor, finite: Tensor) -> None:
         self.others.step(rate, factor, finite)
-        skipped, taken = ~finite, finite.double()
-        keep, share = 1 - taken * (rate * self.decay), taken * (1 - self.MOMENTUM)
+        # numbers on the device, for nothing is read there: 0 of a step that is skipped
+        is_taken = finite.double()
+        keep = 1 - is_taken * (rate * self.decay)
+        share = is_taken * (1 - self.MOMENTUM)
+        skipped = ~finite
         for matrix in self.matrices:
-            gradient, momentum = matrix.grad, self.state[matrix]["momentum_buffer"]
+            gradient = matrix.grad
+            momentum = self.state[matrix]["momentum_buffer"]
             assert gradient is not None
             gradient.mul_(factor).masked_fill_(skipped, 0.0)
             momentum.lerp_(gradient, share.to(momentum.dtype))
@@ -94,14 +101,15 @@ def orthogonal(matrix: Tensor) -> Tensor:
     """The matrix with singular values between about 0.7 and 1.2, in bf16, or fp64, then
     overwritten: five steps of Newton and Schulz with Jordan's polynomial, on the shorter side."""
     work = matrix if matrix.dtype == torch.float64 else matrix.bfloat16()
-    tall = work.shape[0] > work.shape[1]
-    work = work.T if tall else work
+    is_tall = work.shape[0] > work.shape[1]
+    if is_tall:
+        work = work.T
     work.div_(work.norm().clamp(min=1e-7))
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = work @ work.T
         square = torch.addmm(square, square, square, beta=-4.7750, alpha=2.0315)
         work = torch.addmm(work, square, work, beta=3.4445)
-    return work.T if tall else work
+    return work.T if is_tall else work
 
 
 class AdamW8bit:
@@ -109,28 +117,36 @@ class AdamW8bit:
     layout that divides rows changes them. They are in full precision for one piece at a time."""
 
     def __init__(self, matrices: Weights, others: Weights, spec: TrainSpec) -> None:
-        self.matrices, self.spec = matrices, spec
+        self.matrices = matrices
+        self.spec = spec
         self.others = AdamW((), others, spec)
-        kind = torch.promote_types(matrices[0].dtype, torch.float32)
+        dtype = torch.promote_types(matrices[0].dtype, torch.float32)
         device = matrices[0].device
-        self.codes = {name: Codes(name == "exp_avg", kind, device) for name in MOMENTS}
-        own: dict[Tensor, dict[str, Tensor]] = {}
-        for m in matrices:  # codes and scales of moments that are all zero
-            count, size = scale_blocks(m.shape[1])
-            own[m] = {"step": _counter(m)}
-            for name, codes in self.codes.items():
-                shape = (len(m), count * size)
-                made = torch.full(shape, codes.zero, dtype=torch.uint8, device=m.device)
-                own[m][f"{name}_codes"] = made
-                own[m][f"{name}_scales"] = m.new_zeros((len(m), count))
-        self.state = {**self.others.state, **own}
+        self.codes = {name: Codes(name == "exp_avg", dtype, device) for name in MOMENTS}
+        self.state = dict(self.others.state)
+        for matrix in matrices:
+            self.state[matrix] = self._state_of_zeros(matrix)
+
+    def _state_of_zeros(self, matrix: Tensor) -> dict[str, Tensor]:
+        """Codes and scales of moments that are all zero."""
+        rows = len(matrix)
+        blocks, size = scale_blocks(matrix.shape[1])
+        state = {"step": _counter(matrix)}
+        for name, codes in self.codes.items():
+            shape = (rows, blocks * size)
+            zeros = torch.full(shape, codes.zero, dtype=torch.uint8, device=matrix.device)
+            state[f"{name}_codes"] = zeros
+            state[f"{name}_scales"] = matrix.new_zeros((rows, blocks))
+        return state
 
     def step(self, rate: float, factor: Tensor, finite: Tensor) -> None:
         """AdamW's step of the others, then of each matrix, piece by piece."""
         self.others.step(rate, factor, finite)
-        scale, skipped = (1 / factor).float(), (~finite).float()
+        scale = (1 / factor).float()
+        skipped = (~finite).float()
         for matrix in self.matrices:
-            before, at_once = self.state[matrix]["step"].clone(), rows_of_piece(matrix.shape[1])
+            before = self.state[matrix]["step"].clone()  # each piece counts the step once more
+            at_once = rows_of_piece(matrix.shape[1])
             # a rank that holds no row counts the step, too
             for start in range(0, max(1, len(matrix)), at_once):
                 self.state[matrix]["step"].copy_(before)
@@ -139,16 +155,21 @@ class AdamW8bit:
     def _update(
         self, matrix: Tensor, piece: slice, rate: float, scale: Tensor, skipped: Tensor
     ) -> None:
-        spec, state, weights = self.spec, self.state[matrix], matrix[piece]
+        """AdamW's step of some rows, whose moments are in full precision meanwhile."""
+        spec = self.spec
+        state = self.state[matrix]
+        weights = matrix[piece]
         assert matrix.grad is not None
-        held = {n: (state[f"{n}_codes"][piece], state[f"{n}_scales"][piece]) for n in MOMENTS}
-        read = (self.codes[n].read(*held[n], weights.shape[1]) for n in MOMENTS)
-        moments = [numbers.to(weights.dtype) for numbers in read]
+        moments = {}
+        for name in MOMENTS:
+            codes = state[f"{name}_codes"][piece]
+            scales = state[f"{name}_scales"][piece]
+            moments[name] = self.codes[name].read(codes, scales, weights.shape[1]).to(weights.dtype)
         adamw(
             [weights],
             [matrix.grad[piece]],
-            [moments[0]],
-            [moments[1]],
+            [moments["exp_avg"]],
+            [moments["exp_avg_sq"]],
             [],
             [state["step"]],
             fused=True,
@@ -163,7 +184,9 @@ class AdamW8bit:
             maximize=False,
         )
         for name in MOMENTS:
-            self.codes[name].write(moments.pop(0), *held[name])
+            codes = state[f"{name}_codes"][piece]
+            scales = state[f"{name}_scales"][piece]
+            self.codes[name].write(moments.pop(name), codes, scales)
 
 
 class Codes:
@@ -174,38 +197,44 @@ class Codes:
     DECADES = 7
     TINY = 2.0**-100  # scales below count as zero: their smallest codes would not be normal floats
 
-    def __init__(self, signed: bool, kind: torch.dtype, device: torch.device) -> None:
-        positive = sorted(
-            10.0**-decade * (0.1 + 0.9 * (step + 1) / steps)
-            for decade in range(self.DECADES)
-            for steps in [2 ** (self.DECADES - decade - signed)]
-            for step in range(steps)
-        )
-        values = [*(-v for v in reversed(positive)), 0.0, *positive] if signed else [0.0, *positive]
+    def __init__(self, signed: bool, dtype: torch.dtype, device: torch.device) -> None:
+        bits = self.DECADES
+        if signed:
+            bits -= 1  # one says the sign
+        positive = []
+        for decade in range(self.DECADES):
+            steps = 2 ** (bits - decade)
+            for step in range(steps):
+                positive.append(10.0**-decade * (0.1 + 0.9 * (step + 1) / steps))
+        positive.sort()
+        values = [0.0, *positive]
+        if signed:
+            values = [*(-value for value in reversed(positive)), *values]
         middles = [(low + high) / 2 for low, high in itertools.pairwise(values)]
         if not signed:
             # a mean square above zero stays above zero, or the step would be as long as mean / eps
             middles[0] = 0.0
-        self.kind, self.zero = kind, values.index(0.0)
-        self.values = torch.tensor(values, dtype=kind, device=device)
-        self.middles = torch.tensor(middles, dtype=kind, device=device)
+        self.dtype = dtype
+        self.zero = values.index(0.0)
+        self.values = torch.tensor(values, dtype=dtype, device=device)
+        self.middles = torch.tensor(middles, dtype=dtype, device=device)
 
     def read(self, codes: Tensor, scales: Tensor, columns: int) -> Tensor:
         """Numbers [rows, columns] of codes [rows, blocks x size] and scales [rows, blocks]."""
         numbers = self.values.index_select(0, codes.flatten().int()).view_as(codes)
         blocks = numbers.view(*scales.shape, numbers.shape[1] // scales.shape[1])
-        blocks.mul_(scales.to(self.kind).unsqueeze(-1))
+        blocks.mul_(scales.to(self.dtype).unsqueeze(-1))
         return numbers[:, :columns].contiguous()
 
     def write(self, numbers: Tensor, codes: Tensor, scales: Tensor) -> None:
         """Replace codes and scales by those of `numbers` [rows, columns], which are used up."""
-        numbers = numbers.to(self.kind)
+        numbers = numbers.to(self.dtype)
         if padding := codes.shape[1] - numbers.shape[1]:
             numbers = functional.pad(numbers, (0, padding))
         blocks = numbers.view(*scales.shape, numbers.shape[1] // scales.shape[1])
         largest = torch.linalg.vector_norm(blocks, math.inf, dim=-1)
         scales.copy_(largest.masked_fill(largest < self.TINY, 0.0))
-        blocks.div_(scales.to(self.kind).masked_fill(scales == 0, math.inf).unsqueeze(-1))
+        blocks.div_(scales.to(self.dtype).masked_fill(scales == 0, math.inf).unsqueeze(-1))
         codes.copy_(torch.bucketize(numbers, self.middles, out_int32=True))
 
 

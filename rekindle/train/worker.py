@@ -28,7 +28,7 @@ from rekindle.train.checkpoint import Checkpoint, Checkpointer
 from rekindle.train.compare import Gap, SmallNetwork, compare_with_one_rank
 from rekindle.train.dcp import pieces_of
 from rekindle.train.evaluation import Evaluation
-from rekindle.train.history import History, Ledger, forget, read_history
+from rekindle.train.history import ExampleLedger, History, forget, read_history
 from rekindle.train.job import Job
 from rekindle.train.loop import RunLength, StepLog, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
@@ -115,18 +115,18 @@ def _prove(start: "Start", trainer: Trainer, packing: Packing) -> dict[str, str]
         # one rank's words are enough: all match the same files
         "weights": describe_weights(start.match) if trainer.rank == 0 else "",
         "forward": forward,
-        "packing": packing.said,
+        "packing": packing.finding,
         "losses": start.left_out,
         "left out": describe_left_out(parts, job.train),
     }
 
 
-def _ledger(job: Job, mesh: Mesh, rank: int) -> Ledger | None:
+def _ledger(job: Job, mesh: Mesh, rank: int) -> ExampleLedger | None:
     """Where this rank notes its examples, if it does.
 
     Of pp, cp and tp peers, which see the same ones, the first does."""
     if job.train.ledger and mesh.leads("pp", "cp", "tp"):
-        return Ledger(job.working, rank)
+        return ExampleLedger(job.working, rank)
     return None
 
 

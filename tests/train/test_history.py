@@ -10,7 +10,7 @@ from rekindle.errors import CheckpointError
 from rekindle.records import HistoryRow
 from rekindle.train import manifest
 from rekindle.train.dcp import File
-from rekindle.train.history import History, Ledger, forget, read_history
+from rekindle.train.history import ExampleLedger, History, forget, read_history
 from rekindle.train.manifest import Checkpoint
 from tests.support.ledger import read_ledger
 
@@ -62,7 +62,7 @@ def test_a_validation_that_came_late_is_added_to_the_last_row_only(tmp_path):
 
 
 def test_a_ledger_with_a_damaged_line_says_so_and_is_repaired(tmp_path):
-    ledger = Ledger(tmp_path, 0)
+    ledger = ExampleLedger(tmp_path, 0)
     for step in (1, 2, 3):
         ledger.append(step, [f"id-{step}"])
     with ledger.path.open("ab") as file:

@@ -210,7 +210,7 @@ SEES_OTHERS = {
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_documents_that_keep_apart_in_every_bit_are_packed(source, precision):
     found = given(source, 3.0, precision=precision).packing()
-    assert found.packs, found.said
+    assert found.packs, found.finding
 
 
 @pytest.mark.parametrize("source", SEES_OTHERS.values(), ids=SEES_OTHERS)
@@ -219,8 +219,8 @@ def test_documents_that_keep_apart_in_every_bit_are_packed(source, precision):
 def test_documents_that_see_each_other_are_not_packed(source, precision, louder, capsys):
     found = given(source, louder, precision=precision).packing()
     assert not found.packs
-    assert "documents are not packed: " in found.said
-    assert found.said in capsys.readouterr().out
+    assert "documents are not packed: " in found.finding
+    assert found.finding in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("task", ["text_classification", "token_classification"])
@@ -278,8 +278,8 @@ def test_packing_that_could_not_be_proven_for_want_of_memory_is_said(monkeypatch
     )
     packing = model.packing()
     assert packing.packs
-    assert packing.said == "packing was not proven: the probe ran out of memory"
-    assert packing.said in capsys.readouterr().out
+    assert packing.finding == "packing was not proven: the probe ran out of memory"
+    assert packing.finding in capsys.readouterr().out
 
 
 def test_a_configuration_that_asks_for_a_loss_of_routers_is_refused():
