@@ -5,9 +5,9 @@ an `Engine`, and a row of this table."""
 
 from rekindle.engines.base import Engine
 from rekindle.engines.deepspeed import DeepSpeed
-from rekindle.engines.trainer import Trainer
+from rekindle.engines.trainer import TransformersTrainer
 
-ENGINES: dict[str, Engine] = {"deepspeed": DeepSpeed(), "trainer": Trainer()}
+ENGINES: dict[str, Engine] = {"deepspeed": DeepSpeed(), "trainer": TransformersTrainer()}
 
 
 def engine_of(name: str) -> Engine | None:

@@ -20,12 +20,14 @@ Finding = tuple[tuple[str, ...], str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Fragment:
-    """What a rank holds of a tensor that is divided without regard to its shape: `local` [n], from
-    element `start` of the flattened whole, which has `count` elements."""
+    """What a rank holds of a tensor that is divided without regard to its shape."""
 
     local: torch.Tensor
+    """[n] elements of the flattened whole."""
     start: int
+    """The first of them."""
     count: int
+    """Elements of the whole."""
 
 
 class Engine(Protocol):
@@ -55,33 +57,37 @@ class Engine(Protocol):
 
 def by_decay(weights: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
     """Groups of AdamW: matrices decay, one-dimensional parameters (biases, norms) do not."""
-    flat = {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0}
-    return [{"params": [w for w in weights if w.ndim > 1]}, flat]
+    matrices = [weight for weight in weights if weight.ndim > 1]
+    others = [weight for weight in weights if weight.ndim <= 1]
+    return [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
 
 
 def untaken(engine: str, train: TrainSpec, fields: Mapping[str, Any]) -> Iterator[Finding]:
     """Fields that an engine does not take, where they have another value than here, and precisions
     that none but rekindle's trains in."""
     if train.precision in ("fp16", "fp8", "fp64"):
-        what = f"the engine {engine} does not train in {train.precision}"
-        yield ("train", "precision"), what, "bf16 or fp32"
+        message = f"the engine {engine} does not train in {train.precision}"
+        yield ("train", "precision"), message, "bf16 or fp32"
     for field, default in fields.items():
         if operator.attrgetter(field)(train) != default:
-            what = f"the engine {engine} does not take train.{field}"
-            yield ("train", *field.split(".")), what, "remove it, or use rekindle's engine"
+            message = f"the engine {engine} does not take train.{field}"
+            yield ("train", *field.split(".")), message, "remove it, or use rekindle's engine"
 
 
 def contradictions(
-    given: Mapping[str, Any], owned: Mapping[tuple[str, ...], tuple[str, Any]], train: TrainSpec
+    settings: Mapping[str, Any], owned: Mapping[tuple[str, ...], tuple[str, Any]], train: TrainSpec
 ) -> Iterator[Finding]:
-    """Settings of an engine's config that say otherwise than rekindle's fields. `owned`: by their
-    place our field, "" where the loop decides it, and the value that follows."""
+    """Settings of an engine's config that say otherwise than rekindle's fields.
+
+    `owned`: by their place our field, "" where the loop decides it, and the value that follows."""
     for path, (field, value) in owned.items():
-        said = at(given, *path)
-        if said not in (None, AUTO, value):
-            ours = f"train.{field} is {getattr(train, field)}" if field else "rekindle decides it"
-            what = f"`{path[-1]}` is {said} here, and {ours}"
-            yield (*CONFIG, *path), what, 'write "auto", or remove it'
+        setting = at(settings, *path)
+        if setting not in (None, AUTO, value):
+            reason = "rekindle decides it"
+            if field:
+                reason = f"train.{field} is {getattr(train, field)}"
+            message = f"`{path[-1]}` is {setting} here, and {reason}"
+            yield (*CONFIG, *path), message, 'write "auto", or remove it'
 
 
 def at(values: Any, *path: str) -> Any:

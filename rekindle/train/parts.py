@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rekindle.engines.deepspeed import Zero
+from rekindle.engines.deepspeed_stepper import DeepSpeedStepper
 from rekindle.train.attention import Kernel
 from rekindle.train.mesh import Mesh
 from rekindle.train.modules import Origin
@@ -48,7 +48,7 @@ class Parts:
     """Of LoRA's updates; None without adapters."""
     attention: Kernel = "sdpa"
     """What keeps documents apart in training steps."""
-    stepper: Zero | None = None
+    stepper: DeepSpeedStepper | None = None
     """The engine that makes the updates, if it is not rekindle's own."""
 
     @property

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from rekindle.engines import engine_of
-from rekindle.engines.deepspeed import DeepSpeed, Zero
+from rekindle.engines import deepspeed_stepper, engine_of
+from rekindle.engines.deepspeed import DeepSpeed
+from rekindle.engines.deepspeed_stepper import DeepSpeedStepper
 from rekindle.spec.model import TrainSpec
 from rekindle.train import modules
 from rekindle.train.dcp import Piece
@@ -23,11 +25,14 @@ def start_engine(parts: Parts, train: TrainSpec) -> Parts | None:
     if not isinstance(engine, DeepSpeed):
         return None
     (stage,) = parts.stages
+    config = engine.config(train, dist.get_world_size())
+    config["optimizer"]["params"]["lr"] = peak_rate(train)
+    tp = parts.mesh.layout.tp
     divided: Mapping[str, tuple[str, ...]] = {}
-    if parts.mesh.layout.tp > 1:
+    if tp > 1:
         known = modules.required(parts.network, "tensor-parallel")
         divided = {"column": known.column, "row": known.row, "skip": known.per_head}
-    stepper = engine.start(stage.part, train, peak_rate(train), parts.mesh.device, divided)
+    stepper = deepspeed_stepper.start(stage.part, config, parts.mesh.device, tp, divided)
     stages = (dataclasses.replace(stage, module=stepper.module),)
     return dataclasses.replace(parts, stages=stages, stepper=stepper)
 
@@ -40,7 +45,7 @@ class Stepped:
     replicas: Ranks = None
     """Each rank holds something else."""
 
-    def __init__(self, parts: Parts, stepper: Zero) -> None:
+    def __init__(self, parts: Parts, stepper: DeepSpeedStepper) -> None:
         self.parts = parts
         self.stepper = stepper
 
