@@ -69,6 +69,7 @@ def largest(home):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # eight databases, a minute each on a slow machine
 def test_killed_at_any_moment_of_its_making_it_is_whole_the_next_time(tmp_path):
     """The draft grows with each migration: a kill at some sizes of it."""
     for number, size in enumerate((0, 60_000, 200_000, 400_000)):
