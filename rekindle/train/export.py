@@ -133,9 +133,14 @@ def _holders(parts: Parts, held: Mapping[str, torch.Tensor | FourBit]) -> list[_
     for name, tensor in held.items():
         # DeepSpeed leaves an empty parameter, and says its shape beside it
         shape = list(getattr(tensor, "ds_shape", tensor.shape))
-        tensors.append(_Tensor(name, str(tensor.dtype).removeprefix("torch."), shape))
-    mine = _Holder(parts.mesh.place("pp"), dist.get_rank(), tensors)
-    holders = [holder for holder in of_all(mine if leads else None) if holder is not None]
+        tensors.append((name, str(tensor.dtype).removeprefix("torch."), shape))
+    # ranks take no named tuples from each other, see launch/meeting.py
+    mine = (parts.mesh.place("pp"), dist.get_rank(), tensors) if leads else None
+    holders = []
+    for held_by_rank in of_all(mine):
+        if held_by_rank is not None:
+            place, rank, of_rank = held_by_rank
+            holders.append(_Holder(place, rank, [_Tensor(*tensor) for tensor in of_rank]))
     return sorted(holders, key=lambda holder: holder.place)
 
 
