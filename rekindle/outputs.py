@@ -1,7 +1,7 @@
 """What verbs say with `--json`: one object each on stdout.
 
 `configs/schemas/` has their schemas (`python -m tools.generate`). Verbs that end with a run
-say `RunSummary`, `RunRecord` or `Registration` of records.py, whichever they show."""
+say `RunSummary`, `RunRecord` or `Registration` of records/, whichever they show."""
 
 import dataclasses
 from collections.abc import Mapping

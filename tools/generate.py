@@ -8,6 +8,9 @@ what this module makes."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import itertools
 import json
 import sys
@@ -19,6 +22,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+import rekindle.records
+from rekindle import outputs
 from rekindle.app.pipeline import DEPLOYING, PIPELINE, shipped, sources_line
 from rekindle.catalog.tables import Carried, feature_rows
 from rekindle.families import DIVISIBLE
@@ -165,8 +170,38 @@ def generated(configs: Path) -> dict[str, str]:
         "../docs/features.md": feature_table(),
     }
     for name, record in records.items():
-        files[f"schemas/{name}.json"] = _json(record.model_json_schema())
+        files[f"schemas/{name}.json"] = _json(_record_schema(record))
     return files
+
+
+def _record_schema(record: type[BaseModel]) -> dict[str, Any]:
+    """The JSON Schema of a record, with what the docstrings behind its fields say.
+
+    pydantic would read the sources of all records whenever one is imported."""
+    schema = record.model_json_schema()
+    for name, definition in {record.__name__: schema, **schema.get("$defs", {})}.items():
+        for field, text in _docstrings_of_fields().get(name, {}).items():
+            definition["properties"][field]["description"] = text
+    return schema
+
+
+@functools.cache
+def _docstrings_of_fields() -> dict[str, dict[str, str]]:
+    """By class and field, of all records and of what commands print."""
+    docstrings: dict[str, dict[str, str]] = {}
+    for path in [*Path(rekindle.records.__path__[0]).glob("*.py"), Path(outputs.__file__)]:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                docstrings[node.name] = dict(_described_fields(node))
+    return docstrings
+
+
+def _described_fields(record: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, below in itertools.pairwise(record.body):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            yield field.target.id, inspect.cleandoc(str(below.value.value))
 
 
 def pipelines() -> dict[str, str]:
