@@ -189,7 +189,10 @@ def _record_schema(record: type[BaseModel]) -> dict[str, Any]:
 def _docstrings_of_fields() -> dict[str, dict[str, str]]:
     """By class and field, of all records and of what commands print."""
     docstrings: dict[str, dict[str, str]] = {}
-    for path in [*Path(rekindle.records.__path__[0]).glob("*.py"), Path(outputs.__file__)]:
+    for path in [
+        *Path(rekindle.records.__path__[0]).glob("*.py"),
+        *Path(outputs.__path__[0]).glob("*.py"),
+    ]:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 docstrings[node.name] = dict(_described_fields(node))
