@@ -9,11 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rekindle import formats, monitor
+from rekindle import formats
 from rekindle.app import champion
 from rekindle.app.deploy import log_to
 from rekindle.data.window import parse_duration, shift
 from rekindle.errors import RequestError
+from rekindle.monitor.labels import Label, read_labels
+from rekindle.monitor.log import LoggedRows, read_log
+from rekindle.monitor.verdict import distinct, expected_accuracy, judge
 from rekindle.platforms.local.store import make_home, slug
 from rekindle.records import Evidence, Monitored, Signal, write_atomically
 from rekindle.registry.models import served_model
@@ -54,14 +57,12 @@ def check(
     start_of_earlier = shift(start, window, back=True)
     model = served_model(champion.registry_of(spec, home), spec.data, spec.task)
     evidence = _evidence_of(model)
-    logged = monitor.seen(root, model.name, model.digest, start, now)
+    logged = read_log(root, model.name, model.digest, start, now)
     rows = logged.rows
     labels = _labels(spec.task, spec.data, settings, rows, now)
     # the latency of now is compared with that of the window before
-    earlier = monitor.seen(root, model.name, model.digest, start_of_earlier, start)
-    signals = monitor.judge(
-        evidence, rows, labels, settings.min_rows, settings.false_alarms, earlier.rows
-    )
+    earlier = read_log(root, model.name, model.digest, start_of_earlier, start)
+    signals = judge(evidence, rows, labels, settings.min_rows, settings.false_alarms, earlier.rows)
     verdict, reason = _verdict(signals, logged, settings.min_rows, f"{root}/{model.name}")
     p99_seconds = None
     if len(rows):
@@ -78,7 +79,7 @@ def check(
         rows=logged.total,
         different=_different(logged),
         left_out=logged.left_out,
-        expected_accuracy=monitor.expected_accuracy(evidence, rows),
+        expected_accuracy=expected_accuracy(evidence, rows),
         p99_seconds=p99_seconds,
     )
     _keep(monitored, home)
@@ -102,7 +103,7 @@ def _evidence_of(model: ServedModel) -> Evidence:
 
 def _labels(
     task: str, data: DataSpec, settings: MonitorSpec, rows: pa.Table, now: dt.datetime
-) -> dict[str, monitor.Label]:
+) -> dict[str, Label]:
     """The labels that have arrived for the rows, by id; none where none are to arrive, or
     where no row has an answer that they could be compared with."""
     if not settings.labels or not len(rows):
@@ -116,7 +117,7 @@ def _labels(
         labelled_until = shift(now, parse_duration(settings.label_delay), back=True)
     old_rows = rows.filter(pc.less(rows.column("time"), labelled_until))
     ids = set(old_rows.column("id").to_pylist())
-    return monitor.labels(data, load_task(task).modality, settings.labels, ids)
+    return read_labels(data, load_task(task).modality, settings.labels, ids)
 
 
 def _keep(monitored: Monitored, home: Path) -> None:
@@ -153,13 +154,13 @@ def _push(monitored: Monitored, platform: str) -> None:
     telemetry.close()
 
 
-def _different(logged: monitor.Seen) -> int:
+def _different(logged: LoggedRows) -> int:
     """How many contents are among the rows; of more rows than are drawn, among those."""
-    return len(monitor.distinct(logged.rows))
+    return len(distinct(logged.rows))
 
 
 def _verdict(
-    signals: tuple[Signal, ...], logged: monitor.Seen, min_rows: int, folder: str
+    signals: tuple[Signal, ...], logged: LoggedRows, min_rows: int, folder: str
 ) -> tuple[Verdict, str]:
     """The verdict on the signals, and the reason in words."""
     drawn = len(logged.rows)

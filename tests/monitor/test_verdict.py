@@ -15,7 +15,9 @@ import pytest
 from rekindle.data.signals import _hashes, signals
 from rekindle.errors import DataError
 from rekindle.evaluate.evaluate import holm
-from rekindle.monitor import MOST_SLICES, Label, distinct, expected_accuracy, judge, labels, seen
+from rekindle.monitor.labels import Label, read_labels
+from rekindle.monitor.log import read_log
+from rekindle.monitor.verdict import MOST_SLICES, distinct, expected_accuracy, judge
 from rekindle.records import CalibrationBin, ClassResult, Evidence, Reference, Slice
 from rekindle.spec.model import DataSpec
 
@@ -305,18 +307,18 @@ def test_labels_come_with_the_slices_of_their_row(tmp_path, caplog):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     fields = {"source": "r.jsonl", "columns": {"label": "label", "key": "id"}}
     data = DataSpec(**fields, slices=("lang", "plan"))
-    assert labels(data, "text", str(file), {"k", "l", "m", ""}) == {
+    assert read_labels(data, "text", str(file), {"k", "l", "m", ""}) == {
         "k": Label("new", (("lang", "fr"),)),
         "l": Label("x", (("plan", "3"),)),
     }
     assert not caplog.text
     data = DataSpec(**fields, slices=("lang", "country"))
-    assert labels(data, "text", str(file), {"l"}) == {"l": Label("x")}
+    assert read_labels(data, "text", str(file), {"l"}) == {"l": Label("x")}
     assert "accuracy of slices is not compared" in caplog.text
     assert "there is no column `country`" in caplog.text
     caplog.clear()
     with pytest.raises(DataError, match="no column `class`"):
-        labels(
+        read_labels(
             DataSpec(**{**fields, "columns": {"label": "class", "key": "id"}}, slices=("lang",)),
             "text",
             str(file),
@@ -444,7 +446,7 @@ def test_of_two_answers_for_a_key_the_later_one_counts(tmp_path):
     for minute, name, label in ((50, "a", "new"), (10, "b", "old")):
         time = begin + dt.timedelta(minutes=minute)
         written(tmp_path, name, id="k", time=time, label=label)
-    rows = seen(str(tmp_path), "tickets", "m", begin, begin + dt.timedelta(days=1)).rows
+    rows = read_log(str(tmp_path), "tickets", "m", begin, begin + dt.timedelta(days=1)).rows
     update = {"rows": 1, "metrics": {"accuracy": 0.5}}
     plain = PLAIN.model_copy(update={**update, "reference": Reference(inputs={}, confidence=())})
     (accuracy,) = judge(plain, rows, {"k": Label("new")}, 1, 0.05)
@@ -458,7 +460,7 @@ def test_a_file_that_began_on_the_day_before_is_read(tmp_path):
     assert "date=2026-10-01" in str(next(tmp_path.rglob("a.parquet")))
     for days, count in ((0, 1), (-1, 0)):
         start = midnight + dt.timedelta(days=days)
-        found = seen(str(tmp_path), "tickets", "m", start, start + dt.timedelta(days=1))
+        found = read_log(str(tmp_path), "tickets", "m", start, start + dt.timedelta(days=1))
         assert found.total == count
 
 
@@ -468,7 +470,7 @@ def test_a_file_of_the_log_that_is_cut_short_is_named(tmp_path, size):
     file = written(tmp_path, "a", id="k", time=begin, label="new")
     file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(DataError, match="cannot be read") as caught:
-        seen(str(tmp_path), "tickets", "m", begin, begin + dt.timedelta(days=1))
+        read_log(str(tmp_path), "tickets", "m", begin, begin + dt.timedelta(days=1))
     assert caught.value.problems[0].where == str(file)
 
 
@@ -477,13 +479,13 @@ def test_files_of_another_release_count_as_far_as_they_go(tmp_path):
     span = begin, begin + dt.timedelta(days=1)
     written(tmp_path, "a", id="k", time=begin, label="x", colour="red")
     written(tmp_path, "b", id="l", time=begin, label="y", length=3.0)
-    rows = seen(str(tmp_path), "tickets", "m", *span).rows
+    rows = read_log(str(tmp_path), "tickets", "m", *span).rows
     assert sorted(rows.column("id").to_pylist()) == ["k", "l"]
     assert set(rows.column("length").to_pylist()) == {None, 3.0}
     assert "colour" not in rows.column_names
     odd = written(tmp_path, "c", id="k", time="yesterday", label="x")
     with pytest.raises(DataError, match="cannot be read") as caught:
-        seen(str(tmp_path), "tickets", "m", *span)
+        read_log(str(tmp_path), "tickets", "m", *span)
     assert caught.value.problems[0].where == str(odd)
 
 
