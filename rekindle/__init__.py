@@ -1,4 +1,5 @@
-"""rekindle keeps machine-learning models current: one YAML retrains, judges and registers.
+"""rekindle keeps machine-learning models current: one YAML retrains, judges and
+registers.
 
     import rekindle
 
@@ -10,8 +11,8 @@
     run = rekindle.submit(spec, platform="sagemaker").wait()
     rekindle.deploy(spec).address, rekindle.champion(spec).version
 
-Importing this imports neither torch nor kfp; the names below load what they need when first used.
-"""
+Importing this imports neither torch nor kfp; the names below load what they need when
+first used."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -21,8 +21,8 @@ _LEFT_OUT = {"run_key"}
 
 
 class CloudWatchExporter(MetricExporter):
-    """Sends gauges under `NAMESPACE`, with their attributes as dimensions. Raises what botocore
-    does where no region is set."""
+    """Sends gauges under `NAMESPACE`, with their attributes as dimensions. Raises what
+    botocore does where no region is set."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -16,8 +16,9 @@
     │                             resumes
     └── InterruptedRunError       exit 130: Ctrl-C; the same command resumes
 
-`str(error)` is the text a person reads in a terminal or at the end of a log; `failure_from_log`
-reads it back. Whatever a service sends back of a secret ends here: texts are masked."""
+`str(error)` is the text a person reads in a terminal or at the end of a log;
+`failure_from_log` reads it back. Whatever a service sends back of a secret ends here:
+texts are masked."""
 
 import contextlib
 import dataclasses
@@ -56,8 +57,8 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def first_line(error: BaseException, text: object = None) -> str:
-    """The first line of an error's text, or of the `text` that stands for it; the name of its type
-    where there is none."""
+    """The first line of an error's text, or of the `text` that stands for it; the name of
+    its type where there is none."""
     return (str(text or error).strip().splitlines() or [type(error).__name__])[0]
 
 

@@ -1,9 +1,10 @@
 """JSON over HTTP with the standard library: one request, its error, and a bounded retry.
 
-It runs in containers whose image may be any with Python, so it imports nothing else. No request
-follows a redirect, since it carries a token, and no error holds more of a response than its own
-error message. Authority: RFC 9110 (status codes, Retry-After), google.rpc.Status, the Status of
-Kubernetes, the OCI distribution specification and OAuth 2.0 for the shapes of error bodies."""
+It runs in containers whose image may be any with Python, so it imports nothing else. No
+request follows a redirect, since it carries a token, and no error holds more of a
+response than its own error message. Authority: RFC 9110 (status codes, Retry-After),
+google.rpc.Status, the Status of Kubernetes, the OCI distribution specification and OAuth
+2.0 for the shapes of error bodies."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ T = TypeVar("T")
 
 
 class HttpError(Exception):
-    """A request that failed: `status` of HTTP, 0 where there was no valid response; `code` is the
-    service's own name of the error, `retry_after_seconds` the pause that it asks for."""
+    """A request that failed: `status` of HTTP, 0 where there was no valid response;
+    `code` is the service's own name of the error, `retry_after_seconds` the pause that it
+    asks for."""
 
     def __init__(
         self,
@@ -71,11 +73,11 @@ def request(
 ) -> dict[str, Any]:
     """The JSON object of a response; of a HEAD its headers, in lower case.
 
-    `body` is sent as JSON, `form` as a form, through the proxy of the environment if `proxy`.
-    Without `parse` the body of the response is not looked at.
-    `timeout_seconds` is the longest wait for a piece of the response, all of which has to come
-    within `WHOLE` times that. HttpError if there is no response, one that is not whole, one with an
-    error's status, or one that is not an object."""
+    `body` is sent as JSON, `form` as a form, through the proxy of the environment if
+    `proxy`. Without `parse` the body of the response is not looked at. `timeout_seconds`
+    is the longest wait for a piece of the response, all of which has to come within
+    `WHOLE` times that. HttpError if there is no response, one that is not whole, one with
+    an error's status, or one that is not an object."""
     kind, data = {}, None
     if form is not None:
         kind, data = {"Content-Type": "application/x-www-form-urlencoded"}, urlencode(form).encode()
@@ -145,10 +147,11 @@ def retried(
     transient: Callable[[HttpError], bool] = lambda error: error.transient,
     notice: Callable[[HttpError, float], object] = lambda error, pause: None,
 ) -> T:
-    """What `call` returns, which is repeated after each of `pauses` while its error is `transient`.
+    """What `call` returns, which is repeated after each of `pauses` while its error is
+    `transient`.
 
-    `stop` ends a pause and all repetition, by Stopped; `notice` gets each error and the pause after
-    it."""
+    `stop` ends a pause and all repetition, by Stopped; `notice` gets each error and the
+    pause after it."""
     left, stop = iter(pauses), stop or threading.Event()
     while True:
         try:

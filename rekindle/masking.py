@@ -1,11 +1,12 @@
-"""Text without secrets: what an error, a log or a record may say of them. And without what steers
-the terminal that shows it.
+"""Text without secrets: what an error, a log or a record may say of them. And without
+what steers the terminal that shows it.
 
-Known are the values of the environment variables that a config names (`name_secret`), those of
-variables with a name like HF_TOKEN or AWS_SECRET_ACCESS_KEY, and what looks like a token wherever
-it comes from: a service may send back what it was sent. A value is also known as base64 and as a
-part of a URL. What is shorter than eight characters and not named by a config is none: it would
-mask words. Others of the environment are not known before they are named."""
+Known are the values of the environment variables that a config names (`name_secret`),
+those of variables with a name like HF_TOKEN or AWS_SECRET_ACCESS_KEY, and what looks like
+a token wherever it comes from: a service may send back what it was sent. A value is also
+known as base64 and as a part of a URL. What is shorter than eight characters and not
+named by a config is none: it would mask words. Others of the environment are not known
+before they are named."""
 
 import base64
 import json
@@ -63,8 +64,9 @@ def masked(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def plain(text: str) -> str:
-    """With codes in place of what would steer a terminal: escape sequences, carriage returns, marks
-    that turn the direction of writing. Data, logs and services may hold such."""
+    """With codes in place of what would steer a terminal: escape sequences, carriage
+    returns, marks that turn the direction of writing. Data, logs and services may hold
+    such."""
     return _STEERS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 

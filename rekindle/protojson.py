@@ -1,14 +1,17 @@
-"""Values as Kubeflow Pipelines carries them between steps, and the two texts that it makes of one.
+"""Values as Kubeflow Pipelines carries them between steps, and the two texts that it
+makes of one.
 
-Its backend keeps every parameter as a protobuf Value and hands it to a component as protobuf's
-JSON. A number is therefore a double, a whole one arrives as an int, and the keys of a struct arrive
-sorted. Text of a number is written in two ways: with all digits where a value becomes text (an
-f-string, an input of type STRING), and as Go's `%d` or `%g` in an argument of a container.
+Its backend keeps every parameter as a protobuf Value and hands it to a component as
+protobuf's JSON. A number is therefore a double, a whole one arrives as an int, and the
+keys of a struct arrive sorted. Text of a number is written in two ways: with all digits
+where a value becomes text (an f-string, an input of type STRING), and as Go's `%d` or
+`%g` in an argument of a container.
 
-Authority: kubeflow/pipelines 2.17.0, backend/src/v2: metadata/converter.go (PbValueToText),
-component/launcher_v2.go (getPlaceholders), driver/util.go (pbValueToString); protobuf-go's and Go's
-encoding/json for what stands inside of a list or struct. Standard library only, and nothing of
-rekindle: bundles carry it into any image."""
+Authority: kubeflow/pipelines 2.17.0, backend/src/v2: metadata/converter.go
+(PbValueToText), component/launcher_v2.go (getPlaceholders), driver/util.go
+(pbValueToString); protobuf-go's and Go's encoding/json for what stands inside of a list
+or struct. Standard library only, and nothing of rekindle: bundles carry it into any
+image."""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ _ESCAPED = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"}
 def carried(value: Any) -> Any:
     """`value` as a component reads it from protobuf's JSON, at any depth.
 
-    Numbers are doubles: `carried(2.0)` is the int 2, `carried(2**53 + 1)` is 2**53. Keys are
-    sorted. Raises ValueError for a whole number that no double holds."""
+    Numbers are doubles: `carried(2.0)` is the int 2, `carried(2**53 + 1)` is 2**53. Keys
+    are sorted. Raises ValueError for a whole number that no double holds."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int | float):
@@ -43,16 +46,16 @@ def carried(value: Any) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """The text of `value` in an f-string and at an input of type STRING: 1e-05 is `0.00001`, 2.0 is
-    `2`, None is empty, a list or mapping is compact JSON."""
+    """The text of `value` in an f-string and at an input of type STRING: 1e-05 is
+    `0.00001`, 2.0 is `2`, None is empty, a list or mapping is compact JSON."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _all_digits(float(value))
     return _plain_text(value)
 
 
 def argument_of(value: Any) -> str:
-    """The text of `value` in an argument of a container: 1000000.0 is `1000000`, 1e-05 is `1e-05`,
-    123456789.125 is `1.23456789125e+08`, all else as `text_of` has it."""
+    """The text of `value` in an argument of a container: 1000000.0 is `1000000`, 1e-05 is
+    `1e-05`, 123456789.125 is `1.23456789125e+08`, all else as `text_of` has it."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return _plain_text(value)
     number = float(value)

@@ -18,9 +18,9 @@ def rows(path: Path) -> Any:
 
 
 def problems_in(module: str) -> Callable[..., Problem]:
-    """A maker of problems in the words of `problems.yaml` beside a module, under the module's name:
-    `what`, `where` and `fix`, as far as the caller does not give them, with the braces filled in
-    from what else it gives."""
+    """A maker of problems in the words of `problems.yaml` beside a module, under the
+    module's name: `what`, `where` and `fix`, as far as the caller does not give them,
+    with the braces filled in from what else it gives."""
     path = Path(module)
 
     def problem(name: str, /, what: str = "", where: str = "", **about: Any) -> Problem:

@@ -1,8 +1,8 @@
 """Figures for a monitoring system, by OpenTelemetry's SDK and its variables: OTLP where
 OTEL_EXPORTER_OTLP_ENDPOINT names a collector, other exporters by OTEL_METRICS_EXPORTER.
 
-Nothing waits for it: a thread of the SDK sends the latest figures, and logs what it could not send.
-Authority: OpenTelemetry's "Environment Variable Specification"."""
+Nothing waits for it: a thread of the SDK sends the latest figures, and logs what it could
+not send. Authority: OpenTelemetry's "Environment Variable Specification"."""
 
 import logging
 import os
@@ -23,8 +23,8 @@ _OURS = (EntryPoint("cloudwatch", "rekindle.cloudwatch:CloudWatchExporter", _GRO
 
 
 class Telemetry:
-    """Gauges with the attributes `about`; nothing is done where no variable asks for it, as `on`
-    tells."""
+    """Gauges with the attributes `about`; nothing is done where no variable asks for it,
+    as `on` tells."""
 
     def __init__(self, **about: str) -> None:
         self.about, self._gauges = about, dict[str, Any]()

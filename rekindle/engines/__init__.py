@@ -1,7 +1,8 @@
-"""Engines: whose arithmetic trains the network, one file each, by the name in `train.engine`.
+"""Engines: whose arithmetic trains the network, one file each, by the name in
+`train.engine`.
 
-`rekindle` is the loop's own (train/optimizer.py). A new engine is a file here with a class that is
-an `Engine`, and a row of this table."""
+`rekindle` is the loop's own (train/optimizer.py). A new engine is a file here with a
+class that is an `Engine`, and a row of this table."""
 
 from rekindle.engines.base import Engine
 from rekindle.engines.deepspeed import DeepSpeed

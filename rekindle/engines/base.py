@@ -31,15 +31,16 @@ class Fragment:
 
 
 class Engine(Protocol):
-    """What is known of an engine before a rank starts. It is a *stepper*, which makes the updates
-    inside rekindle's loop (deepspeed.py), or a *program*, which has a loop of its own."""
+    """What is known of an engine before a rank starts. It is a *stepper*, which makes the
+    updates inside rekindle's loop (deepspeed.py), or a *program*, which has a loop of its
+    own."""
 
     package: str
     """The module that has to be importable, from the extra of the engine's name."""
 
     aside: tuple[str, ...] = ()
-    """Sections of `train.engine_config` that say where numbers lie, not what they are: with another
-    value the same training goes on."""
+    """Sections of `train.engine_config` that say where numbers lie, not what they are:
+    with another value the same training goes on."""
 
     program: str = ""
     """The module that torchrun starts on a rank: `python -m MODULE JOB.json`; "" for a stepper."""
@@ -63,8 +64,8 @@ def by_decay(weights: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
 
 
 def untaken(engine: str, train: TrainSpec, fields: Mapping[str, Any]) -> Iterator[Finding]:
-    """Fields that an engine does not take, where they have another value than here, and precisions
-    that none but rekindle's trains in."""
+    """Fields that an engine does not take, where they have another value than here, and
+    precisions that none but rekindle's trains in."""
     if train.precision in ("fp16", "fp8", "fp64"):
         message = f"the engine {engine} does not train in {train.precision}"
         yield ("train", "precision"), message, "bf16 or fp32"
@@ -79,7 +80,8 @@ def contradictions(
 ) -> Iterator[Finding]:
     """Settings of an engine's config that say otherwise than rekindle's fields.
 
-    `owned`: by their place our field, "" where the loop decides it, and the value that follows."""
+    `owned`: by their place our field, "" where the loop decides it, and the value that
+    follows."""
     for path, (field, value) in owned.items():
         setting = at(settings, *path)
         if setting not in (None, AUTO, value):

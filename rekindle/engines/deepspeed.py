@@ -1,11 +1,14 @@
-"""DeepSpeed's ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054), stages 0 to 3, offload to the host.
+"""DeepSpeed's ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054), stages 0 to 3, offload to
+the host.
 
-DeepSpeed reduces gradients, clips, updates, and divides weights and moments among the ranks; the
-batches, the rate of each step, saves and restarts are rekindle's. Its state is saved as fragments
-of flattened tensors in rekindle's own checkpoints, so any number of ranks and any stage resume it.
+DeepSpeed reduces gradients, clips, updates, and divides weights and moments among the
+ranks; the batches, the rate of each step, saves and restarts are rekindle's. Its state is
+saved as fragments of flattened tensors in rekindle's own checkpoints, so any number of
+ranks and any stage resume it.
 
-DeepSpeed averages gradients over the ranks, and a loss here is a rank's share: it is multiplied by
-their number. Here is what can be known without the package; deepspeed_stepper.py runs it."""
+DeepSpeed averages gradients over the ranks, and a loss here is a rank's share: it is
+multiplied by their number. Here is what can be known without the package;
+deepspeed_stepper.py runs it."""
 
 from __future__ import annotations
 
@@ -91,8 +94,8 @@ class DeepSpeed(Engine):
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
         """`ds_config.json` without "auto".
 
-        Batches are of one row here, because the loop decides what a micro-batch holds and which is
-        a step's last. The stepper adds the rate, and what tp ranks divide."""
+        Batches are of one row here, because the loop decides what a micro-batch holds and
+        which is a step's last. The stepper adds the rate, and what tp ranks divide."""
         settings = _without_auto(train.engine_config or {})
         for section in (*_REFUSED, "train_batch_size", "tensor_parallel"):
             settings.pop(section, None)

@@ -41,8 +41,8 @@ def start(
 ) -> DeepSpeedStepper:
     """Take over the filled part. StepError where what is in effect was not asked for.
 
-    `config` is a whole `ds_config.json`. Tp ranks divide the modules of these names by "column" or
-    "row", and add up slopes of "skip"."""
+    `config` is a whole `ds_config.json`. Tp ranks divide the modules of these names by
+    "column" or "row", and add up slopes of "skip"."""
     import torch.distributed as dist
 
     os.environ.setdefault("DS_ACCELERATOR", device.type)
@@ -121,9 +121,11 @@ def _beginning(values: torch.Tensor) -> torch.Tensor:
 
 
 def _compile(config: Mapping[str, Any]) -> None:
-    """Compile what DeepSpeed would at its first use, once a machine; StepError where it fails.
+    """Compile what DeepSpeed would at its first use, once a machine; StepError where it
+    fails.
 
-    The lock of torch is a file, which a killed process leaves for ever; ours is the kernel's."""
+    The lock of torch is a file, which a killed process leaves for ever; ours is the
+    kernel's."""
     if at(config, "zero_optimization", "offload_optimizer", "device") == "cpu":
         name = "CPUAdamBuilder"
     elif not at(config, "optimizer", "params", "torch_adam"):
@@ -314,8 +316,9 @@ class DeepSpeedStepper:
         return facts
 
     def require(self, config: Mapping[str, Any]) -> None:
-        """StepError where what is in effect is not what the config asks for, or where weights in
-        full precision are found in other places than those that a step computes with."""
+        """StepError where what is in effect is not what the config asks for, or where
+        weights in full precision are found in other places than those that a step
+        computes with."""
         for name, parameter in self.trained.items():
             kept = _beginning(self.whole(parameter, of_tp=False))
             computed_with = _beginning(self._computed_with(parameter))

@@ -1,8 +1,8 @@
-"""The Trainer of transformers, with its own loop, order of examples and checkpoints; on text
-classification and language models.
+"""The Trainer of transformers, with its own loop, order of examples and checkpoints; on
+text classification and language models.
 
-`train.engine_config` holds TrainingArguments by their names. What rekindle's fields decide is
-absent there, "auto" or equal. The program is train/hf_trainer.py."""
+`train.engine_config` holds TrainingArguments by their names. What rekindle's fields
+decide is absent there, "auto" or equal. The program is train/hf_trainer.py."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 TASKS = ("text_classification", "causal_lm")
 LARGEST_MICRO_BATCH = 32
-# arguments of transformers' TrainingArguments that are handed on; others are rekindle's, or no test
-# has trained with them
+# arguments of transformers' TrainingArguments that are handed on; others are rekindle's,
+# or no test has trained with them
 _HANDED_ON = (
     "average_tokens_across_devices",
     "data_seed",
@@ -44,8 +44,8 @@ _HANDED_ON = (
     "torch_empty_cache_steps",
     "use_liger_kernel",
 )
-# fields that the loop of the Trainer does not have, or that its arguments say otherwise, and the
-# value with which it takes them
+# fields that the loop of the Trainer does not have, or that its arguments say otherwise,
+# and the value with which it takes them
 _FIELDS: Mapping[str, object] = {
     "layout": "auto",
     "optimizer": "adamw",

@@ -1,5 +1,5 @@
-"""What is known of model architectures: the numbers of a config, and the names of its modules. No
-torch: the spec, the planner and the engine read the same facts."""
+"""What is known of model architectures: the numbers of a config, and the names of its
+modules. No torch: the spec, the planner and the engine read the same facts."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -18,8 +18,9 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 
 
 def config_of(config: Mapping[str, object]) -> Config:
-    """A Hugging Face config to be asked in common words, an unknown one in those of all families,
-    without defaults. `config_of({"model_type": "gpt2"}).get("num_hidden_layers")` is 12."""
+    """A Hugging Face config to be asked in common words, an unknown one in those of all
+    families, without defaults. `config_of({"model_type":
+    "gpt2"}).get("num_hidden_layers")` is 12."""
     return Config(config, FAMILIES.get(str(config.get("model_type", ""))), _ALIASES)
 
 

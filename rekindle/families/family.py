@@ -17,18 +17,20 @@ ROW = ("o", "down")  # matrices that tensor parallel ranks divide by rows, other
 
 @dataclasses.dataclass(frozen=True)
 class Modules:
-    """What the engine must know to cut a network of transformers: its blocks, the matrices that
-    tensor parallelism divides, what only the first or the last pipeline stage runs.
+    """What the engine must know to cut a network of transformers: its blocks, the
+    matrices that tensor parallelism divides, what only the first or the last pipeline
+    stage runs.
 
-    Names are relative to a block for `matrices`, `regions`, `per_head`, `sequence`, `attention` and
-    `behind`, to the backbone otherwise. `matrices` are those of a block by plan/shape.py's names:
-    q, k, v, o; gate, up, down. `regions` are the modules of a block whose input goes into divided
-    columns. `first` are what only the first stage runs (modules, or rates of dropout), `last` what
-    only the last does; `table` is the token embedding, `positions` an embedding that is added to
-    it. `sequence` names the norms where the residual stream may be divided along the sequence
-    between tp ranks. `summary` is the module that makes a text's summary of its first token, ""
-    where what follows the backbone does; None where there is none. `behind` is the module of a
-    block that attention's result goes into: from it on no token depends on another one."""
+    Names are relative to a block for `matrices`, `regions`, `per_head`, `sequence`,
+    `attention` and `behind`, to the backbone otherwise. `matrices` are those of a block
+    by plan/shape.py's names: q, k, v, o; gate, up, down. `regions` are the modules of a
+    block whose input goes into divided columns. `first` are what only the first stage
+    runs (modules, or rates of dropout), `last` what only the last does; `table` is the
+    token embedding, `positions` an embedding that is added to it. `sequence` names the
+    norms where the residual stream may be divided along the sequence between tp ranks.
+    `summary` is the module that makes a text's summary of its first token, "" where what
+    follows the backbone does; None where there is none. `behind` is the module of a block
+    that attention's result goes into: from it on no token depends on another one."""
 
     blocks: str
     matrices: Mapping[str, str]
@@ -58,13 +60,14 @@ class Modules:
 class Family:
     """What an architecture does with the numbers of its config.
 
-    `defaults` are those of its configuration class; `names` its own words for the common ones;
-    `norms` are counted per block, `head_norms` are two more over each head's queries and keys;
-    `biases_fixed`: the config does not decide on attention's. `spare_positions` are rows of the
-    learnt position table that no position uses, None where there is no table. `dropouts` are those
-    of a block behind attention and feed-forward. `gelu` tells whether one kernel computes it, or
-    transformers writes it out. `modules` is None where the engine cuts nothing: such a model trains
-    in layouts of dp and shard."""
+    `defaults` are those of its configuration class; `names` its own words for the common
+    ones; `norms` are counted per block, `head_norms` are two more over each head's
+    queries and keys; `biases_fixed`: the config does not decide on attention's.
+    `spare_positions` are rows of the learnt position table that no position uses, None
+    where there is no table. `dropouts` are those of a block behind attention and
+    feed-forward. `gelu` tells whether one kernel computes it, or transformers writes it
+    out. `modules` is None where the engine cuts nothing: such a model trains in layouts
+    of dp and shard."""
 
     defaults: Mapping[str, Any]
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)

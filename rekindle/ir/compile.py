@@ -1,10 +1,11 @@
-"""From `path.py:function` (or an already compiled file) to IR text: the only place that starts
-KFP's compiler.
+"""From `path.py:function` (or an already compiled file) to IR text: the only place that
+starts KFP's compiler.
 
-The file is loaded in a process of its own (`python -m rekindle.ir.compile PATH.py:FUNCTION`), so
-that nothing in it can collide with anything here, and our own process needs no kfp. The folder of
-the file, the folder above it (where `components/` lies beside `pipelines/`) and the working folder
-are importable. The same file gives the same bytes: hash seed fixed, no times in the IR."""
+The file is loaded in a process of its own (`python -m rekindle.ir.compile
+PATH.py:FUNCTION`), so that nothing in it can collide with anything here, and our own
+process needs no kfp. The folder of the file, the folder above it (where `components/`
+lies beside `pipelines/`) and the working folder are importable. The same file gives the
+same bytes: hash seed fixed, no times in the IR."""
 
 import dataclasses
 import importlib.util
@@ -30,8 +31,9 @@ _NO_WORK = "do no work when it is imported"
 
 
 def compile_pipeline(target: str, cwd: Path | None = None) -> str:
-    """IR text of the pipeline at `target`: `path.py:function`, or a compiled `.yaml` or `.json`,
-    returned as it is. RequestError or UnsupportedError with file:line where it does not compile."""
+    """IR text of the pipeline at `target`: `path.py:function`, or a compiled `.yaml` or
+    `.json`, returned as it is. RequestError or UnsupportedError with file:line where it
+    does not compile."""
     folder = (cwd or Path.cwd()).absolute()
     if target.endswith(_COMPILED):
         try:
@@ -112,8 +114,9 @@ def _run(command: list[str], path: Path, folder: Path) -> subprocess.CompletedPr
 
 
 def compile_function(pipeline: Any) -> str:
-    """IR text of a `@dsl.pipeline` or component that is loaded, as in a notebook. Not written by
-    KFP's compiler: its comments on top break the YAML where a default has a line break."""
+    """IR text of a `@dsl.pipeline` or component that is loaded, as in a notebook. Not
+    written by KFP's compiler: its comments on top break the YAML where a default has a
+    line break."""
     from google.protobuf.json_format import MessageToDict
 
     documents = [MessageToDict(pipeline.pipeline_spec)]

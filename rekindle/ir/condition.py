@@ -1,5 +1,5 @@
-"""The conditions of KFP's If, Elif and Else: tokenizer, parser, type check and evaluator. Never
-`eval`.
+"""The conditions of KFP's If, Elif and Else: tokenizer, parser, type check and evaluator.
+Never `eval`.
 
 The KFP compiler writes a small part of CEL:
 
@@ -11,8 +11,8 @@ The KFP compiler writes a small part of CEL:
 where the left term of a comparison always reads a parameter.
 
 KFP does not escape quotes in a literal, so text with a quote in it cannot be told from an
-expression; whatever does not fit the grammar is refused, and a value at run time is never parsed.
-Text and numbers do not compare: that is an error, not False."""
+expression; whatever does not fit the grammar is refused, and a value at run time is never
+parsed. Text and numbers do not compare: that is an error, not False."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """`distribute()`: run a step of any KFP pipeline on several nodes.
 
-It writes `task.platform_config["rekindle"]`, which KFP carries into the second document of the
-compiled pipeline (`platforms.rekindle`); `ir/read/settings.py` reads it back, and each platform's
-compiler lowers and strips it. The body of the component then runs once on every node, with a
-`Rendezvous` in its environment. Node rank 0 alone writes the outputs."""
+It writes `task.platform_config["rekindle"]`, which KFP carries into the second document
+of the compiled pipeline (`platforms.rekindle`); `ir/read/settings.py` reads it back, and
+each platform's compiler lowers and strips it. The body of the component then runs once on
+every node, with a `Rendezvous` in its environment. Node rank 0 alone writes the
+outputs."""
 
 from __future__ import annotations
 
@@ -23,12 +24,13 @@ MOST_GPUS = 64  # of a node
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """How a step is spread: `nodes` machines with `gpus_per_node` GPUs each (0: CPU only).
+    """How a step is spread: `nodes` machines with `gpus_per_node` GPUs each (0: CPU
+    only).
 
-    `accelerator` is the GPU's name in the catalog, such as `H100`; `machine` the platform's own
-    name of a machine, which decides where it is given. `spot` machines may be taken away at any
-    time: `checkpoint` names the input of the component that says where it saves and resumes.
-    `max_run_hours` ends the step."""
+    `accelerator` is the GPU's name in the catalog, such as `H100`; `machine` the
+    platform's own name of a machine, which decides where it is given. `spot` machines may
+    be taken away at any time: `checkpoint` names the input of the component that says
+    where it saves and resumes. `max_run_hours` ends the step."""
 
     nodes: int
     gpus_per_node: int = 0
@@ -80,8 +82,8 @@ def distribute(
 ) -> PipelineTask:
     """Run `task` on `nodes` machines at once; see `Distribution` for the other arguments.
 
-    Returns the task, so that calls chain as KFP's do. Raises RequestError for a task that has no
-    container (a nested pipeline, an importer), and for numbers that make no sense.
+    Returns the task, so that calls chain as KFP's do. Raises RequestError for a task that
+    has no container (a nested pipeline, an importer), and for numbers that make no sense.
 
         trained = rekindle.distribute(train(data=made.output, save_to=root),
                                       nodes=4, gpus_per_node=8, spot=True, checkpoint="save_to")"""

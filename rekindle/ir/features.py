@@ -1,8 +1,9 @@
-"""What a pipeline asks of a platform: the features of KFP that it uses, each with its place in the
-IR.
+"""What a pipeline asks of a platform: the features of KFP that it uses, each with its
+place in the IR.
 
-The names are those of the rows of `catalog/features.yaml`, which says of each platform whether it
-carries the feature natively, whether rekindle emulates it there, or why it is refused."""
+The names are those of the rows of `catalog/features.yaml`, which says of each platform
+whether it carries the feature natively, whether rekindle emulates it there, or why it is
+refused."""
 
 import dataclasses
 import re
@@ -30,9 +31,9 @@ class Use:
 
 
 def uses(graph: ir.Graph, arguments: Mapping[str, Any] | None = None) -> tuple[Use, ...]:
-    """Everything that the pipeline uses, each once, in the order of its nodes. The `arguments`
-    of a run decide what importers import whose URI is an input, and leave out settings whose
-    inputs have no value."""
+    """Everything that the pipeline uses, each once, in the order of its nodes. The
+    `arguments` of a run decide what importers import whose URI is an input, and leave out
+    settings whose inputs have no value."""
     all_uses = [Use(_feature_of_setting(s), "", s.where) for s in graph.settings]
     for name, parameter in graph.inputs.parameters.items():
         where = f"root.inputDefinitions.parameters.{name}.defaultValue"
@@ -82,8 +83,8 @@ def _feature_of_uri(uri: str) -> str:
 
 
 def _known_uri(node: ir.Importer, inputs_of_dags: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The beginning of what an importer that waits for values imports; None where a value is
-    missing before the scheme is known."""
+    """The beginning of what an importer that waits for values imports; None where a value
+    is missing before the scheme is known."""
     values = known_values(node, inputs_of_dags)
     text = ""
     for part in node.uri.parts:
@@ -98,8 +99,8 @@ def _known_uri(node: ir.Importer, inputs_of_dags: Mapping[str, Mapping[str, Any]
 
 
 def _without_absent(step: ir.Step, inputs: Mapping[str, Any]) -> ir.Step:
-    """The step without what hangs on inputs that have no value, which KFP leaves out as well.
-    `inputs` are those of the Dag around it."""
+    """The step without what hangs on inputs that have no value, which KFP leaves out as
+    well. `inputs` are those of the Dag around it."""
 
     def has_no_value(name: object) -> bool:
         # an input that is not known yet may have one

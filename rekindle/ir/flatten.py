@@ -1,15 +1,15 @@
 """A Graph as a flat list of steps, for platforms without nested pipelines or loops.
 
-Nested Dags are opened, loops over constants and arguments unrolled, and every input is traced to
-where its value comes from in the end: a constant, a parameter of the pipeline, an output of a step,
-or a list of such. The conditions around a step become its guards; where a loop has a limit, a turn
-waits for an earlier one. Steps keep the paths that a run here gives them (`for-loop-1/0/train`).
-What cannot be flattened (loops over what a step gives, exit handlers) is for the feature table to
-refuse before.
+Nested Dags are opened, loops over constants and arguments unrolled, and every input is
+traced to where its value comes from in the end: a constant, a parameter of the pipeline,
+an output of a step, or a list of such. The conditions around a step become its guards;
+where a loop has a limit, a turn waits for an earlier one. Steps keep the paths that a run
+here gives them (`for-loop-1/0/train`). What cannot be flattened (loops over what a step
+gives, exit handlers) is for the feature table to refuse before.
 
-Every input is bound by its type, as KFP's driver does it (ir/values.py): constants here, other
-values when the step runs. A constant that does not fit is refused here, unless a condition may skip
-the step that would get it."""
+Every input is bound by its type, as KFP's driver does it (ir/values.py): constants here,
+other values when the step runs. A constant that does not fit is refused here, unless a
+condition may skip the step that would get it."""
 
 import dataclasses
 import itertools
@@ -100,8 +100,8 @@ class Flat:
 def flatten(graph: ir.Graph, values: Mapping[str, Any]) -> tuple[Flat, ...]:
     """Every step in topological order; UnsupportedError for what has no flat form.
 
-    `values` are the arguments: those that loops go over are constants from here on, others stay
-    what a run gives."""
+    `values` are the arguments: those that loops go over are constants from here on,
+    others stay what a run gives."""
     looped = looped_over(graph)
     types = {}
     parameters: dict[str, Source] = {}
@@ -147,8 +147,8 @@ class _Scope:
 
 
 class _Flattening:
-    """One pass: the steps so far, and the types of what they read: of the pipeline's parameters by
-    name, of outputs by path and name."""
+    """One pass: the steps so far, and the types of what they read: of the pipeline's
+    parameters by name, of outputs by path and name."""
 
     def __init__(self, types: Mapping[str, str]) -> None:
         self.types = types
@@ -295,8 +295,8 @@ class _Flattening:
     def as_received(
         self, node: ir.AnyNode, path: str, name: str, source: Source, guarded: object
     ) -> Source:
-        """What the input `name` of the node at `path` receives. A constant that does not fit raises
-        UnsupportedError, or is left to the run where the node is `guarded`."""
+        """What the input `name` of the node at `path` receives. A constant that does not
+        fit raises UnsupportedError, or is left to the run where the node is `guarded`."""
         parameter = node.inputs.parameters.get(name)
         if parameter is None or self.kind_of(source) == parameter.type:
             return source

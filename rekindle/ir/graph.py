@@ -1,12 +1,12 @@
 """The typed Graph: what a pipeline is, once its IR has been read.
 
-Every platform works from these frozen values; none walks raw IR. A `Graph` holds a `Dag`, a `Dag`
-holds nodes, and a node is a `Step`, an `Importer` or a `SubDag`, with two addresses: `path`, by
-which people and records call it (`condition-1/promote`), and `where`, its place in the IR, for
-errors.
+Every platform works from these frozen values; none walks raw IR. A `Graph` holds a `Dag`,
+a `Dag` holds nodes, and a node is a `Step`, an `Importer` or a `SubDag`, with two
+addresses: `path`, by which people and records call it (`condition-1/promote`), and
+`where`, its place in the IR, for errors.
 
-A node's inputs are bound to constants, to inputs of the Dag around it, to outputs of a sibling, or
-to how a sibling ended. Follows pipeline_spec.proto, schema 2.1.0, and
+A node's inputs are bound to constants, to inputs of the Dag around it, to outputs of a
+sibling, or to how a sibling ended. Follows pipeline_spec.proto, schema 2.1.0, and
 kubernetes_executor_config.proto of kfp-kubernetes."""
 
 import dataclasses
@@ -47,8 +47,8 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Artifact:
-    """A value passed by place: files under a URI, and metadata. `schema_title` is KFP's type
-    (`system.Model`); `is_list` is any number of them in one order."""
+    """A value passed by place: files under a URI, and metadata. `schema_title` is KFP's
+    type (`system.Model`); `is_list` is any number of them in one order."""
 
     name: str
     schema_title: str
@@ -116,10 +116,10 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """Run a Dag once for each item of a list, which becomes its input `item`. `items` is the list
-    (with Templates where KFP wrote placeholders) or the name of the node's own input that holds it;
-    `artifacts` says that it is a list of artifacts, `at_once` how many may run side by side (0: as
-    many as there are)."""
+    """Run a Dag once for each item of a list, which becomes its input `item`. `items` is
+    the list (with Templates where KFP wrote placeholders) or the name of the node's own
+    input that holds it; `artifacts` says that it is a list of artifacts, `at_once` how
+    many may run side by side (0: as many as there are)."""
 
     items: tuple[Any, ...] | str
     item: str
@@ -143,8 +143,8 @@ class Retry:
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What a cluster would grant, as Kubernetes quantities (`4`, `16G`) or text with a placeholder;
-    empty where nothing is asked."""
+    """What a cluster would grant, as Kubernetes quantities (`4`, `16G`) or text with a
+    placeholder; empty where nothing is asked."""
 
     cpu_request: str = ""
     cpu_limit: str = ""
@@ -161,8 +161,8 @@ class Resources:
 
 @dataclasses.dataclass(frozen=True)
 class Secret:
-    """The value under `key` of a secret called `name`, in the environment variable `env` of a step;
-    an `optional` one may be missing."""
+    """The value under `key` of a secret called `name`, in the environment variable `env`
+    of a step; an `optional` one may be missing."""
 
     env: str
     name: Binding
@@ -182,11 +182,12 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """What a step executes. `source` holds the code of a lightweight Python component (its
-    arguments are for `kfp.dsl.executor_main`) and `command` is then empty. `requirements` come from
-    KFP's pip preamble, which is cut off: `runtime_requirements` are those that the SDK added for
-    itself, pip options stay in `pip_options`. `as_written` is the command with all of that still in
-    it, for who starts the image itself. A placeholder in `image` stays text."""
+    """What a step executes. `source` holds the code of a lightweight Python component
+    (its arguments are for `kfp.dsl.executor_main`) and `command` is then empty.
+    `requirements` come from KFP's pip preamble, which is cut off: `runtime_requirements`
+    are those that the SDK added for itself, pip options stay in `pip_options`.
+    `as_written` is the command with all of that still in it, for who starts the image
+    itself. A placeholder in `image` stays text."""
 
     image: str
     command: tuple[Argument, ...] = ()
@@ -202,9 +203,9 @@ class Container:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Node:
-    """What all nodes share. `after` are siblings to wait for that nothing is read from; `always`
-    nodes run whether or not what they wait for succeeded (exit handlers, and KFP's
-    `ignore_upstream_failure`)."""
+    """What all nodes share. `after` are siblings to wait for that nothing is read from;
+    `always` nodes run whether or not what they wait for succeeded (exit handlers, and
+    KFP's `ignore_upstream_failure`)."""
 
     name: str
     path: str
@@ -228,8 +229,8 @@ class Node:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step(Node):
-    """One container; with a `distribution`, one a node. `cache_key` is the user's own key in place
-    of a computed one ("" = none)."""
+    """One container; with a `distribution`, one a node. `cache_key` is the user's own key
+    in place of a computed one ("" = none)."""
 
     container: Container
     cache: bool = False
@@ -259,8 +260,9 @@ class Step(Node):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Importer(Node):
-    """An artifact from outside becomes the node's only output. `uri` and the texts in `metadata`
-    may hold placeholders; `to_workspace` asks for a copy in the workspace of the pipeline."""
+    """An artifact from outside becomes the node's only output. `uri` and the texts in
+    `metadata` may hold placeholders; `to_workspace` asks for a copy in the workspace of
+    the pipeline."""
 
     uri: Template
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -289,8 +291,9 @@ class Dag:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SubDag(Node):
-    """A nested pipeline, the branch of a condition, the body of a loop, or what an exit handler
-    watches. Outputs of a loop are lists, in the order of its items (KFP's Collected)."""
+    """A nested pipeline, the branch of a condition, the body of a loop, or what an exit
+    handler watches. Outputs of a loop are lists, in the order of its items (KFP's
+    Collected)."""
 
     dag: Dag
     loop: Loop | None = None
@@ -302,9 +305,9 @@ AnyNode = Step | Importer | SubDag
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """A pipeline: `inputs` are its parameters (root artifacts can be read, but not given),
-    `pipeline_root` the place that the author wished artifacts to be, `settings` what is asked for
-    all of it."""
+    """A pipeline: `inputs` are its parameters (root artifacts can be read, but not
+    given), `pipeline_root` the place that the author wished artifacts to be, `settings`
+    what is asked for all of it."""
 
     name: str
     inputs: Ports

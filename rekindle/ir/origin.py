@@ -1,8 +1,9 @@
-"""What the inputs of every node depend on: on nothing that a run changes, on arguments of the
-pipeline, or on what steps give.
+"""What the inputs of every node depend on: on nothing that a run changes, on arguments of
+the pipeline, or on what steps give.
 
-Platforms without loops of their own unroll those whose lists are known when the pipeline is
-compiled; this says which those are. Follows the bindings of the Graph, outermost Dag first."""
+Platforms without loops of their own unroll those whose lists are known when the pipeline
+is compiled; this says which those are. Follows the bindings of the Graph, outermost Dag
+first."""
 
 from collections.abc import Mapping
 from typing import Any

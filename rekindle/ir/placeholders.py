@@ -1,10 +1,10 @@
-"""KFP's placeholders, parsed once when the IR is read: `{{$}}`, `{{$.inputs.parameters['x']}}`,
-Concat, IfPresent.
+"""KFP's placeholders, parsed once when the IR is read: `{{$}}`,
+`{{$.inputs.parameters['x']}}`, Concat, IfPresent.
 
-A text becomes a `Template`: literal pieces and references, which are looked up side by side at run
-time, so that a value which happens to contain a placeholder is never expanded again. `lower` gives
-the plain JSON that `launch/shim.py` renders; it is the only thing the two share. What is unknown is
-refused with its place in the IR."""
+A text becomes a `Template`: literal pieces and references, which are looked up side by
+side at run time, so that a value which happens to contain a placeholder is never expanded
+again. `lower` gives the plain JSON that `launch/shim.py` renders; it is the only thing
+the two share. What is unknown is refused with its place in the IR."""
 
 import dataclasses
 import json
@@ -113,8 +113,8 @@ def parse_argument(text: str, where: str) -> Argument:
 
 
 def parse_value(value: Any, where: str) -> Any:
-    """A constant whose texts with placeholders, of its own step's parameters and facts of the run
-    only, are Templates."""
+    """A constant whose texts with placeholders, of its own step's parameters and facts of
+    the run only, are Templates."""
 
     def parsed(leaf: Any) -> Any:
         if not isinstance(leaf, str):
@@ -174,8 +174,8 @@ def references(argument: Argument) -> Iterator[tuple[str, ...]]:
 
 
 def lower(argument: Argument) -> Any:
-    """The argument as the JSON that the shim renders: text, `{"ref": path}`, `{"concat": [...]}`,
-    `{"if": ...}`."""
+    """The argument as the JSON that the shim renders: text, `{"ref": path}`, `{"concat":
+    [...]}`, `{"if": ...}`."""
     match argument:
         case Template(parts):
             if argument.literal is not None:

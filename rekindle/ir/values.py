@@ -1,11 +1,12 @@
 """Values by IR type: what an input receives, and the check of a run's arguments.
 
-Authority: kubeflow/pipelines 2.17.0, backend/src/v2/driver/resolve.go. Its driver binds every input
-of a node (a component, a nested pipeline, the branch of a condition, a loop and each of its turns)
-by the type of that input, wherever the value comes from: an input of type STRING takes any value as
-text, every other type takes its own kind and nothing else. `received` is that rule; a run here, the
-compilers that unroll loops, and the steps of SageMaker and Azure ML all bind with it. protojson.py
-says what KFP's protobuf makes of the values themselves."""
+Authority: kubeflow/pipelines 2.17.0, backend/src/v2/driver/resolve.go. Its driver binds
+every input of a node (a component, a nested pipeline, the branch of a condition, a loop
+and each of its turns) by the type of that input, wherever the value comes from: an input
+of type STRING takes any value as text, every other type takes its own kind and nothing
+else. `received` is that rule; a run here, the compilers that unroll loops, and the steps
+of SageMaker and Azure ML all bind with it. protojson.py says what KFP's protobuf makes of
+the values themselves."""
 
 from __future__ import annotations
 
@@ -40,9 +41,9 @@ def received(value: Any, kind: str, literals: Sequence[Any] = ()) -> Any:
     """What an input of the IR type `kind` receives where `value` arrives; None is a null.
 
     `received(1, "STRING")` is `1` as text, a null there is the empty text; `received(2.0,
-    "NUMBER_DOUBLE")` is the int 2. KFP checks of numbers only that they are numbers, so 1.5 passes
-    at a NUMBER_INTEGER. Raises ValueError for a value of another kind, and for one that is not
-    among the `literals`, if there are any."""
+    "NUMBER_DOUBLE")` is the int 2. KFP checks of numbers only that they are numbers, so
+    1.5 passes at a NUMBER_INTEGER. Raises ValueError for a value of another kind, and for
+    one that is not among the `literals`, if there are any."""
     if kind == "STRING":
         bound: Any = text_of(value)
     else:
@@ -55,8 +56,8 @@ def received(value: Any, kind: str, literals: Sequence[Any] = ()) -> Any:
 
 
 def element(value: Any, keys: Sequence[str]) -> Any:
-    """What `keys` lead to in a mapping, or in the JSON text of one; ValueError where there is no
-    such key, or a null behind it, which KFP's driver does not take either."""
+    """What `keys` lead to in a mapping, or in the JSON text of one; ValueError where
+    there is no such key, or a null behind it, which KFP's driver does not take either."""
     for key in keys:
         if isinstance(value, str):
             value = parsed(value)
@@ -89,8 +90,8 @@ def from_ir(value: Any, kind: ParameterType) -> Any:
 
 
 def mismatch(value: Any, kind: ParameterType) -> str | None:
-    """Why `value` is not of `kind`, or None. A bool is not a number; as in KFP, a number with a
-    fraction passes where a whole one is declared."""
+    """Why `value` is not of `kind`, or None. A bool is not a number; as in KFP, a number
+    with a fraction passes where a whole one is declared."""
     if not _fits(value, kind):
         return f"{shown(value)} is not {_WORDS[kind]}"
     try:
@@ -111,8 +112,9 @@ def _fits(value: Any, kind: str) -> bool:
 
 
 def bind(graph: Graph, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters with `arguments` and defaults; RequestError with every problem at once. Tuples
-    count as lists, whole numbers as doubles; optional parameters without a value are left out."""
+    """The parameters with `arguments` and defaults; RequestError with every problem at
+    once. Tuples count as lists, whole numbers as doubles; optional parameters without a
+    value are left out."""
     problems = [_unknown(name, graph) for name in arguments if name not in graph.inputs.parameters]
     values: dict[str, Any] = {}
     for name, parameter in graph.inputs.parameters.items():

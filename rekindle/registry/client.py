@@ -1,11 +1,11 @@
 """Where versions and training metrics live: MLflow, embedded by default.
 
-An empty `tracking_uri` means `mlflow.db` and `mlartifacts/` under the artifact root (MLflow's own
-file store is gone since 3.x; sqlite it is). MLflow makes the tables of that database one migration
-after the other, for seconds; one whose making was interrupted can neither be opened nor finished,
-so it is made aside and renamed. Its rows name files by absolute URIs, which are updated where the
-home was moved or copied. Every failure of the registry leaves here as a RegistryError that names it
-without credentials."""
+An empty `tracking_uri` means `mlflow.db` and `mlartifacts/` under the artifact root
+(MLflow's own file store is gone since 3.x; sqlite it is). MLflow makes the tables of that
+database one migration after the other, for seconds; one whose making was interrupted can
+neither be opened nor finished, so it is made aside and renamed. Its rows name files by
+absolute URIs, which are updated where the home was moved or copied. Every failure of the
+registry leaves here as a RegistryError that names it without credentials."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
 
 @contextlib.contextmanager
 def _meant(uri: str) -> Iterator[None]:
-    """Have MLflow's functions without a client mean this registry, and then what they meant before:
-    in a notebook they are the user's."""
+    """Have MLflow's functions without a client mean this registry, and then what they
+    meant before: in a notebook they are the user's."""
     import mlflow
 
     tracking = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
@@ -172,9 +172,9 @@ def tags_of(version: Any) -> dict[str, str]:
 class Tracker:
     """Logs training metrics to the MLflow run of one run key, each optimizer step once.
 
-    The supervising process logs, not a rank, so a slow or lost tracking server never stops
-    training: after a first failure it says so and stays silent. A resumed run continues the same
-    MLflow run and skips the steps that are there already."""
+    The supervising process logs, not a rank, so a slow or lost tracking server never
+    stops training: after a first failure it says so and stays silent. A resumed run
+    continues the same MLflow run and skips the steps that are there already."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Which versions were champion, since when and why: numbered tags of the registered model, each
-written before the alias moves. An entry that the alias does not follow was interrupted; the same
-command completes it."""
+"""Which versions were champion, since when and why: numbered tags of the registered
+model, each written before the alias moves. An entry that the alias does not follow was
+interrupted; the same command completes it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Versions, aliases and lineage: a candidate becomes `challenger`, a proven one `champion`
-(promotion.py), and a rerun makes nothing new; with all that a server of a version needs.
+"""Versions, aliases and lineage: a candidate becomes `challenger`, a proven one
+`champion` (promotion.py), and a rerun makes nothing new; with all that a server of a
+version needs.
 
-A model is the digest of its files, in the evidence, as a tag and at every load: numbers are given
-out again, and files can be replaced."""
+A model is the digest of its files, in the evidence, as a tag and at every load: numbers
+are given out again, and files can be replaced."""
 
 from __future__ import annotations
 
@@ -108,8 +109,9 @@ class Registry:
 
 
 def champion_state(where: Registry, code: str = ANY_CODE) -> ChampionState | None:
-    """What a new run has to know about the champion, or None. RegistryError where its version lacks
-    a digest, or brings other code than `code`: `score` would refuse it hours later."""
+    """What a new run has to know about the champion, or None. RegistryError where its
+    version lacks a digest, or brings other code than `code`: `score` would refuse it
+    hours later."""
     with where.open("ask for the champion") as client:
         version = by_alias(client, where, CHAMPION)
         if version is None:
@@ -159,9 +161,10 @@ def fetch_model(where: Registry, version: str, digest: str) -> Path:
 
 
 def _files_of(where: Registry, version: str, digest: str, evidence_sha256: str) -> Path:
-    """The folder with the files of a version, inside `where.open`. Those of a registry that is not
-    the home's own are downloaded once, and kept below the home by their digests: MLflow alone would
-    leave another copy in the folder for temporary files each time."""
+    """The folder with the files of a version, inside `where.open`. Those of a registry
+    that is not the home's own are downloaded once, and kept below the home by their
+    digests: MLflow alone would leave another copy in the folder for temporary files each
+    time."""
     import mlflow
 
     uri = f"models:/{where.name}/{version}"
@@ -202,8 +205,8 @@ def _model_in(folder: Path) -> Path | None:
 
 
 def aliased(where: Registry) -> frozenset[str]:
-    """The digests of the versions that have an alias. Raises RegistryError where the registry gives
-    no answer."""
+    """The digests of the versions that have an alias. Raises RegistryError where the
+    registry gives no answer."""
     with where.open(f"ask for the aliases of {where.name}") as client:
         digests = set()
         for version in set(client.get_registered_model(where.name).aliases.values()):
@@ -213,8 +216,8 @@ def aliased(where: Registry) -> frozenset[str]:
 
 
 def comparisons(where: Registry, model: Path) -> dict[str, int]:
-    """How many versions were compared with a champion before that of the folder `model`, if it has
-    one, by how their test split was drawn (`Evidence.epoch`)."""
+    """How many versions were compared with a champion before that of the folder `model`,
+    if it has one, by how their test split was drawn (`Evidence.epoch`)."""
     with where.open(f"count the comparisons of {where.name}") as client:
         versions = client.search_model_versions(f"name = '{where.name}'")
     tags_by_number = {int(version.version): tags_of(version) for version in versions}
@@ -228,8 +231,8 @@ def comparisons(where: Registry, model: Path) -> dict[str, int]:
 
 
 def starting_weights(where: Registry, init_from: str, digest: str) -> str:
-    """The model folder that `init_from`, resolved, stands for; "" for the base model. DataError or
-    RegistryError where its files are not those with the `digest`."""
+    """The model folder that `init_from`, resolved, stands for; "" for the base model.
+    DataError or RegistryError where its files are not those with the `digest`."""
     if init_from == "base":
         return ""
     if init_from.isdigit():
@@ -249,8 +252,9 @@ def register(
     code_commit: str,
     code: str = "",
 ) -> Registration:
-    """Put the model into the registry as `challenger` with its lineage; finds the version of an
-    exact rerun again. Raises RegistryError where the model is not the one that was judged."""
+    """Put the model into the registry as `challenger` with its lineage; finds the version
+    of an exact rerun again. Raises RegistryError where the model is not the one that was
+    judged."""
     evidence = Evidence.read(evidence_file)
     digest = digest_of(model)
     if digest != evidence.model_digest:
@@ -287,8 +291,8 @@ def register(
 
 
 def _may_retag(earlier_decision: str | None, evidence: Evidence) -> bool:
-    """Whether the tags of a version may follow later evidence: one that was promoted or rolled back
-    keeps what that was decided for."""
+    """Whether the tags of a version may follow later evidence: one that was promoted or
+    rolled back keeps what that was decided for."""
     if earlier_decision == "rolled_back":
         return False
     return evidence.promote or earlier_decision != "promoted"
@@ -374,8 +378,8 @@ def _ensure_model(client: MlflowClient, name: str) -> None:
 
 
 def by_alias(client: MlflowClient, where: Registry, alias: str) -> ModelVersion | None:
-    """The version with this alias; None if the model has none. Raises RegistryError where the alias
-    names a version that is gone: that is not the same as no champion."""
+    """The version with this alias; None if the model has none. Raises RegistryError where
+    the alias names a version that is gone: that is not the same as no champion."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -431,8 +435,8 @@ def registration(
 def served_model(
     where: Registry, data: DataSpec | None, task: str, version: str = ""
 ) -> ServedModel:
-    """The champion, or the `version` that is asked for. Raises RequestError where there is none, or
-    where its files are not those that were registered."""
+    """The champion, or the `version` that is asked for. Raises RequestError where there
+    is none, or where its files are not those that were registered."""
     if data is None:
         raise RequestError(f"the config of {where.name} names no data, and so no input columns")
     if where.missing():

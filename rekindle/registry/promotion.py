@@ -1,18 +1,19 @@
-"""The champion is replaced by a candidate that was compared with it, and by no other, on whichever
-machine and however late the registry answers.
+"""The champion is replaced by a candidate that was compared with it, and by no other, on
+whichever machine and however late the registry answers.
 
-MLflow sets an alias without asking what it was, so promotions exclude each other by claims: tags of
-the registered model, one an attempt. Who claims first and then sees no other claim may go on; two
-who claim at once see each other, and both step back. The champion is read after that, held against
-the evidence, and replaced within the time for which a claim is respected. An attempt that was
-killed leaves its claim, which others respect for `LEASE` of their own clock. One whose last request
-has no answer leaves it as `UNSURE`: the request may still be carried out, and until it is, or a
-person looks, no process promotes. A machine that was paused, its clocks too, may have lost its
-claim meanwhile: the last look at the claims is behind the last word of its own.
+MLflow sets an alias without asking what it was, so promotions exclude each other by
+claims: tags of the registered model, one an attempt. Who claims first and then sees no
+other claim may go on; two who claim at once see each other, and both step back. The
+champion is read after that, held against the evidence, and replaced within the time for
+which a claim is respected. An attempt that was killed leaves its claim, which others
+respect for `LEASE` of their own clock. One whose last request has no answer leaves it as
+`UNSURE`: the request may still be carried out, and until it is, or a person looks, no
+process promotes. A machine that was paused, its clocks too, may have lost its claim
+meanwhile: the last look at the claims is behind the last word of its own.
 
-The embedded registry is one machine's, where a lock lets one process promote at a time; it claims
-all the same, because another home may have the same database as its `tracking_uri`. Claims that
-processes under the lock left are void to the next."""
+The embedded registry is one machine's, where a lock lets one process promote at a time;
+it claims all the same, because another home may have the same database as its
+`tracking_uri`. Claims that processes under the lock left are void to the next."""
 
 from __future__ import annotations
 
@@ -58,9 +59,10 @@ _AGAIN = "run the same command again"
 def promote(
     where: Registry, registered: Registration, evidence_file: Path, reason: str = ""
 ) -> Registration:
-    """Make the registered version the champion if the evidence, the version's tags and files, and
-    the registry of this moment all agree. With a person's `reason` also a version that was compared
-    with another champion, or could not be compared with it, or was rolled back."""
+    """Make the registered version the champion if the evidence, the version's tags and
+    files, and the registry of this moment all agree. With a person's `reason` also a
+    version that was compared with another champion, or could not be compared with it, or
+    was rolled back."""
     version = registered.version
     evidence = Evidence.read(evidence_file)
     how: ChangeKind = "reason" if reason else "gate"
@@ -87,10 +89,11 @@ def promote(
 def roll_back(
     where: Registry, reason: str, to: str = "", *, by_hand: bool = False
 ) -> tuple[str, str]:
-    """Make version `to`, or the champion before, the champion again; returns the version that was
-    champion and the one that is. The former is not promoted again without a person's reason; that a
-    person rolled it back is noted with the time. Raises RegistryError where there is none, it is
-    gone, was never champion, or has other files."""
+    """Make version `to`, or the champion before, the champion again; returns the version
+    that was champion and the one that is. The former is not promoted again without a
+    person's reason; that a person rolled it back is noted with the time. Raises
+    RegistryError where there is none, it is gone, was never champion, or has other
+    files."""
     with where.alone(), where.open(f"roll back {where.name}") as client:
         champion = by_alias(client, where, CHAMPION)
         if champion is None:
@@ -189,9 +192,9 @@ def _doubts_about_champion(version: str, digest: str, evidence: Evidence) -> lis
 
 @dataclasses.dataclass
 class Claim:
-    """That of one attempt to promote `version`, in the name of `who`; `made` by a clock that also
-    runs while this machine is suspended; `unsure` while its last request may still be carried
-    out."""
+    """That of one attempt to promote `version`, in the name of `who`; `made` by a clock
+    that also runs while this machine is suspended; `unsure` while its last request may
+    still be carried out."""
 
     client: MlflowClient
     where: Registry
@@ -228,8 +231,8 @@ class Claim:
         )
 
     def replace_champion(self, may: Callable[[], bool]) -> None:
-        """Set the alias `champion`, if that `may` still be done; RegistryError where others may
-        have gone on meanwhile, or without an answer."""
+        """Set the alias `champion`, if that `may` still be done; RegistryError where
+        others may have gone on meanwhile, or without an answer."""
         from mlflow.exceptions import RestException
 
         self._hold_alone()

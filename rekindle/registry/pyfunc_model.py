@@ -16,10 +16,11 @@ from rekindle.train.modelfolder import ANY_CODE, open_model
 class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     """Loading a model with MLflow runs this file, and a task of a user's beside it.
 
-    Input: a table with a column `text` or `words` (lists of them), or uint8 pixels [N, H, W, C].
-    Output: `label` and its `probability`; for words `tags` and their `probabilities`, null where a
-    word was cut off; of a language model `text`, the answer to each (a chat's first question, a
-    prompt, or the beginning of a text), at most `max_new_tokens` long."""
+    Input: a table with a column `text` or `words` (lists of them), or uint8 pixels [N, H,
+    W, C]. Output: `label` and its `probability`; for words `tags` and their
+    `probabilities`, null where a word was cut off; of a language model `text`, the answer
+    to each (a chat's first question, a prompt, or the beginning of a text), at most
+    `max_new_tokens` long."""
 
     def load_context(self, context: Any) -> None:
         import torch  # registering runs this file, too, and needs no torch

@@ -1,5 +1,5 @@
-"""The model as MLflow keeps it: our folder plus a few lines of code, never a pickle, with the shape
-of inputs and outputs."""
+"""The model as MLflow keeps it: our folder plus a few lines of code, never a pickle, with
+the shape of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def log_model(folder: Path, code: str, evidence_file: Path) -> ModelInfo:
 
 
 def signature(model: ModelFolder) -> ModelSignature:
-    """Texts or uint8 pixels [N, H, W, C] in; label and its probability out, or a number, or a text.
-    Lists of words in: lists of tags and of probabilities out."""
+    """Texts or uint8 pixels [N, H, W, C] in; label and its probability out, or a number,
+    or a text. Lists of words in: lists of tags and of probabilities out."""
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec

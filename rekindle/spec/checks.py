@@ -1,5 +1,5 @@
-"""Contradictions between fields of a spec that each are fine alone. Pure arithmetic and names, no
-I/O; what is secret in the environment is asked for, to keep it out."""
+"""Contradictions between fields of a spec that each are fine alone. Pure arithmetic and
+names, no I/O; what is secret in the environment is asked for, to keep it out."""
 
 import math
 import re

@@ -1,9 +1,9 @@
-"""Lines of cron: five fields, of which only what every platform reads alike is taken: `*`, numbers,
-names of months and days, ranges, steps and lists; Sunday is 0.
+"""Lines of cron: five fields, of which only what every platform reads alike is taken:
+`*`, numbers, names of months and days, ranges, steps and lists; Sunday is 0.
 
-A line that names days of the month and of the week starts on either, and a step over all days
-beside other days (`*/2`) is refused, since crons disagree on whether then both have to fit.
-Authority: crontab(5)."""
+A line that names days of the month and of the week starts on either, and a step over all
+days beside other days (`*/2`) is refused, since crons disagree on whether then both have
+to fit. Authority: crontab(5)."""
 
 import datetime
 import itertools
@@ -100,8 +100,9 @@ def written(cron: str) -> str:
 def next_times(
     cron: str, timezone: str, after: datetime.datetime, count: int
 ) -> list[datetime.datetime]:
-    """The next `count` starts after `after`, in the zone: a time that a change of clocks skips is
-    left out, one that it repeats counts once, the first time. Fewer within nine years, if so."""
+    """The next `count` starts after `after`, in the zone: a time that a change of clocks
+    skips is left out, one that it repeats counts once, the first time. Fewer within nine
+    years, if so."""
     fields = values(cron)
     zone = zoneinfo.ZoneInfo(timezone)
     moments: list[datetime.datetime] = []

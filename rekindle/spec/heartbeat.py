@@ -1,8 +1,8 @@
 """A heartbeat for long work that knows nothing of ranks: hashing, downloading, reading.
 
-Such work calls `beat()` for each piece it has done. A training rank connects it to its sign file
-(`connect`), so that its supervisor can tell a long start from a hung one; elsewhere it does
-nothing."""
+Such work calls `beat()` for each piece it has done. A training rank connects it to its
+sign file (`connect`), so that its supervisor can tell a long start from a hung one;
+elsewhere it does nothing."""
 
 from collections.abc import Callable
 

@@ -1,8 +1,9 @@
-"""What identifies work: canonical hashes of settings, of files, and of rekindle's own sources.
+"""What identifies work: canonical hashes of settings, of files, and of rekindle's own
+sources.
 
-A hash here is the first 16 bytes of SHA-256, in hex: short enough for a folder name, long enough
-that two different works never share one (a collision among a billion works has a chance below
-1e-20)."""
+A hash here is the first 16 bytes of SHA-256, in hex: short enough for a folder name, long
+enough that two different works never share one (a collision among a billion works has a
+chance below 1e-20)."""
 
 import functools
 import hashlib

@@ -1,8 +1,8 @@
-"""Which files a piece of Python needs beside itself: the modules that it imports, and that they
-import, as far as those lie under given folders and are not installed.
+"""Which files a piece of Python needs beside itself: the modules that it imports, and
+that they import, as far as those lie under given folders and are not installed.
 
-Read off the syntax, so nothing is executed; imports inside functions count, names put together at
-run time do not (`image.include` is for those)."""
+Read off the syntax, so nothing is executed; imports inside functions count, names put
+together at run time do not (`image.include` is for those)."""
 
 import ast
 import contextlib
@@ -52,9 +52,9 @@ def closure(
     *,
     everywhere: bool = False,
 ) -> dict[Path, Path]:
-    """The `files` and all modules that they and the `sources` (code by what it is called) import,
-    with the folder each is imported from: the first of several, or `everywhere` each, since a
-    process's own path decides. RequestError for what is not Python."""
+    """The `files` and all modules that they and the `sources` (code by what it is called)
+    import, with the folder each is imported from: the first of several, or `everywhere`
+    each, since a process's own path decides. RequestError for what is not Python."""
     folder_of = {file.absolute(): file.absolute().parent for file in files}
     waiting: list[tuple[Path | None, ast.AST]] = []
     waiting += [(file, _read(file)) for file in folder_of if file.suffix == ".py"]

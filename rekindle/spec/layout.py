@@ -1,8 +1,10 @@
-"""Degrees of parallelism as arithmetic: what divides what, and the nearest layouts that fit.
+"""Degrees of parallelism as arithmetic: what divides what, and the nearest layouts that
+fit.
 
-No torch: a config is checked on a laptop. Ranks are numbered with `tp` fastest, then `cp`, `shard`,
-`dp`, and `pp` slowest, so that the chattiest axis stays inside a node. dp x shard ranks divide the
-batch; tp and cp ranks see the same examples; pp ranks hold different blocks."""
+No torch: a config is checked on a laptop. Ranks are numbered with `tp` fastest, then
+`cp`, `shard`, `dp`, and `pp` slowest, so that the chattiest axis stays inside a node. dp
+x shard ranks divide the batch; tp and cp ranks see the same examples; pp ranks hold
+different blocks."""
 
 import dataclasses
 import itertools
@@ -92,8 +94,8 @@ class Shape:
 
 
 def resolve(train: TrainSpec, world: int, shape: Shape | None = None) -> Layout:
-    """The layout of `world` ranks that the spec asks for; RequestError names the nearest legal
-    ones. `resolve(TrainSpec(layout={"tp": 2}), world=4)` has dp 2, tp 2."""
+    """The layout of `world` ranks that the spec asks for; RequestError names the nearest
+    legal ones. `resolve(TrainSpec(layout={"tp": 2}), world=4)` has dp 2, tp 2."""
     spec = LayoutSpec() if train.layout == "auto" else train.layout
     others = spec.shard * spec.tp * spec.pp * spec.cp
     dp = spec.dp or max(1, world // others)
@@ -165,8 +167,8 @@ def undivided(layout: Layout | LayoutSpec, lora: LoraSpec | None) -> Iterator[Pr
 
 
 def _starved_pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:
-    """Micro-batches of a data rank that do not fill the ranks of its pipeline: interleaved
-    schedules go round by round."""
+    """Micro-batches of a data rank that do not fill the ranks of its pipeline:
+    interleaved schedules go round by round."""
     size = _micro_batch(train, layout)
     count = -(-(train.global_batch_size // size) // layout.data)
     if layout.schedule == "1f1b":
@@ -195,8 +197,8 @@ def _micro_batch(train: TrainSpec, layout: Layout) -> int:
 
 
 def uneven(train: TrainSpec, layout: Layout) -> str:
-    """What to say where a global batch has too few divisors for micro-batches that fill a device:
-    61 examples on one rank are 61 micro-batches; or ""."""
+    """What to say where a global batch has too few divisors for micro-batches that fill a
+    device: 61 examples on one rank are 61 micro-batches; or ""."""
     total = train.global_batch_size
     fitting = min(LARGEST_AUTO_MICRO_BATCH, -(-total // (layout.data * layout.pp)))
     largest = max(size for size in range(1, fitting + 1) if total % size == 0)

@@ -1,10 +1,11 @@
-"""Which combinations of layout, schedule, recomputation, compilation, precision and adapters train.
+"""Which combinations of layout, schedule, recomputation, compilation, precision and
+adapters train.
 
-layout_support.yaml lists those that are proven: tests/train/test_layouts.py compares each with one
-process. A combination is composed where each pair of its features is in a proven one of the same
-kind: it trains after two steps of a small network have been compared with one rank's
-(train/compare.py), or as `train.untested` says. Every other one is refused. `docs/layouts.md` shows
-all three. A GPU adds no cell here until a test has run there."""
+layout_support.yaml lists those that are proven: tests/train/test_layouts.py compares each
+with one process. A combination is composed where each pair of its features is in a proven
+one of the same kind: it trains after two steps of a small network have been compared with
+one rank's (train/compare.py), or as `train.untested` says. Every other one is refused.
+`docs/layouts.md` shows all three. A GPU adds no cell here until a test has run there."""
 
 import dataclasses
 import functools
@@ -116,8 +117,8 @@ def cell_of(kind: Kind, layout: Layout, train: TrainSpec, lora: bool) -> Cell:
 
 @functools.cache
 def level(cell: Cell) -> Level:
-    """`proven`: a test compares it with one process. `composed`: no test has the whole of it, but
-    tests have each pair of its features. `refused`: neither."""
+    """`proven`: a test compares it with one process. `composed`: no test has the whole of
+    it, but tests have each pair of its features. `refused`: neither."""
     if impossible(cell):
         return "refused"
     if cell in tested():
@@ -126,8 +127,8 @@ def level(cell: Cell) -> Level:
 
 
 def require(cell: Cell, untested: Untested = "check") -> Level:
-    """The level of a cell that trains; raises UnsupportedError, with the nearest proven ones, for a
-    refused one, and for a composed one where `train.untested` says so."""
+    """The level of a cell that trains; raises UnsupportedError, with the nearest proven
+    ones, for a refused one, and for a composed one where `train.untested` says so."""
     reason = refusal(cell, untested)
     if not reason:
         return level(cell)

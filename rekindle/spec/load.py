@@ -1,10 +1,11 @@
-"""Config file + overrides -> `Spec`, with every problem found at once and each at its line.
+"""Config file + overrides -> `Spec`, with every problem found at once and each at its
+line.
 
-`extends: base.yaml` merges mappings key by key (lists and scalars replace); `--set a.b=c` comes
-last. Relative paths in `data.source`, `model.source`, `model.tokenizer`, `model.init_from`,
-`model.teacher.source`, `task`, `pipeline`, `train.entrypoint`, `evaluate.must_pass` and
-`image.include` start at the folder of the file that names them. Images that `rekindle.lock` beside
-the config knows are named by digest."""
+`extends: base.yaml` merges mappings key by key (lists and scalars replace); `--set a.b=c`
+comes last. Relative paths in `data.source`, `model.source`, `model.tokenizer`,
+`model.init_from`, `model.teacher.source`, `task`, `pipeline`, `train.entrypoint`,
+`evaluate.must_pass` and `image.include` start at the folder of the file that names them.
+Images that `rekindle.lock` beside the config knows are named by digest."""
 
 import json
 import re
@@ -47,11 +48,13 @@ _FILE_FIELDS = (
 
 
 def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bool = True) -> Spec:
-    """The frozen `Spec` of a config, or of a pipeline (`path.py:function`, or one compiled before),
-    with `overrides` such as `train.lr=1e-4` applied. Images are named as written unless `pinned`.
+    """The frozen `Spec` of a config, or of a pipeline (`path.py:function`, or one
+    compiled before), with `overrides` such as `train.lr=1e-4` applied. Images are named
+    as written unless `pinned`.
 
-    Raises SpecError (exit code 2) with all problems: syntax, types, bounds, unknown keys with the
-    nearest known one, and contradictions between fields; TypeError for arguments of other types."""
+    Raises SpecError (exit code 2) with all problems: syntax, types, bounds, unknown keys
+    with the nearest known one, and contradictions between fields; TypeError for arguments
+    of other types."""
     if not isinstance(target, str | Path):
         raise TypeError(f"a config is named by its path, not by a {type(target).__name__}")
     if isinstance(overrides, str | Mapping):
@@ -106,8 +109,8 @@ def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: st
 
 
 def _contradictions_of_others(values: Mapping[str, Any], error: ValidationError) -> list[Finding]:
-    """What is wrong among the fields that pydantic takes, as if those that it refuses were absent;
-    without what may follow from their absence."""
+    """What is wrong among the fields that pydantic takes, as if those that it refuses
+    were absent; without what may follow from their absence."""
     refused = {key_path(item["loc"]) for item in error.errors(include_url=False)}
     fine = {"name": "x", **_without(values, refused, ())}
     if ("task",) in refused:

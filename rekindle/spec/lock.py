@@ -1,7 +1,9 @@
-"""What images are, by the names that configs have for them: `rekindle.lock`, beside the config.
+"""What images are, by the names that configs have for them: `rekindle.lock`, beside the
+config.
 
-`rekindle images push` writes it, loading a config reads it, and it belongs into version control as
-the config does. An image is its digest, and with it the hash of the user's own code in it."""
+`rekindle images push` writes it, loading a config reads it, and it belongs into version
+control as the config does. An image is its digest, and with it the hash of the user's own
+code in it."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Where a pipeline may run, and as whom: one section a platform, and the base of all sections.
+"""Where a pipeline may run, and as whom: one section a platform, and the base of all
+sections.
 
 Secrets are named here, each in the way of its platform; never their values."""
 
@@ -64,9 +65,10 @@ class ImageSpec(Section):
     """Image with rekindle in it, to which your own code is added; `make images` builds
     `rekindle-cpu` and `rekindle-train`."""
     include: tuple[str, ...] = ()
-    """Files, folders and patterns (`prompts/*.txt`) that the code needs beside what it imports:
-    relative ones start at the config's folder. `task`, `train.entrypoint`, and the modules that
-    they and the pipeline's components import are there without being named."""
+    """Files, folders and patterns (`prompts/*.txt`) that the code needs beside what it
+    imports: relative ones start at the config's folder. `task`, `train.entrypoint`, and
+    the modules that they and the pipeline's components import are there without being
+    named."""
 
 
 class LocalSpec(Section):
@@ -75,17 +77,17 @@ class LocalSpec(Section):
     ranks: int = Field(2, ge=1, le=64)
     """Training processes."""
     containers: Literal["never", "auto", "always"] = "auto"
-    """Which steps docker runs, each in its image. `auto`: containers with a command of their own,
-    where docker answers and has or gets the image; others, and those, run as processes here.
-    `always`: every step, or the run is refused. `never`: none."""
+    """Which steps docker runs, each in its image. `auto`: containers with a command of
+    their own, where docker answers and has or gets the image; others, and those, run as
+    processes here. `always`: every step, or the run is refused. `never`: none."""
     secrets: dict[str, SecretReference] = Field(default_factory=dict)
     """Environment variables of the steps, by reference: `{HF_TOKEN: env:MY_TOKEN}`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Needed:
-    """Metadata of a setting that nothing goes to the platform without, nor is compiled for it where
-    that is what it is needed `to` do; with an `example` of its value."""
+    """Metadata of a setting that nothing goes to the platform without, nor is compiled
+    for it where that is what it is needed `to` do; with an `example` of its value."""
 
     example: str
     to: Literal["compile", "submit"] = "submit"
@@ -131,8 +133,8 @@ class KubeflowSpec(PlatformSection):
             "port-forward"
         ),
     ] = Field("", pattern=r"^(https?://\S+)?$")
-    """API of Kubeflow Pipelines: `https://kubeflow.example.com/pipeline`, or `http://localhost:8080`
-    behind `kubectl port-forward`."""
+    """API of Kubeflow Pipelines: `https://kubeflow.example.com/pipeline`, or
+    `http://localhost:8080` behind `kubectl port-forward`."""
     token: SecretReference | None = None
     """Token for `host`, by reference: `env:KFP_TOKEN`."""
     timezone: str = "UTC"
@@ -142,35 +144,36 @@ class KubeflowSpec(PlatformSection):
     service_account: ClusterName = "pipeline-runner"
     """Service account that steps run as; `rekindle doctor` prints what it needs."""
     node_account: ClusterName = "rekindle-node"
-    """Service account that the nodes of a step on several nodes run as: they need less than its
-    launcher."""
+    """Service account that the nodes of a step on several nodes run as: they need less
+    than its launcher."""
     artifact_root: str = ""
     """Folder for checkpoints: a URI, or the mount point of a volume that all pods share."""
     pipeline_root: str = Field("", pattern=r"^((s3|gs|abfs|file)://.+)?$")
-    """Where KFP keeps artifacts: `s3://my-bucket/kfp`. `status` and `report` read there what steps
-    found out; default: the cluster's own choice, which mostly cannot be read from outside."""
+    """Where KFP keeps artifacts: `s3://my-bucket/kfp`. `status` and `report` read there
+    what steps found out; default: the cluster's own choice, which mostly cannot be read
+    from outside."""
     image: str | None = None
-    """Container image of rekindle's steps, best by digest; a step on several nodes is launched from
-    it."""
+    """Container image of rekindle's steps, best by digest; a step on several nodes is
+    launched from it."""
     runtime: ClusterName = "rekindle"
     """ClusterTrainingRuntime that steps on several nodes run on."""
     queue: str = Field("", pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")
     """LocalQueue of Kueue for steps on several nodes; empty: none."""
     spot_nodes: dict[str, str] = Field(default_factory=dict)
-    """Labels of the nodes that may be taken away, such as `{cloud.google.com/gke-spot: "true"}`;
-    taints of the same keys and values are tolerated."""
+    """Labels of the nodes that may be taken away, such as `{cloud.google.com/gke-spot:
+    "true"}`; taints of the same keys and values are tolerated."""
     accelerator_nodes: dict[str, dict[str, str]] = Field(default_factory=dict)
     """Labels of the nodes with a GPU, by the name that `distribute()` calls it: `{H100:
     {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}`."""
     claim: ClusterName | None = None
-    """PersistentVolumeClaim that is mounted at `artifact_root`, if that is a folder, in the pods of
-    `rekindle deploy`."""
+    """PersistentVolumeClaim that is mounted at `artifact_root`, if that is a folder, in
+    the pods of `rekindle deploy`."""
     serving: Literal["deployment", "kserve"] = "deployment"
-    """What `rekindle deploy` makes of a version: a Deployment, or an InferenceService of KServe, in
-    its mode RawDeployment."""
+    """What `rekindle deploy` makes of a version: a Deployment, or an InferenceService of
+    KServe, in its mode RawDeployment."""
     gateway: str = Field("", pattern=r"^([a-z0-9][-a-z0-9.]*/[a-z0-9][-a-z0-9.]*)?$")
-    """Gateway of the Gateway API, `NAMESPACE/NAME`, that shares requests among the versions of
-    `rekindle deploy`; without one, `deploy.canary` has to be `[]`."""
+    """Gateway of the Gateway API, `NAMESPACE/NAME`, that shares requests among the
+    versions of `rekindle deploy`; without one, `deploy.canary` has to be `[]`."""
     secrets: dict[VariableName, ClusterSecret] = Field(default_factory=dict)
     """Environment variables of all steps from secrets of the cluster: `{HF_TOKEN:
     name-of-secret/key}`."""
@@ -200,8 +203,8 @@ class VertexSpec(PlatformSection):
     image: str | None = None
     """Container image of rekindle's steps, and of the launcher of a distributed step, by digest."""
     provisioning: Literal["standard", "spot", "flex-start"] | None = None
-    """How distributed steps get machines; default: `spot` for a step that says so, else `standard`.
-    `flex-start` waits until all of them are there."""
+    """How distributed steps get machines; default: `spot` for a step that says so, else
+    `standard`. `flex-start` waits until all of them are there."""
     max_wait_hours: float = Field(24.0, ge=0.0, le=8760.0)
     """How long `flex-start` waits for machines; 0 waits for ever."""
     max_preemptions: int = Field(10, ge=0, le=100)
@@ -210,8 +213,8 @@ class VertexSpec(PlatformSection):
     """Who hears the alarms of `rekindle alarms write`: notification channels,
     `projects/my-project/notificationChannels/NUMBER`."""
     secrets: dict[VariableName, GoogleSecret] = Field(default_factory=dict)
-    """Environment variables of distributed steps and of rekindle's own, from Secret Manager:
-    `{HF_TOKEN: projects/my-project/secrets/hf/versions/latest}`."""
+    """Environment variables of distributed steps and of rekindle's own, from Secret
+    Manager: `{HF_TOKEN: projects/my-project/secrets/hf/versions/latest}`."""
 
 
 class SageMakerSpec(PlatformSection):
@@ -249,11 +252,11 @@ class SageMakerSpec(PlatformSection):
     """Who hears the alarms of `rekindle alarms write`: ARNs of SNS topics."""
     secrets: dict[str, SecretArn] = Field(default_factory=dict)
     """Environment variables of the steps in `image`, by reference to Secrets Manager:
-    `{HF_TOKEN: "arn:aws:secretsmanager:..."}`. The image needs boto3; the value is read when the
-    step begins."""
+    `{HF_TOKEN: "arn:aws:secretsmanager:..."}`. The image needs boto3; the value is read
+    when the step begins."""
     unproven: tuple[Literal["exit_handlers"], ...] = ()
-    """Features to use although they are untested: the service's SDK has them, its documentation
-    does not. `exit_handlers` become steps that wait with `Trigger: Any`."""
+    """Features to use although they are untested: the service's SDK has them, its
+    documentation does not. `exit_handlers` become steps that wait with `Trigger: Any`."""
     spot_wait_hours: float = Field(24.0, ge=0, le=672)
     """How long a job on spot machines waits for them, in all."""
 
@@ -276,8 +279,8 @@ class AzureMLSpec(PlatformSection):
     )
     """Workspace that runs the pipeline."""
     identity: Literal["managed", "user"] | None = None
-    """Whom steps act as: `managed`, the identity of their compute; `user`, the user who submits;
-    null: as the workspace decides."""
+    """Whom steps act as: `managed`, the identity of their compute; `user`, the user who
+    submits; null: as the workspace decides."""
     compute: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9-]{0,31})?$")
     """Cluster that steps run on; default: serverless, on a machine that Azure finds."""
     gpu_compute: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9-]{0,31})?$")
@@ -294,9 +297,9 @@ class AzureMLSpec(PlatformSection):
     """Who hears the alarms of `rekindle alarms write`: ids of action groups,
     `/subscriptions/.../actionGroups/NAME`."""
     secrets: dict[VariableName, VaultSecret] = Field(default_factory=dict)
-    """Environment variables of the steps in `image`, by reference to Key Vault: `{HF_TOKEN:
-    https://my-vault.vault.azure.net/secrets/hf}`, of a version if `/VERSION` follows. The image
-    needs azure-identity; the value is read when the step begins."""
+    """Environment variables of the steps in `image`, by reference to Key Vault:
+    `{HF_TOKEN: https://my-vault.vault.azure.net/secrets/hf}`, of a version if `/VERSION`
+    follows. The image needs azure-identity; the value is read when the step begins."""
 
 
 class PlatformsSpec(Section):

@@ -1,13 +1,15 @@
-"""Which learning rates a config has to name, and which are too small for how weights are stored.
+"""Which learning rates a config has to name, and which are too small for how weights are
+stored.
 
-Weights that were trained before have no default rate: the one that suits a model from scratch
-destroys them. `findings` proposes one instead, by the kind of model and by what is trained
-(rates.yaml, with sources).
+Weights that were trained before have no default rate: the one that suits a model from
+scratch destroys them. `findings` proposes one instead, by the kind of model and by what
+is trained (rates.yaml, with sources).
 
-bf16 has eight significant bits: what is added to a weight w is lost below 2^-9 |w|, and mostly lost
-below 2^-8 |w|. AdamW moves a weight by about `lr` a step, and most weights of a transformer are
-about 0.02 (`initializer_range` of transformers): below 2^-8 x 0.02 = 7.8e-5 most updates vanish.
-The moments, which are stored in bf16 too, lose in the same way, so that no rate makes it exact."""
+bf16 has eight significant bits: what is added to a weight w is lost below 2^-9 |w|, and
+mostly lost below 2^-8 |w|. AdamW moves a weight by about `lr` a step, and most weights of
+a transformer are about 0.02 (`initializer_range` of transformers): below 2^-8 x 0.02 =
+7.8e-5 most updates vanish. The moments, which are stored in bf16 too, lose in the same
+way, so that no rate makes it exact."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,9 +1,10 @@
-"""YAML text -> plain values plus the line of every key, and nothing else: no tags, no code, no
-bombs.
+"""YAML text -> plain values plus the line of every key, and nothing else: no tags, no
+code, no bombs.
 
-Authority: YAML 1.2 core schema for scalars (so `on` is a string and `1e-4` a number, unlike YAML
-1.1), on PyYAML's parser. Refused: tags, duplicate keys, more than one document, merge keys, aliases
-that grow the document past `MAX_NODES`, nesting past `MAX_DEPTH`, text past `MAX_BYTES`."""
+Authority: YAML 1.2 core schema for scalars (so `on` is a string and `1e-4` a number,
+unlike YAML 1.1), on PyYAML's parser. Refused: tags, duplicate keys, more than one
+document, merge keys, aliases that grow the document past `MAX_NODES`, nesting past
+`MAX_DEPTH`, text past `MAX_BYTES`."""
 
 import dataclasses
 import re

@@ -1,13 +1,15 @@
-"""Attention that keeps packed documents apart, that works on a divided sequence, and whose dropout
-does not depend on which rank holds which head.
+"""Attention that keeps packed documents apart, that works on a divided sequence, and
+whose dropout does not depend on which rank holds which head.
 
-Registered with transformers under `NAME`, so that every architecture's own forward calls `attend`;
-which tokens see each other (micro.py) and a sliding window travel as keyword arguments. Documents
-are kept apart by one varlen flash-attention kernel over all of them, on GPUs in half precision, or
-by one call of `scaled_dot_product_attention` a document: neither makes a mask of a whole sequence.
+Registered with transformers under `NAME`, so that every architecture's own forward calls
+`attend`; which tokens see each other (micro.py) and a sliding window travel as keyword
+arguments. Documents are kept apart by one varlen flash-attention kernel over all of them,
+on GPUs in half precision, or by one call of `scaled_dot_product_attention` a document:
+neither makes a mask of a whole sequence.
 
-Shapes: B rows, H heads, G key-value heads, T local tokens, S tokens of all context-parallel ranks,
-D head size. Context parallelism gathers keys and values (Llama 3, arXiv 2407.21783, 3.3.2)."""
+Shapes: B rows, H heads, G key-value heads, T local tokens, S tokens of all
+context-parallel ranks, D head size. Context parallelism gathers keys and values (Llama 3,
+arXiv 2407.21783, 3.3.2)."""
 
 import dataclasses
 import functools
@@ -30,8 +32,9 @@ HALVES = (torch.bfloat16, torch.float16)
 QUERIES_AT_ONCE = 512  # rows of an explicit mask: of 32,768 keys 16 MB, 64 MB once it is added
 Kernel = Literal["varlen", "sdpa"]
 
-# What transformers hands to every attention function and that does not change what is computed
-# here: positions are in the queries and keys already, and there is no cache while training.
+# What transformers hands to every attention function and that does not change what is
+# computed here: positions are in the queries and keys already, and there is no cache
+# while training.
 _UNUSED = ("position_ids", "use_cache", "output_attentions")
 
 
@@ -52,8 +55,8 @@ def install(network: nn.Module, peers: AttentionPeers) -> None:
     """Make the network's attention modules use `attend` with these peers."""
     from transformers import AttentionInterface
 
-    # No mask function is registered with it: transformers' own ask the device whether there is any
-    # padding, and whether position ids start again.
+    # No mask function is registered with it: transformers' own ask the device whether
+    # there is any padding, and whether position ids start again.
     AttentionInterface.register(NAME, attend)
     config: Any = network.config
     config._attn_implementation = NAME
@@ -102,8 +105,9 @@ def attend(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """[B, T, H, D], as transformers' attention functions return it, and no weights; a query sees
-    `sliding_window` tokens, itself included. Raises UnsupportedError for an unknown keyword."""
+    """[B, T, H, D], as transformers' attention functions return it, and no weights; a
+    query sees `sliding_window` tokens, itself included. Raises UnsupportedError for an
+    unknown keyword."""
     for name, value in others.items():
         if value is not None and name not in _UNUSED:
             message = f"{type(module).__name__} asks attention for `{name}`, which rekindle's "
@@ -314,8 +318,9 @@ def _repeated(x_BGSD: Tensor, heads: int) -> Tensor:
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, documents: Documents, call: Call) -> Tensor:
-    """All documents in one flash-attention kernel (Dao 2023, arXiv 2307.08691), which takes only
-    half precision: rotary embedding leaves queries and keys in fp32 under autocast."""
+    """All documents in one flash-attention kernel (Dao 2023, arXiv 2307.08691), which
+    takes only half precision: rotary embedding leaves queries and keys in fp32 under
+    autocast."""
     rows, heads, length, size = query.shape
     q = query.transpose(1, 2).reshape(rows * length, heads, size)
     if torch.is_autocast_enabled(q.device.type):
@@ -379,8 +384,8 @@ def _written_out(
 
 
 def _kept(weights_BHTS: Tensor, dropout: float, tp_rank: int, tp_size: int) -> Tensor:
-    """0 or 1 / (1 - dropout), drawn for all heads of the layer from the default generator, which tp
-    peers have in one state; each takes its own heads."""
+    """0 or 1 / (1 - dropout), drawn for all heads of the layer from the default
+    generator, which tp peers have in one state; each takes its own heads."""
     rows, heads, length, keys = weights_BHTS.shape
     shape = (tp_size * heads, rows, length, keys)
     own = slice(tp_rank * heads, (tp_rank + 1) * heads)
@@ -388,8 +393,9 @@ def _kept(weights_BHTS: Tensor, dropout: float, tp_rank: int, tp_size: int) -> T
     return kept_HBTS.transpose(0, 1)
 
 
-# A custom op, so that torch.compile treats it as opaque instead of drawing with a generator of its
-# own; tagged as random, so that it is neither merged with another one nor drawn again.
+# A custom op, so that torch.compile treats it as opaque instead of drawing with a
+# generator of its own; tagged as random, so that it is neither merged with another one
+# nor drawn again.
 @torch.library.custom_op(
     "rekindle::keep", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )

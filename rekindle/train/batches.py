@@ -1,10 +1,12 @@
-"""The micro-batches of each step for one rank, prepared while the step before is computed.
+"""The micro-batches of each step for one rank, prepared while the step before is
+computed.
 
-Global batch k holds a fixed number of sequences, cut into micro-batches of fixed size; micro-batch
-j belongs to data rank j mod `layout.data`. Every data rank gets the same number, if need be an
-empty one that weighs nothing. tp and pp peers prepare the same; cp peers take two chunks of each
-sequence so that causal attention is as much work for each (zigzag). What a device would have to be
-asked for is found here, on the host. Nothing here draws a random number.
+Global batch k holds a fixed number of sequences, cut into micro-batches of fixed size;
+micro-batch j belongs to data rank j mod `layout.data`. Every data rank gets the same
+number, if need be an empty one that weighs nothing. tp and pp peers prepare the same; cp
+peers take two chunks of each sequence so that causal attention is as much work for each
+(zigzag). What a device would have to be asked for is found here, on the host. Nothing
+here draws a random number.
 
 Shapes: B rows or sequences, T tokens of this rank, N targets."""
 

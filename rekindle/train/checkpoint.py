@@ -1,13 +1,15 @@
-"""Training state that survives being killed at any instant, and is never trusted when it did not.
+"""Training state that survives being killed at any instant, and is never trusted when it
+did not.
 
-A checkpoint is a folder `step-<step>.<attempt>` below a root that belongs to one run key: a folder
-or any fsspec URI. `save` copies the tensors and returns; a thread of low priority then lets
-torch.distributed.checkpoint write them (dcp.py). Everything else is in `manifest.json`
-(manifest.py), which is written last, in one instant and only if there is none: it is the commit.
+A checkpoint is a folder `step-<step>.<attempt>` below a root that belongs to one run key:
+a folder or any fsspec URI. `save` copies the tensors and returns; a thread of low
+priority then lets torch.distributed.checkpoint write them (dcp.py). Everything else is in
+`manifest.json` (manifest.py), which is written last, in one instant and only if there is
+none: it is the commit.
 
-The newest complete checkpoint wins. One whose files do not match its manifest is skipped, loudly;
-one of another run key or schema is refused. On a folder the lock of the run key keeps other
-attempts away; on an object store each attempt has a prefix of its own."""
+The newest complete checkpoint wins. One whose files do not match its manifest is skipped,
+loudly; one of another run key or schema is refused. On a folder the lock of the run key
+keeps other attempts away; on an object store each attempt has a prefix of its own."""
 
 import dataclasses
 import datetime as dt
@@ -53,8 +55,8 @@ def newest(
 ) -> Checkpoint | None:
     """The newest checkpoint under `root` whose files all match its manifest, or None.
 
-    Broken ones are reported. Raises CheckpointError for one of another run key or schema. See also
-    `agreed`."""
+    Broken ones are reported. Raises CheckpointError for one of another run key or schema.
+    See also `agreed`."""
     storage = storage_of(root)
     offers = _offers(storage, run_key, step) if rank == 0 else iter(())
     skipped = 0
@@ -103,11 +105,13 @@ def agreed(root: str | Path, run_key: str, step: int | None = None) -> Checkpoin
 
 
 def load(checkpoint: Checkpoint, tensors: Mapping[str, Any], replicas: Ranks = None) -> None:
-    """Fill the tensors and DTensors of this rank in place, whatever layout the checkpoint has.
+    """Fill the tensors and DTensors of this rank in place, whatever layout the checkpoint
+    has.
 
-    `tensors` is a nested dict; `replicas`, ranks that hold the same, all call this and share the
-    reading, unless it is from this machine into its own memory. Raises CheckpointError when
-    something is not in the checkpoint with the same shape and dtype: nothing was filled then."""
+    `tensors` is a nested dict; `replicas`, ranks that hold the same, all call this and
+    share the reading, unless it is from this machine into its own memory. Raises
+    CheckpointError when something is not in the checkpoint with the same shape and dtype:
+    nothing was filled then."""
     storage = storage_of(checkpoint.root)
     try:
         content = manifest.metadata_of(storage, checkpoint)
@@ -137,8 +141,8 @@ class _Outcome:
 class Checkpointer:
     """Saves in the background, commits, and forgets what the spec does not keep.
 
-    There is one an attempt, on all ranks. On an object store a copy of `history`, the growing loss
-    curve, travels along."""
+    There is one an attempt, on all ranks. On an object store a copy of `history`, the
+    growing loss curve, travels along."""
 
     def __init__(
         self, root: str | Path, spec: CheckpointSpec, run_key: str, history: Path | None = None
@@ -158,9 +162,9 @@ class Checkpointer:
         self.known: dict[str, State] = {}  # of complete checkpoints
 
     def save(self, step: int, tensors: Mapping[str, Any], state: State) -> None:
-        """Copy `tensors` and start saving them, once the save before is done; a step is saved once.
-        `state` is JSON, of which retention reads `validation_loss` and `train_seconds`. Raises
-        CheckpointError if the save before failed."""
+        """Copy `tensors` and start saving them, once the save before is done; a step is
+        saved once. `state` is JSON, of which retention reads `validation_loss` and
+        `train_seconds`. Raises CheckpointError if the save before failed."""
         self.wait()
         if step == self.started:
             return
@@ -195,8 +199,9 @@ class Checkpointer:
         self.seconds.append(outcome.seconds)
 
     def fits(self, seconds_left: float) -> bool:
-        """Whether a save that begins now will be committed in that time, as far as earlier ones of
-        this attempt tell; without any, yes. All ranks have to ask, and get the same answer."""
+        """Whether a save that begins now will be committed in that time, as far as
+        earlier ones of this attempt tell; without any, yes. All ranks have to ask, and
+        get the same answer."""
         expected = _MARGIN * max(self.seconds, default=0.0)
         if self.pending:  # which has to end first
             expected *= 2

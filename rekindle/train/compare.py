@@ -1,12 +1,13 @@
-"""Before the first step in a layout that no test has trained whole: does it do what one rank does?
+"""Before the first step in a layout that no test has trained whole: does it do what one
+rank does?
 
-A small network of the same architecture (two blocks or one a stage, heads of 16, no dropout) takes
-two steps on made-up rows, once in the layout with its recomputation, compilation, precision and
-adapters, and once on rank 0 alone without any. Losses and norms of the gradients have to agree
-within rounding; that of bf16, fp16 and TF32 would hide an error of a hundredth, so these are
-compared in fp32, too. The steps are long ones of gradient descent, which, unlike AdamW's, show
-gradients of a wrong size. What only large sizes show, this cannot see; proof.py asks the model
-itself."""
+A small network of the same architecture (two blocks or one a stage, heads of 16, no
+dropout) takes two steps on made-up rows, once in the layout with its recomputation,
+compilation, precision and adapters, and once on rank 0 alone without any. Losses and
+norms of the gradients have to agree within rounding; that of bf16, fp16 and TF32 would
+hide an error of a hundredth, so these are compared in fp32, too. The steps are long ones
+of gradient descent, which, unlike AdamW's, show gradients of a wrong size. What only
+large sizes show, this cannot see; proof.py asks the model itself."""
 
 import contextlib
 import copy
@@ -82,8 +83,8 @@ def compare_with_one_rank(
 ) -> tuple[Gap, ...]:
     """The difference for the layout of `mesh`, the same on all ranks.
 
-    In the training's precision, and in fp32 if that is another one. Raises StepError if one is
-    more than rounding."""
+    In the training's precision, and in fp32 if that is another one. Raises StepError if
+    one is more than rounding."""
     small = SmallNetwork(job, task, shards, network, mesh)
     precision: str = "bf16" if job.train.weights == "bf16" else job.train.precision
     if precision == "fp32" and mesh.device.type == "cuda" and not job.train.deterministic:

@@ -1,8 +1,9 @@
 """What differs between the versions of torch that the engine runs on: 2.10 to 2.13.
 
-2.10 is the torch of NGC 25.12, the base of containers/train; 2.13 is what everything is tested
-with. Each name here says what changed and when. `make test-oldest` trains with the oldest version,
-and tests/train/oldest_torch.py checks every other name that rekindle imports from torch."""
+2.10 is the torch of NGC 25.12, the base of containers/train; 2.13 is what everything is
+tested with. Each name here says what changed and when. `make test-oldest` trains with the
+oldest version, and tests/train/oldest_torch.py checks every other name that rekindle
+imports from torch."""
 
 import inspect
 from collections.abc import Callable
@@ -25,8 +26,9 @@ EVERYTHING, NOT_LATER = (-1, -1), (-1, 0)
 
 
 def with_todays_keywords(kernel: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-    """A varlen_attn of any version as one that takes `scale`, `window_size` and `enable_gqa`.
-    2.10 takes `is_causal` and no sliding window (UnsupportedError), 2.11 no `enable_gqa`."""
+    """A varlen_attn of any version as one that takes `scale`, `window_size` and
+    `enable_gqa`. 2.10 takes `is_causal` and no sliding window (UnsupportedError), 2.11 no
+    `enable_gqa`."""
     known = inspect.signature(kernel).parameters
     if {"scale", "window_size", "enable_gqa"} <= known.keys():
         return kernel

@@ -1,7 +1,8 @@
-"""The cross-entropy of a large output layer, and what it says of single targets, a few rows at a
-time: never are there the logits of all of them.
+"""The cross-entropy of a large output layer, and what it says of single targets, a few
+rows at a time: never are there the logits of all of them.
 
-Shapes: N supervised tokens (F where they are scored), H hidden, V vocabulary, W its rows here."""
+Shapes: N supervised tokens (F where they are scored), H hidden, V vocabulary, W its rows
+here."""
 
 from __future__ import annotations
 
@@ -49,13 +50,14 @@ def linear_cross_entropy(
     lesson: Lesson | None = None,
     smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of `hidden @ weight.T`, summed and times `scale`, and the number of right
-    predictions, a few rows at a time, gradients made on the way; partly the divergence of a
-    `lesson`.
+    """Cross-entropy of `hidden @ weight.T`, summed and times `scale`, and the number of
+    right predictions, a few rows at a time, gradients made on the way; partly the
+    divergence of a `lesson`.
 
-    Rows of `weight` [V, H] may be divided over `group`; `add_up` makes the gradient of `hidden`
-    the whole. `smoothing` spreads that share of each target evenly over all V tokens, as
-    `torch.nn.functional.cross_entropy` does; a lesson's share of the loss has none."""
+    Rows of `weight` [V, H] may be divided over `group`; `add_up` makes the gradient of
+    `hidden` the whole. `smoothing` spreads that share of each target evenly over all V
+    tokens, as `torch.nn.functional.cross_entropy` does; a lesson's share of the loss has
+    none."""
     hidden_NH, local_VH, share = _factors(hidden_NH, weight, group)
     # a teacher has no columns but the real ones
     head_WH = _aligned(local_VH, hidden_NH.dtype, may_pad=lesson is None)
@@ -83,8 +85,8 @@ class _Share:
     def rows_at_once(self, matrices: int, device: str) -> int:
         """Rows of a piece, with so many matrices as large as its logits.
 
-        By the widest share of any rank: each piece is reduced over the group, so all ranks need
-        the same pieces."""
+        By the widest share of any rank: each piece is reduced over the group, so all
+        ranks need the same pieces."""
         peers = 1 if self.group is None else dist.get_world_size(self.group)
         widest = -(-self.total // peers)
         return rows_at_once(widest * matrices, device)
@@ -169,8 +171,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _aligned(weight_VH: Tensor, dtype: torch.dtype, may_pad: bool = True) -> Tensor:
-    """[W, H] in this type; on a GPU maybe with rows of zeros: tensor cores want aligned rows of
-    logits. Products with GPT-2's 50,257 took a quarter of a step on an H200."""
+    """[W, H] in this type; on a GPU maybe with rows of zeros: tensor cores want aligned
+    rows of logits. Products with GPT-2's 50,257 took a quarter of a step on an H200."""
     spare = -len(weight_VH) % _ALIGNED
     if not (spare and may_pad and weight_VH.is_cuda):
         return weight_VH.to(dtype)
@@ -207,8 +209,8 @@ def _hardened(
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy of a piece, summed, and its right predictions.
 
-    Columns beyond this rank's own are -inf. Where there is a `factor`, the gradients times it
-    stand in place of the logits afterwards."""
+    Columns beyond this rank's own are -inf. Where there is a `factor`, the gradients
+    times it stand in place of the logits afterwards."""
     group = share.group
     mine_N = (labels_N >= 0) & (labels_N < share.count)
     safe_N = labels_N.clamp(0, max(0, share.count - 1))
@@ -269,8 +271,9 @@ def _softened(ours_NV: Tensor, lesson: Lesson, piece: slice) -> tuple[Tensor, Te
 def judge_targets(
     hidden_FH: Tensor, weight: Tensor, targets_F: Tensor, group: Ranks = None
 ) -> Tensor:
-    """Float [F, 2]: of each target the loss in nats and the most probable token, a few targets at
-    a time. `weight` [V, H] may be a DTensor whose rows are divided over `group`."""
+    """Float [F, 2]: of each target the loss in nats and the most probable token, a few
+    targets at a time. `weight` [V, H] may be a DTensor whose rows are divided over
+    `group`."""
     hidden_FH, local_VH, share = _factors(hidden_FH, weight, group)
     exact = torch.promote_types(hidden_FH.dtype, torch.float32)
     head_WH = _aligned(local_VH, hidden_FH.dtype)
@@ -285,7 +288,8 @@ def judge_targets(
 
 
 def judge_logits(logits_FV: Tensor, targets_F: Tensor, start: int, group: Ranks) -> Tensor:
-    """As `judge_targets`, by the logits of the tokens from `start` on; `group` has the others.
+    """As `judge_targets`, by the logits of the tokens from `start` on; `group` has the
+    others.
 
     Of equally probable tokens the first counts."""
     columns = logits_FV.shape[1]

@@ -1,9 +1,10 @@
-"""Tensors into and out of the files of a checkpoint, whatever layout wrote them or reads them.
+"""Tensors into and out of the files of a checkpoint, whatever layout wrote them or reads
+them.
 
 The files are those of torch.distributed.checkpoint (DCP), which plans who writes what and
-propagates failures. Ours: hashing while writing, and reading, which checks that everything is
-there. DCP pickles its `.metadata`: it is read with an allow-list, the entries of files with
-`weights_only`, all of it after the caller has checked hashes."""
+propagates failures. Ours: hashing while writing, and reading, which checks that
+everything is there. DCP pickles its `.metadata`: it is read with an allow-list, the
+entries of files with `weights_only`, all of it after the caller has checked hashes."""
 
 import dataclasses
 import hashlib
@@ -87,9 +88,11 @@ class Piece:
 
 
 def pieces_of(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Piece]:
-    """The pieces of a nested dict of tensors, DTensors or pieces, by dotted name, none empty.
+    """The pieces of a nested dict of tensors, DTensors or pieces, by dotted name, none
+    empty.
 
-    Raises TypeError for anything else, ValueError for a DTensor whose sum is outstanding."""
+    Raises TypeError for anything else, ValueError for a DTensor whose sum is
+    outstanding."""
     pieces: dict[str, Piece] = {}
     for key, value in tensors.items():
         name = f"{prefix}{key}"
@@ -288,8 +291,8 @@ class _Unpickler(pickle.Unpickler):
 def read_metadata(content: bytes, files: Iterable[str]) -> meta.Metadata:
     """DCP's metadata, without running what it may contain.
 
-    Raises CheckpointError for anything that `CheckpointWriter` does not write, such as entries in
-    other files than `files`."""
+    Raises CheckpointError for anything that `CheckpointWriter` does not write, such as
+    entries in other files than `files`."""
     try:
         metadata = _Unpickler(io.BytesIO(content)).load()
     except (
@@ -358,9 +361,9 @@ def fill(
 ) -> None:
     """Fill the pieces in place, reading only what they need.
 
-    Raises CheckpointError if one of them is not there as it is here: nothing has been filled then.
-    `replicas`, ranks with the same pieces, all call this: each reads its share and sends it to the
-    others."""
+    Raises CheckpointError if one of them is not there as it is here: nothing has been
+    filled then. `replicas`, ranks with the same pieces, all call this: each reads its
+    share and sends it to the others."""
     reads = {name: _plan(name, pieces[name], metadata) for name in sorted(pieces)}
     if replicas is None:
         _carry_out([read for of_piece in reads.values() for read in of_piece], storage, folder)

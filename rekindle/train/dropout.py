@@ -1,8 +1,8 @@
 """Masks of dropout.
 
-On a CPU torch draws 64 random bits for each element, longer than attention computes for a short
-text (12 of 130 ms of a step); 16 bits keep a share that is right to 1 in 65,536. A GPU and
-torch.compile keep torch's own masks."""
+On a CPU torch draws 64 random bits for each element, longer than attention computes for a
+short text (12 of 130 ms of a step); 16 bits keep a share that is right to 1 in 65,536. A
+GPU and torch.compile keep torch's own masks."""
 
 import functools
 import math
@@ -22,8 +22,9 @@ def kept(
     dtype: torch.dtype,
     part: slice = slice(None),
 ) -> torch.Tensor:
-    """0 or 1 / (1 - dropout) for each element, from the default generator of the device; of `part`
-    of the first dimension alone, so that ranks which share a draw hold their own only."""
+    """0 or 1 / (1 - dropout) for each element, from the default generator of the device;
+    of `part` of the first dimension alone, so that ranks which share a draw hold their
+    own only."""
     draw = _drawn_on_cpu if device.type == "cpu" else _drawn
     return draw(shape, dropout, device)[part].to(dtype).mul_(1 / (1 - dropout))
 

@@ -1,8 +1,9 @@
-"""The trained weights as safetensors, gathered one parameter at a time, in files of bounded size,
-under the names that `save_pretrained` writes (stored.py). Format: the safetensors README, "Format".
+"""The trained weights as safetensors, gathered one parameter at a time, in files of
+bounded size, under the names that `save_pretrained` writes (stored.py). Format: the
+safetensors README, "Format".
 
-What training took apart is joined again on rank 0: fused projections, adapters and their matrix. No
-rank holds more than such a matrix beside its own shard."""
+What training took apart is joined again on rank 0: fused projections, adapters and their
+matrix. No rank holds more than such a matrix beside its own shard."""
 
 import json
 from collections import defaultdict
@@ -72,8 +73,9 @@ def export(parts: Parts, folder: Path, file_bytes: int = FILE_BYTES) -> None:
 
 
 def _rehearse(parts: Parts, holders: list[_Holder]) -> tuple[list[str], int]:
-    """The parameters and buffers of the network, and bytes that suffice for a header of all tensors
-    that they are stored as: what `export` does, with tensors that have no values."""
+    """The parameters and buffers of the network, and bytes that suffice for a header of
+    all tensors that they are stored as: what `export` does, with tensors that have no
+    values."""
     joiner = _Joiner(parts)
     whole: dict[str, torch.Tensor] = {}
     for holder in holders:
@@ -91,8 +93,8 @@ def _rehearse(parts: Parts, holders: list[_Holder]) -> tuple[list[str], int]:
 def gathered(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:
     """Every parameter and persistent buffer of the whole network, whole, on rank 0's CPU.
 
-    The order is the same on all ranks; other ranks get empty tensors. A tied parameter comes
-    once."""
+    The order is the same on all ranks; other ranks get empty tensors. A tied parameter
+    comes once."""
     held = _held(parts)
     place = parts.mesh.place("pp")
     device = parts.mesh.device

@@ -1,9 +1,11 @@
-"""The fine-tune step on one node: own the run key's folder, run the ranks, hand over the model.
+"""The fine-tune step on one node: own the run key's folder, run the ranks, hand over the
+model.
 
-With `train.entrypoint` the worker group runs the user's torchrun script instead of rekindle's
-worker. The words of the entrypoint may hold {data} (the shards), {model} (where to leave the
-model), {checkpoints} (a folder that outlives attempts), {seed} and {init} (a model folder to start
-from, or nothing); the same is in the JSON file that REKINDLE_JOB names."""
+With `train.entrypoint` the worker group runs the user's torchrun script instead of
+rekindle's worker. The words of the entrypoint may hold {data} (the shards), {model}
+(where to leave the model), {checkpoints} (a folder that outlives attempts), {seed} and
+{init} (a model folder to start from, or nothing); the same is in the JSON file that
+REKINDLE_JOB names."""
 
 import shlex
 import shutil
@@ -31,10 +33,12 @@ OnRows = Callable[[Sequence[HistoryRow]], None]
 
 
 def finetune(job: Job, on_rows: OnRows = lambda rows: None) -> TrainingSummary | None:
-    """Train until the model lies in `job.output` and its curve in `job.history`; resumes by itself.
+    """Train until the model lies in `job.output` and its curve in `job.history`; resumes
+    by itself.
 
-    Only the first of several nodes gets a summary. `on_rows` receives each optimizer step once, in
-    order, some seconds later. PreemptedError after a request to stop, StepError if it failed."""
+    Only the first of several nodes gets a summary. `on_rows` receives each optimizer step
+    once, in order, some seconds later. PreemptedError after a request to stop, StepError
+    if it failed."""
     die_with_parent()
     rendezvous = Rendezvous.current()
     labels = read_manifest(Path(job.shards)).labels

@@ -1,9 +1,11 @@
-"""A rank of a training by transformers' Trainer: `torchrun -m rekindle.train.hf_trainer JOB.json`.
+"""A rank of a training by transformers' Trainer: `torchrun -m rekindle.train.hf_trainer
+JOB.json`.
 
-The Trainer decides the order of examples, the loss (the architecture's own) and the steps.
-rekindle's are the examples, the arguments, heartbeats, the answer to SIGTERM, and what counts as
-saved. Where accelerate does not find the other ranks, the Trainer would train on each rank alone:
-what is in effect is compared with what was asked for before the first step.
+The Trainer decides the order of examples, the loss (the architecture's own) and the
+steps. rekindle's are the examples, the arguments, heartbeats, the answer to SIGTERM, and
+what counts as saved. Where accelerate does not find the other ranks, the Trainer would
+train on each rank alone: what is in effect is compared with what was asked for before the
+first step.
 
 Its checkpoints are trainer_saves.py's."""
 
@@ -142,8 +144,9 @@ def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
         raise StepError(message, where="train.engine_config", fix=fix) from None
     torch.manual_seed(train.seed)
     network: Any = _network(job, task, shards)
-    # The Trainer asks whether a model's forward takes any keyword: those of classes do, and leave
-    # the number of labels in it alone. Their gradients would be a sum over accumulated batches.
+    # The Trainer asks whether a model's forward takes any keyword: those of classes do,
+    # and leave the number of labels in it alone. Their gradients would be a sum over
+    # accumulated batches.
     network.accepts_loss_kwargs = task.objective == "tokens"
     rows = _Rows(shards, TRAIN)
     collate = functools.partial(_collated, task, shards.manifest.settings)

@@ -1,8 +1,10 @@
-"""The loss curve on disk: one JSON line an optimizer step, appended while training, cut back when
-resuming; and with `train.ledger: true` the examples of each data rank, step by step.
+"""The loss curve on disk: one JSON line an optimizer step, appended while training, cut
+back when resuming; and with `train.ledger: true` the examples of each data rank, step by
+step.
 
-The ledger has one JSON line a step and rank in `ledger/rank-<n>.jsonl` beside the curve. A resumed
-run first forgets the steps that it is about to do again, whatever the number of ranks was."""
+The ledger has one JSON line a step and rank in `ledger/rank-<n>.jsonl` beside the curve.
+A resumed run first forgets the steps that it is about to do again, whatever the number of
+ranks was."""
 
 import contextlib
 import json
@@ -23,9 +25,9 @@ class History:
         self.path = path
 
     def resume(self, step: int, carried: str | None = None) -> str:
-        """Forget rows after `step`: those steps are about to be done again. `carried` is the curve
-        that came with a checkpoint, if one did: it counts, whatever is left on this machine.
-        Returns what is wrong with the curve up to there, or ""."""
+        """Forget rows after `step`: those steps are about to be done again. `carried` is
+        the curve that came with a checkpoint, if one did: it counts, whatever is left on
+        this machine. Returns what is wrong with the curve up to there, or ""."""
         if carried is not None:
             write_atomically(self.path, carried)
         rows = [row for row in read_history(self.path) if row.step <= step]

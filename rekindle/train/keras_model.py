@@ -1,6 +1,6 @@
-"""A model that Keras saved, as a network of PyTorch: here Keras computes on torch, so evaluation,
-predictions and serving need no TensorFlow. Code that such a file brings is not run (Keras' safe
-mode). Shapes: B images, H x W pixels, D channels, C classes."""
+"""A model that Keras saved, as a network of PyTorch: here Keras computes on torch, so
+evaluation, predictions and serving need no TensorFlow. Code that such a file brings is
+not run (Keras' safe mode). Shapes: B images, H x W pixels, D channels, C classes."""
 
 import os
 import re
@@ -39,8 +39,8 @@ class KerasNetwork(torch.nn.Module):
 def load_keras(file: Path, image_shape: Sequence[int], classes: int) -> KerasNetwork:
     """The network in `file`, on the CPU.
 
-    Raises StepError without Keras, and for a file that is no classifier of images of this shape,
-    [H, W, D]."""
+    Raises StepError without Keras, and for a file that is no classifier of images of this
+    shape, [H, W, D]."""
     _check_size(file)
     keras = _keras()
     height, width, depth = image_shape

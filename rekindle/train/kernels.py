@@ -1,7 +1,9 @@
-"""Which kernel of attention keeps documents apart on a device, asked of the kernel itself.
+"""Which kernel of attention keeps documents apart on a device, asked of the kernel
+itself.
 
-The varlen flash-attention kernel takes all documents of a micro-batch at once, on GPUs in half
-precision; elsewhere each document is one call of `scaled_dot_product_attention` (attention.py)."""
+The varlen flash-attention kernel takes all documents of a micro-batch at once, on GPUs in
+half precision; elsewhere each document is one call of `scaled_dot_product_attention`
+(attention.py)."""
 
 import logging
 from typing import Any
@@ -32,7 +34,8 @@ def takes_groups(device: torch.device) -> bool:
 
 
 def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> Kernel:
-    """What keeps documents apart on this device: varlen where it takes the network's heads.
+    """What keeps documents apart on this device: varlen where it takes the network's
+    heads.
 
     Raises UnsupportedError where it disagrees with one call a document."""
     if device.type != "cuda" or dtype not in attention.HALVES:
@@ -84,8 +87,9 @@ def kernel_difference(
     size: int,
     windows: tuple[int | None, ...],
 ) -> float:
-    """How far the varlen kernel is from one call a document, forwards and backwards, relative to
-    the largest value. Raises what the kernel raises where it cannot be used."""
+    """How far the varlen kernel is from one call a document, forwards and backwards,
+    relative to the largest value. Raises what the kernel raises where it cannot be
+    used."""
     draw = torch.Generator().manual_seed(0)
     inputs = [torch.randn(2, count, 64, size, generator=draw) for count in (heads, groups, groups)]
     documents = Documents.of(np.array([[1] * 40 + [2] * 24, [1] * 9 + [2] * 55]))

@@ -1,9 +1,10 @@
-"""What is known to be wrong with a model before a machine is paid: `-m rekindle.train.look`.
+"""What is known to be wrong with a model before a machine is paid: `-m
+rekindle.train.look`.
 
-Reads a `Question` as JSON from stdin and writes the problems as JSON to stdout, in a process of its
-own because the control plane loads no torch; where it is loaded, `look` is called as it is. The
-network is built without values; of a checkpoint in a local folder the tokenizer, the configuration
-and the headers are read."""
+Reads a `Question` as JSON from stdin and writes the problems as JSON to stdout, in a
+process of its own because the control plane loads no torch; where it is loaded, `look` is
+called as it is. The network is built without values; of a checkpoint in a local folder
+the tokenizer, the configuration and the headers are read."""
 
 import json
 import sys
@@ -40,8 +41,8 @@ def main() -> None:
 
 
 def look(question: Question) -> list[Problem]:
-    """The first thing that is wrong: each depends on those before. What transformers itself refuses
-    is one, too: a training would end with it."""
+    """The first thing that is wrong: each depends on those before. What transformers
+    itself refuses is one, too: a training would end with it."""
     try:
         _look(question)
     except RekindleError as error:

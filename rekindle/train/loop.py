@@ -1,11 +1,13 @@
-"""The training loop: the same batches, dropout and weights in any layout, interrupted or not.
+"""The training loop: the same batches, dropout and weights in any layout, interrupted or
+not.
 
 One optimizer step: this rank's micro-batches forward and backward (through the pipeline's
-schedule, if there is one), one small all-reduce on which all ranks agree (loss, gradient norm, a
-request to stop, the end of the budget, whether a save is written), then the update, or none if
-the gradient is not finite.
+schedule, if there is one), one small all-reduce on which all ranks agree (loss, gradient
+norm, a request to stop, the end of the budget, whether a save is written), then the
+update, or none if the gradient is not finite.
 
-A GPU never waits for the host: what a step agreed on is read while the next one is computed."""
+A GPU never waits for the host: what a step agreed on is read while the next one is
+computed."""
 
 import dataclasses
 import logging
@@ -450,9 +452,11 @@ class Trainer:
     def validate(
         self, step: int = 0, stop: StopFlag | None = None
     ) -> tuple[dict[str, float], bool]:
-        """Loss and accuracy on the validation split, and whether a request to stop cut it short.
+        """Loss and accuracy on the validation split, and whether a request to stop cut it
+        short.
 
-        The first is empty where it was cut short, or where there is no validation split."""
+        The first is empty where it was cut short, or where there is no validation
+        split."""
         if self.validation is None:
             return {}, False
         sums = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)

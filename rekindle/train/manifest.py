@@ -1,7 +1,7 @@
 """What a committed checkpoint says of itself, whether it is true, and which are kept.
 
-`manifest.json` holds the schema, run key, step and state as JSON, the size and SHA-256 of every
-file, and a hash of itself."""
+`manifest.json` holds the schema, run key, step and state as JSON, the size and SHA-256 of
+every file, and a hash of itself."""
 
 import concurrent.futures
 import dataclasses

@@ -1,7 +1,7 @@
 """The ranks arranged by the axes of a layout, and the process groups that follow from it.
 
-Order of the axes, slowest first: pp, dp, shard, cp, tp (spec/layout.py says why). Weights are
-sharded over shard x cp, because context-parallel ranks hold the same weights, too."""
+Order of the axes, slowest first: pp, dp, shard, cp, tp (spec/layout.py says why). Weights
+are sharded over shard x cp, because context-parallel ranks hold the same weights, too."""
 
 import dataclasses
 from typing import Any, Self

@@ -1,17 +1,20 @@
-"""Micro-batches on their way from the loader to the device, and the rows that they are made of.
+"""Micro-batches on their way from the loader to the device, and the rows that they are
+made of.
 
-Neither host nor device waits for the other: micro-batches are copied to a GPU on a stream of its
-own, one ahead of the work, from pinned memory; a few numbers come back as `Numbers`, copied behind
-the work that makes them, for a later read.
+Neither host nor device waits for the other: micro-batches are copied to a GPU on a stream
+of its own, one ahead of the work, from pinned memory; a few numbers come back as
+`Numbers`, copied behind the work that makes them, for a later read.
 
-`Documents` are which tokens of a micro-batch see each other, found on the host. The padding behind
-the last document of a sequence counts as one. A context-parallel rank holds two chunks of each
-sequence (zigzag, batches.py), whose queries see the keys of their document from its beginning on: a
-rank's queries fall into runs, each with a range of keys that ends where the run ends: what a kernel
-with cumulative lengths computes (Dao 2023, arXiv 2307.08691). Texts with a class are joined in one
-sequence, too, so that nothing but attention ever sees padding.
+`Documents` are which tokens of a micro-batch see each other, found on the host. The
+padding behind the last document of a sequence counts as one. A context-parallel rank
+holds two chunks of each sequence (zigzag, batches.py), whose queries see the keys of
+their document from its beginning on: a rank's queries fall into runs, each with a range
+of keys that ends where the run ends: what a kernel with cumulative lengths computes (Dao
+2023, arXiv 2307.08691). Texts with a class are joined in one sequence, too, so that
+nothing but attention ever sees padding.
 
-Shapes: B rows or sequences, T tokens of this rank, S of all, N targets or runs, R texts a group."""
+Shapes: B rows or sequences, T tokens of this rank, S of all, N targets or runs, R texts a
+group."""
 
 from __future__ import annotations
 
@@ -37,8 +40,8 @@ class Micro:
     inputs: Tensors
     """The network's own, first dimension B; of joined texts B is 1."""
     labels: torch.Tensor
-    """Of classes int64 [B], of numbers float64 [B]; of tokens and tags int64 [N], what each target
-    has to be answered with."""
+    """Of classes int64 [B], of numbers float64 [B]; of tokens and tags int64 [N], what
+    each target has to be answered with."""
     count: torch.Tensor
     """Float64 [1]: the number of targets in the global batch."""
     key: int
@@ -46,8 +49,9 @@ class Micro:
     weights: torch.Tensor | None = None
     """Of classes and numbers, float64 [B]: 0 for rows that are none."""
     targets: torch.Tensor | None = None
-    """Int64: of tokens [N], which of the flattened [B * T] are followed by one to predict; of tags
-    [N], which are a word's first; of joined texts [texts], where each begins."""
+    """Int64: of tokens [N], which of the flattened [B * T] are followed by one to
+    predict; of tags [N], which are a word's first; of joined texts [texts], where each
+    begins."""
     documents: Documents | None = None
     """Which tokens see each other, where several texts share a sequence."""
 
@@ -162,8 +166,8 @@ class TextGroup:
     tokens: int
     """Of all its texts."""
     places: torch.Tensor
-    """Int64 [R * longest]: the token of each padded place, the first of its text where there is
-    none."""
+    """Int64 [R * longest]: the token of each padded place, the first of its text where
+    there is none."""
     back: torch.Tensor
     """Int64 [tokens]: the padded place of each token."""
     mask: torch.Tensor | None
@@ -193,8 +197,8 @@ class TextGroup:
         )
 
     def by_head(self, heads: int) -> ByHead:
-        """Where rows of [tokens * heads] lie in [R * heads * longest], and back; and what is added
-        to scores [R * heads, longest, longest]. Found once for all layers."""
+        """Where rows of [tokens * heads] lie in [R * heads * longest], and back; and what
+        is added to scores [R * heads, longest, longest]. Found once for all layers."""
         if heads not in self._by_head:
             numbers = torch.arange(heads, device=self.places.device)
             places = self.places.view(self.rows, 1, -1) * heads + numbers[:, None]
@@ -217,16 +221,19 @@ class TextGroup:
         return TextGroup(self.rows, self.longest, self.tokens, places, back, mask)
 
 
-# Not a dataclass: before every block FSDP searches the fields of one for gradients, each length in
-# them too, and makes a copy (6 ms a block for 500 documents); torch.compile would guard on them.
+# Not a dataclass: before every block FSDP searches the fields of one for gradients, each
+# length in them too, and makes a copy (6 ms a block for 500 documents); torch.compile
+# would guard on them.
 class Documents:
-    """Runs of queries, one after the other in the flattened [B * T], and the keys that each sees.
+    """Runs of queries, one after the other in the flattened [B * T], and the keys that
+    each sees.
 
-    `queries` and `keys` are the lengths of the runs and of their key ranges; `ranges` says which
-    (sequence, start, stop) of the whole keys [B, S] these are, empty where queries and keys are the
-    same tokens. `starts` and `key_starts` are int32 [N + 1], the sums of the lengths, on the
-    device; `ruler` and `key_ruler` are as long as the longest run and range and hold nothing: a
-    compiler sees a length that varies. `groups`: of texts; `grouped`: whether there are any."""
+    `queries` and `keys` are the lengths of the runs and of their key ranges; `ranges`
+    says which (sequence, start, stop) of the whole keys [B, S] these are, empty where
+    queries and keys are the same tokens. `starts` and `key_starts` are int32 [N + 1], the
+    sums of the lengths, on the device; `ruler` and `key_ruler` are as long as the longest
+    run and range and hold nothing: a compiler sees a length that varies. `groups`: of
+    texts; `grouped`: whether there are any."""
 
     def __init__(
         self,

@@ -77,8 +77,8 @@ class ModelFolder:
 def configure(network: torch.nn.Module, folder: Path, base: Path | None = None) -> None:
     """Write the configuration of a network of transformers beside its weights.
 
-    How to generate is taken over from the folder of its `base`: what ends an answer, sampling,
-    penalties."""
+    How to generate is taken over from the folder of its `base`: what ends an answer,
+    sampling, penalties."""
     model: Any = network
     types = [type_name for type_name, _ in _stored(folder)]
     most_frequent = max(set(types), key=types.count)
@@ -125,7 +125,8 @@ def inherited(init: str, model: ModelSpec) -> list[np.ndarray]:
 def trained_on(folder: Path) -> np.ndarray:
     """uint64 [rows], sorted, memory-mapped: see the module.
 
-    Raises DataError without the file: any example may then be one that the model knows."""
+    Raises DataError without the file: any example may then be one that the model
+    knows."""
     path = folder / TRAINED_ON
     if not path.is_file():
         message = f"{folder} does not say what its model was trained on: it has no {TRAINED_ON}"
@@ -166,7 +167,8 @@ def describe(
 
 def write_stop_tokens(folder: Path, settings: Mapping[str, Any]) -> None:
     """Add the tokens at which a model's answers end (`stop_token_ids`) to its
-    `generation_config.json`, so that transformers, vLLM and others stop where rekindle does."""
+    `generation_config.json`, so that transformers, vLLM and others stop where rekindle
+    does."""
     path = folder / GENERATION
     stops = settings.get("stop_token_ids")
     if not stops or not path.is_file():
@@ -243,9 +245,9 @@ def hash_prefixes(hashes: list[bytes]) -> np.ndarray:
 def open_model(folder: Path, code: str = "") -> ModelFolder:
     """The model in `folder`; raises DataError if it is not one of ours.
 
-    Write access to a folder must not run code here: one that names a task of its own gets `code`,
-    this config's `path.py:Class`, if its copy is the same byte for byte; with ANY_CODE its copy is
-    run."""
+    Write access to a folder must not run code here: one that names a task of its own gets
+    `code`, this config's `path.py:Class`, if its copy is the same byte for byte; with
+    ANY_CODE its copy is run."""
     path = folder / DESCRIPTION
     if not path.is_file():
         message = f"{folder} is not a model of rekindle: it has no {DESCRIPTION}"
@@ -308,8 +310,9 @@ def check_start(
 ) -> ModelFolder:
     """The model in `folder`, if training can start from it, or learn from it.
 
-    Raises StepError when it knows other classes, or when its tokens mean something else than those
-    of the shards. `where` is the field that names it, `code` as for `open_model`."""
+    Raises StepError when it knows other classes, or when its tokens mean something else
+    than those of the shards. `where` is the field that names it, `code` as for
+    `open_model`."""
     model = open_model(folder, code)
     if model.of_keras:
         fix = "name a model of safetensors; a script (train.entrypoint) finds any folder in {init}"

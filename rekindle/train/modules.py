@@ -1,9 +1,11 @@
-"""The modules of a network by purpose: body, blocks, tables, what a pipeline stage leaves out.
+"""The modules of a network by purpose: body, blocks, tables, what a pipeline stage leaves
+out.
 
-transformers' own forward runs in every layout: a stage is the whole network with the blocks of
-others replaced by `Skip` (`cut`), so no architecture is written down twice; its names are in
-families/. GPT-2's fused, transposed projections are plain linear layers while training (`unfused`),
-so that tensor parallelism and LoRA see what they see elsewhere."""
+transformers' own forward runs in every layout: a stage is the whole network with the
+blocks of others replaced by `Skip` (`cut`), so no architecture is written down twice; its
+names are in families/. GPT-2's fused, transposed projections are plain linear layers
+while training (`unfused`), so that tensor parallelism and LoRA see what they see
+elsewhere."""
 
 import copy
 import dataclasses
@@ -99,8 +101,8 @@ def backbone(network: nn.Module) -> nn.Module:
 def usable_positions(network: nn.Module) -> int | None:
     """How many tokens a text may have where a table of positions keeps rows for padding.
 
-    RoBERTa and its kin number tokens from behind it, so that 514 rows are 512 positions. None
-    elsewhere: the configuration says it then."""
+    RoBERTa and its kin number tokens from behind it, so that 514 rows are 512 positions.
+    None elsewhere: the configuration says it then."""
     for name, module in network.named_modules():
         # by its fields, not by its class: I-BERT has a table of its own
         padding = getattr(module, "padding_idx", None)
@@ -113,7 +115,8 @@ def usable_positions(network: nn.Module) -> int | None:
 def blocks(network: nn.Module) -> list[tuple[str, nn.Module]]:
     """Name and module of each repeated block, in order, stand-ins included.
 
-    Of a `Sequential` each layer with weights is one; other networks of a user's own have none."""
+    Of a `Sequential` each layer with weights is one; other networks of a user's own have
+    none."""
     names = known(network)
     if names is not None:
         body = backbone(network)
@@ -268,11 +271,12 @@ def _stand_ins(names: Modules, is_first: bool, is_last: bool) -> dict[str, nn.Mo
 
 
 def inject(network: nn.Module, spec: LoraSpec, origins: dict[str, Origin]) -> float:
-    """Put low-rank adapters (Hu et al. 2021, arXiv 2106.09685) of peft on the spec's layers.
+    """Put low-rank adapters (Hu et al. 2021, arXiv 2106.09685) of peft on the spec's
+    layers.
 
-    Everything else but a new head is frozen, and `origins` gets where the wrapped weights lie.
-    Returns the factor of B A in their updates. Raises RequestError for a target that no block
-    has."""
+    Everything else but a new head is frozen, and `origins` gets where the wrapped weights
+    lie. Returns the factor of B A in their updates. Raises RequestError for a target that
+    no block has."""
     from peft import LoraConfig, inject_adapter_in_model
 
     names = required(network, "LoRA")

@@ -1,10 +1,11 @@
-"""Updates of the shards that this rank holds, as updates.py makes them, the global gradient norm,
-and loss scaling.
+"""Updates of the shards that this rank holds, as updates.py makes them, the global
+gradient norm, and loss scaling.
 
-An update sees plain local tensors that share memory with the parameters: fused kernels work,
-meshes mix freely, and only the names and the checkpoint know of the whole. The norm counts every
-element once, however it is sharded or repeated, so that clipping, the check for numbers that are
-not finite, and the scale of fp16 are decided alike on all ranks, on the device: nothing is read."""
+An update sees plain local tensors that share memory with the parameters: fused kernels
+work, meshes mix freely, and only the names and the checkpoint know of the whole. The norm
+counts every element once, however it is sharded or repeated, so that clipping, the check
+for numbers that are not finite, and the scale of fp16 are decided alike on all ranks, on
+the device: nothing is read."""
 
 import contextlib
 import dataclasses
@@ -118,10 +119,11 @@ class Optimizer:
         return (norms.square() * self.shares).sum()
 
     def step(self, rate: float, loss: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
-        """Update with the collected gradients; returns loss and norm, float64 [2], unscaled.
+        """Update with the collected gradients; returns loss and norm, float64 [2],
+        unscaled.
 
-        `loss` and `squares`, the squared norm, are float64 [] and scaled. Nothing is updated where
-        one of them is not finite."""
+        `loss` and `squares`, the squared norm, are float64 [] and scaled. Nothing is
+        updated where one of them is not finite."""
         norm = squares.sqrt()
         if self.scale is not None:
             loss = loss / self.scale.value
@@ -196,8 +198,8 @@ def synchronised(module: torch.nn.Module, is_last: bool, is_sharded: bool) -> It
 
 
 class _Scale:
-    """Loss scale of fp16 (Micikevicius et al. 2017, arXiv 1710.03740): halved after a step that
-    overflowed, doubled after 2,000 in a row that did not."""
+    """Loss scale of fp16 (Micikevicius et al. 2017, arXiv 1710.03740): halved after a
+    step that overflowed, doubled after 2,000 in a row that did not."""
 
     def __init__(self, device: torch.device) -> None:
         self.value = torch.full((), 65_536.0, dtype=torch.float64, device=device)

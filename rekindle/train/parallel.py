@@ -1,8 +1,8 @@
 """From a network on the meta device to the parts that this rank trains.
 
-Order: cut into stages (pp), divide matrices (tp), recompute activations, compile, shard (FSDP2) or
-replicate (DDP), fill with starting values. Whatever a layout needs and the architecture does not
-offer is refused by name."""
+Order: cut into stages (pp), divide matrices (tp), recompute activations, compile, shard
+(FSDP2) or replicate (DDP), fill with starting values. Whatever a layout needs and the
+architecture does not offer is refused by name."""
 
 import dataclasses
 import functools
@@ -151,10 +151,11 @@ def put(network: nn.Module, device: torch.device) -> None:
 
 
 def _recompute_and_compile(piece: nn.Module, train: TrainSpec, constants: bool) -> None:
-    """Have the blocks of a piece compute their activations again, and compile them, as asked.
+    """Have the blocks of a piece compute their activations again, and compile them, as
+    asked.
 
-    `constants`: whether numbers may be compiled as constants. Texts with a class have many
-    lengths, and those pass as numbers through an attention that is not compiled."""
+    `constants`: whether numbers may be compiled as constants. Texts with a class have
+    many lengths, and those pass as numbers through an attention that is not compiled."""
     blocks = [block for _, block in modules.blocks(piece) if not isinstance(block, Skip)]
     if not blocks and (train.compile or train.activation_checkpointing != "none"):
         message = f"{modules.model_type(piece)} has no blocks to compile or to compute again"
@@ -179,8 +180,8 @@ def _set_up_compiler(constants: bool) -> None:
     dynamo.specialize_float = True
     # DDP's hooks run between blocks; torch would cut large ones once more, at its buckets
     dynamo.optimize_ddp = False
-    # the last block of a text classifier has hooks that others have not, and the same code:
-    # unasked, it would run as the first block was compiled, without them
+    # the last block of a text classifier has hooks that others have not, and the same
+    # code: unasked, it would run as the first block was compiled, without them
     dynamo.skip_nnmodule_hook_guards = False
 
 
@@ -239,8 +240,8 @@ def _distribute(part: Part, train: TrainSpec, mesh: Mesh) -> nn.Module:
 def settle(parts: Parts) -> Parts:
     """Ready to train, once the parameters have values.
 
-    DDP goes around the one part where every rank holds the whole model; FSDP gets its final,
-    padded storage, which the optimizer has to share."""
+    DDP goes around the one part where every rank holds the whole model; FSDP gets its
+    final, padded storage, which the optimizer has to share."""
     layout = parts.mesh.layout
     for stage in parts.stages:
         if isinstance(stage.module, FSDPModule):

@@ -1,11 +1,14 @@
-"""The loss as a module: the network, or one pipeline stage of it, and what is made of its output.
+"""The loss as a module: the network, or one pipeline stage of it, and what is made of its
+output.
 
-`Part` is what gets wrapped by DDP or FSDP and cut by the pipeline: it takes one micro-batch and
-returns, on the last stage, float [1, 3]: the loss (divided by the targets of the global batch, so
-that ranks and micro-batches add up), right predictions, and targets; hidden states on others.
+`Part` is what gets wrapped by DDP or FSDP and cut by the pipeline: it takes one
+micro-batch and returns, on the last stage, float [1, 3]: the loss (divided by the targets
+of the global batch, so that ranks and micro-batches add up), right predictions, and
+targets; hidden states on others.
 
-Every block draws its dropout from (seed, step, micro-batch, block), so no layout changes a mask.
-Shapes: B rows, T tokens, H hidden, V vocabulary, N supervised tokens, C classes."""
+Every block draws its dropout from (seed, step, micro-batch, block), so no layout changes
+a mask. Shapes: B rows, T tokens, H hidden, V vocabulary, N supervised tokens, C
+classes."""
 
 import dataclasses
 import functools
@@ -45,8 +48,8 @@ class Goal:
 class Part(nn.Module):
     """One stage of the network, with the loss behind the last one.
 
-    `joins_texts`: whether texts share a sequence. A part that `scores` gives on the last stage
-    what `Objective.score` does, and no loss."""
+    `joins_texts`: whether texts share a sequence. A part that `scores` gives on the last
+    stage what `Objective.score` does, and no loss."""
 
     def __init__(
         self,
@@ -148,13 +151,13 @@ def _takes_any(network: nn.Module) -> bool:
 
 
 def numbered(position_ids_BT: torch.Tensor, documents: Documents) -> dict[str, Any]:
-    """What architectures of transformers keep documents apart by, beside positions that begin
-    again: kernels of convolutions, state spaces and linear attention take it.
+    """What architectures of transformers keep documents apart by, beside positions that
+    begin again: kernels of convolutions, state spaces and linear attention take it.
 
     `seq_idx`, int32 [B, T], is which document of its sequence each token is of. Where a
-    micro-batch is one sequence there are also `cu_seq_lens_q` and `_k`, int32 [N + 1], where
-    documents begin, and `max_length_q` and `_k`, the longest. The kernels refuse them where they
-    are not installed."""
+    micro-batch is one sequence there are also `cu_seq_lens_q` and `_k`, int32 [N + 1],
+    where documents begin, and `max_length_q` and `_k`, the longest. The kernels refuse
+    them where they are not installed."""
     keywords: dict[str, Any] = {"seq_idx": ((position_ids_BT == 0).cumsum(1) - 1).int()}
     if len(position_ids_BT) == 1:  # kernels of linear attention take no more with these
         longest = max(documents.queries)

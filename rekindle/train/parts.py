@@ -1,5 +1,5 @@
-"""What a rank trains: stages of a network, by parameter name in the whole of it, and the types of
-numbers in which their forward passes compute. parallel.py makes them."""
+"""What a rank trains: stages of a network, by parameter name in the whole of it, and the
+types of numbers in which their forward passes compute. parallel.py makes them."""
 
 import contextlib
 import dataclasses

@@ -1,9 +1,11 @@
-"""What a model scores on the test split, as files: in pieces, so that an interrupted scoring goes
-on, and under a key of all that they follow from, so that none is scored twice on the same examples.
+"""What a model scores on the test split, as files: in pieces, so that an interrupted
+scoring goes on, and under a key of all that they follow from, so that none is scored
+twice on the same examples.
 
-A model's key is a hash of its files, the examples, the precision, rekindle's own code and the
-libraries that compute. Under `<artifact_root>/scores/<key>` lies `piece-N.parquet` for each piece
-of the test split, `must_pass-X.parquet` for golden rows: a row an example, `hash` and `scored`, and
+A model's key is a hash of its files, the examples, the precision, rekindle's own code and
+the libraries that compute. Under `<artifact_root>/scores/<key>` lies `piece-N.parquet`
+for each piece of the test split, `must_pass-X.parquet` for golden rows: a row an example,
+`hash` and `scored`, and
 
     classes    logits         list of float
     numbers    value          float, in the target's unit
@@ -13,9 +15,10 @@ of the test split, `must_pass-X.parquet` for golden rows: a row an example, `has
                cut            hash of the tokens and of which of them are targets
                full           whether the text may go on behind them
 
-Those examples decide that neither contender was trained on and both can score. A few of them, with
-what the candidate made of them, are the smoke test of a server: rows in order, where the answer's
-probability is above the next one's by more than rounding can change. Nothing here imports torch."""
+Those examples decide that neither contender was trained on and both can score. A few of
+them, with what the candidate made of them, are the smoke test of a server: rows in order,
+where the answer's probability is above the next one's by more than rounding can change.
+Nothing here imports torch."""
 
 import base64
 import dataclasses
@@ -80,9 +83,11 @@ def read_piece(examples: ExamplesFile, number: int) -> pa.Table:
 
 
 def scores_key(model: str, examples: Path, train: TrainSpec, gpu: bool) -> str:
-    """Names the scores of a model on the test split of `examples`, in the precision of `train`.
+    """Names the scores of a model on the test split of `examples`, in the precision of
+    `train`.
 
-    `model` is the digest of its files. On a GPU fp32 is TF32 unless `train.deterministic`."""
+    `model` is the digest of its files. On a GPU fp32 is TF32 unless
+    `train.deterministic`."""
     rows = open_examples(examples, TEST, "id", "hash")
     hash_of_rows = hashlib.sha256()
     for batch in rows:
@@ -232,7 +237,8 @@ def _seen_alike(job: ScoreJob, pieces: int) -> np.ndarray | bool:
 
 
 def golden_of(job: ScoreJob) -> tuple[str, pa.Table] | None:
-    """The golden rows as examples, under a name that follows from them; None: there are none.
+    """The golden rows as examples, under a name that follows from them; None: there are
+    none.
 
     RequestError for a model without classes, DataError for rows that are unfit."""
     if job.must_pass is None:
@@ -297,10 +303,11 @@ def _opening(turns: list[tuple[str, str]]) -> Opening:
 
 
 def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> Smoke | None:
-    """The smoke test of a server: rows of the first piece, and what the candidate makes of them.
+    """The smoke test of a server: rows of the first piece, and what the candidate makes
+    of them.
 
-    They are taken among those that `keep_N` says decide; None if none is fit. Of a language model
-    the beginnings that it went on with, see `openings_of`."""
+    They are taken among those that `keep_N` says decide; None if none is fit. Of a
+    language model the beginnings that it went on with, see `openings_of`."""
     model = job.model()
     tolerance = _EXACT if job.train.precision in ("fp32", "fp64") else HALF
     tokens = 0

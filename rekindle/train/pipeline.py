@@ -1,8 +1,9 @@
 """One step of a pipeline: torch's schedules, fed with micro-batches that are ready.
 
-Decides which schedule a layout's name means (1F1B: Narayanan et al. 2021, arXiv 2104.04473; looped:
-the same, interleaved; zero bubble in a V: Qi et al. 2024, arXiv 2405.15362). A schedule knows the
-shapes it moves, so every length of micro-batch has its own; these reach the stages as they are."""
+Decides which schedule a layout's name means (1F1B: Narayanan et al. 2021, arXiv
+2104.04473; looped: the same, interleaved; zero bubble in a V: Qi et al. 2024, arXiv
+2405.15362). A schedule knows the shapes it moves, so every length of micro-batch has its
+own; these reach the stages as they are."""
 
 import dataclasses
 import functools
@@ -70,7 +71,8 @@ class Pipeline:
         return self._total(len(micro))
 
     def forward(self, micro: Sequence[Micro]) -> None:
-        """One micro-batch follows the other down the stages, into `results` of the last part.
+        """One micro-batch follows the other down the stages, into `results` of the last
+        part.
 
         The schedules of torch 2.13 cannot do that where a rank has two stages."""
         stages = {stage.index: stage for stage in self.parts.stages}
@@ -93,9 +95,11 @@ class Pipeline:
                     self._send(carried, owners[index + 1], (index + 1, first.shape))
 
     def _send(self, hidden: torch.Tensor, to: int, key: Any) -> None:
-        """Send hidden states, with their shape ahead of them where it has not been sent before.
+        """Send hidden states, with their shape ahead of them where it has not been sent
+        before.
 
-        `key` is the stage that receives and what the first one did, on which shapes depend."""
+        `key` is the stage that receives and what the first one did, on which shapes
+        depend."""
         if key not in self._sent:
             self._sent.add(key)
             unused_dimensions = [0] * (6 - hidden.ndim)

@@ -1,7 +1,7 @@
 """What a training proves on the model that it is given, before the first step.
 
-Every belief of the engine about an architecture is asked of the architecture itself, on the
-weights, the layout, the device and the precision of this training, in seconds:
+Every belief of the engine about an architecture is asked of the architecture itself, on
+the weights, the layout, the device and the precision of this training, in seconds:
 
 weights    every parameter and saved buffer is in the checkpoint (`stored.match`, while it loads);
            heads that the task makes new are named
@@ -13,12 +13,13 @@ packing    with other tokens in the first of three documents of a sequence, the 
            keep every bit, and they are near those that they have in sequences of their own
 left out   what an optimizer or fp8 treats as it treats biases; routers.py has a loss of routers
 
-A layout that cuts the network has no whole to ask: there `forward` takes a small network of the
-same architecture and configuration on rank 0 (`compare.SmallNetwork`). Networks of a user's own
-have no authority to ask.
+A layout that cuts the network has no whole to ask: there `forward` takes a small network
+of the same architecture and configuration on rank 0 (`compare.SmallNetwork`). Networks of
+a user's own have no authority to ask.
 
-All ranks call each function alike. What is found goes into the training's record, and so onto the
-card; a difference in `forward` is refused, documents that see each other are not packed."""
+All ranks call each function alike. What is found goes into the training's record, and so
+onto the card; a difference in `forward` is refused, documents that see each other are not
+packed."""
 
 from __future__ import annotations
 
@@ -55,8 +56,8 @@ from rekindle.train.vitals import is_out_of_memory
 FORWARD_TOLERANCE = {"fp64": 1e-7, "fp32": 1e-4, "fp16": 5e-3, "bf16": 2e-2, "fp8": 1e-1}
 """Of two losses, relatively. In half precision the two round states and scores at other places."""
 PACKED_TOLERANCE = {"fp64": 1e-7, "fp32": 1e-4, "fp16": 2e-2, "bf16": 5e-2, "fp8": 2e-1}
-"""Of states in one sequence and in sequences of their own: norm of the difference, relatively. A
-wrong position changes them by about themselves."""
+"""Of states in one sequence and in sequences of their own: norm of the difference,
+relatively. A wrong position changes them by about themselves."""
 LOUDER = 32.0  # a power of two: weights that are multiplied and divided by it keep their bits
 PROBE_TOKENS = 32
 DOCUMENTS = 3
@@ -149,10 +150,12 @@ def prove_forward(
     evaluation: Evaluation,
     small: Callable[[], tuple[Parts, Evaluation, Shards]],
 ) -> str:
-    """That the engine's loss is the architecture's own, in words; "" where there is none to ask.
+    """That the engine's loss is the architecture's own, in words; "" where there is none
+    to ask.
 
-    `small` makes parts of a small network of the same configuration on this rank alone, for layouts
-    that cut the network. Raises StepError where the losses differ, or the own forward fails."""
+    `small` makes parts of a small network of the same configuration on this rank alone,
+    for layouts that cut the network. Raises StepError where the losses differ, or the own
+    forward fails."""
     if not hasattr(parts.network, "config"):
         return ""
     if task.objective != "tokens" and not parts.stages[0].part.joins_texts:
@@ -178,8 +181,8 @@ def prove_scores(
 ) -> None:
     """That a language model is judged by the scores that its own forward gives.
 
-    As `prove_forward`, where no layout cuts it. Another engine may have trained what ours cannot
-    compute."""
+    As `prove_forward`, where no layout cuts it. Another engine may have trained what ours
+    cannot compute."""
     if task.objective != "tokens" or _cuts(parts) or not hasattr(parts.network, "config"):
         return
     random = np.random.default_rng(3)
@@ -337,9 +340,9 @@ def _states_of(parts: Parts, evaluation: Evaluation, micro: Micro) -> list[torch
 def _embedding_gradient(parts: Parts, evaluation: Evaluation, micro: Micro) -> torch.Tensor:
     """[B, T, H]: of the loss with respect to what each token is embedded as.
 
-    It is exactly nothing where a token has no part in a target, in any precision. States may change
-    in their last bits all the same: experts multiply as many rows as are sent to them, and kernels
-    round by that number."""
+    It is exactly nothing where a token has no part in a target, in any precision. States
+    may change in their last bits all the same: experts multiply as many rows as are sent
+    to them, and kernels round by that number."""
     (stage,) = parts.stages
     embedded: list[torch.Tensor] = []
 
@@ -414,8 +417,8 @@ class _ForwardProbe:
         self.changed = _texts_of(task, shards, changed_texts)
 
     def prove(self, whose: str) -> str:
-        """In words. Raises UnsupportedError where the losses differ, StepError where the forward
-        fails; what memory cannot hold is raised as it is."""
+        """In words. Raises UnsupportedError where the losses differ, StepError where the
+        forward fails; what memory cannot hold is raised as it is."""
         try:
             return self._compare(whose)
         except Exception as error:

@@ -1,14 +1,16 @@
 """Linear layers of blocks in fewer bits: the frozen base of adapters in 4, products in 8.
 
-4 bits are QLoRA's (Dettmers et al. 2023, arXiv 2305.14314): nf4 in blocks of 64 that share a scale
-in fp32, as bitsandbytes makes it. A layer quantises its weight when it is filled, so no rank has
-more than one matrix in full, and brings it back for each product and gradient. Nothing of it is
-saved; export merges adapters into what the codes stand for, which is what was trained.
+4 bits are QLoRA's (Dettmers et al. 2023, arXiv 2305.14314): nf4 in blocks of 64 that
+share a scale in fp32, as bitsandbytes makes it. A layer quantises its weight when it is
+filled, so no rank has more than one matrix in full, and brings it back for each product
+and gradient. Nothing of it is saved; export merges adapters into what the codes stand
+for, which is what was trained.
 
-Products in 8 bits are torchao's: what goes in, weights and gradients get a scale each and are e4m3
-or e5m2 for a product (Micikevicius et al. 2022, arXiv 2209.05433); everything else stays as with
-bf16, checkpoints and exported models included. A GPU does it from compute capability 8.9 on (L4,
-H100). A CPU emulates it, which is slow and shows the same numbers."""
+Products in 8 bits are torchao's: what goes in, weights and gradients get a scale each and
+are e4m3 or e5m2 for a product (Micikevicius et al. 2022, arXiv 2209.05433); everything
+else stays as with bf16, checkpoints and exported models included. A GPU does it from
+compute capability 8.9 on (L4, H100). A CPU emulates it, which is slow and shows the same
+numbers."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
 """How a rank starts and ends, whatever it works on: process, log, heartbeats, device.
 
-Rank 0 leaves `status.json`; a rank that fails leaves the cause (vitals.py); all leave through
-os._exit, because gloo's threads now and then abort the interpreter's own shutdown (pytorch#190489).
+Rank 0 leaves `status.json`; a rank that fails leaves the cause (vitals.py); all leave
+through os._exit, because gloo's threads now and then abort the interpreter's own shutdown
+(pytorch#190489).
 
 And its arithmetic: precision, TF32, deterministic algorithms
-(docs.pytorch.org/docs/stable/notes/randomness.html). `auto` becomes bf16 where all GPUs have it,
-fp32 elsewhere; a training that resumes keeps the precision of its checkpoint. What CUDA and NCCL
-read when they start, the launcher puts into the environment (launch/torchrun.py)."""
+(docs.pytorch.org/docs/stable/notes/randomness.html). `auto` becomes bf16 where all GPUs
+have it, fp32 elsewhere; a training that resumes keeps the precision of its checkpoint.
+What CUDA and NCCL read when they start, the launcher puts into the environment
+(launch/torchrun.py)."""
 
 import gc
 import importlib
@@ -48,7 +50,8 @@ _NOT_FOR_USERS = (
 def run_rank(
     kind: type[J], work: Callable[[J, int, StopFlag, Vitals], dict[str, object]]
 ) -> NoReturn:
-    """Do `work` as torchrun's rank, for the job that the command line names, then end the process.
+    """Do `work` as torchrun's rank, for the job that the command line names, then end the
+    process.
 
     Rank 0 tells the supervisor how it ended: what `work` returns."""
     sys.path.append(str(Path.cwd()))  # last, so that modules of the user's hide nothing
@@ -69,8 +72,9 @@ def run_rank(
             if rank == 0:
                 write_atomically(Path(job.status) / "status.json", json.dumps(ending))
             dist.barrier()
-            # With everything still alive: a process group that is taken apart, here or when its
-            # last user is, may wait for ever for a thread of gloo's that waits for Python's lock.
+            # With everything still alive: a process group that is taken apart, here or
+            # when its last user is, may wait for ever for a thread of gloo's that waits
+            # for Python's lock.
             leave(0)
     except BaseException as error:  # noqa: BLE001 - the supervisor must learn of any error
         vitals.failed(error)
@@ -102,8 +106,8 @@ def connect() -> torch.device:
 def with_precision(train: TrainSpec, device: torch.device, began: str | None) -> TrainSpec:
     """`train` with the precision that all ranks compute in; all ranks have to call it.
 
-    `began` is the precision of the checkpoint to resume from. Raises UnsupportedError for bf16 on
-    GPUs without it."""
+    `began` is the precision of the checkpoint to resume from. Raises UnsupportedError for
+    bf16 on GPUs without it."""
     all_have_bf16 = _all_have_bf16(device)
     precision: Any = train.precision
     if precision == "auto":
@@ -150,8 +154,9 @@ def free(device: torch.device) -> None:
 
 
 def keep_positions(parts: Parts) -> None:
-    """Multiply positions with frequencies in full fp32: TF32 holds whole numbers up to 2,048 only,
-    so that rotary embeddings would be wrong beyond (huggingface/transformers#48428)."""
+    """Multiply positions with frequencies in full fp32: TF32 holds whole numbers up to
+    2,048 only, so that rotary embeddings would be wrong beyond
+    (huggingface/transformers#48428)."""
     for stage in parts.stages:
         for network in (stage.part.network, *stage.part.teachers):
             for module in network.modules():

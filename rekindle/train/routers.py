@@ -1,7 +1,8 @@
-"""The losses by which mixtures of experts are kept in balance, which the engine does not compute.
+"""The losses by which mixtures of experts are kept in balance, which the engine does not
+compute.
 
-transformers adds one to its own loss where the configuration says `output_router_logits`, by a
-coefficient that it has anyway. Light to import: doctor asks it."""
+transformers adds one to its own loss where the configuration says `output_router_logits`,
+by a coefficient that it has anyway. Light to import: doctor asks it."""
 
 from typing import Any
 
@@ -14,7 +15,8 @@ COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_alpha", "router_z_loss_coef")
 
 
 def check_losses(network: nn.Module) -> str:
-    """What of the architecture's own loss the engine leaves out, in words; "" for nothing.
+    """What of the architecture's own loss the engine leaves out, in words; "" for
+    nothing.
 
     Raises UnsupportedError where the configuration asks for a loss of routers."""
     config: Any = getattr(network, "config", None)

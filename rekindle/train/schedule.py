@@ -11,12 +11,13 @@ def peak_rate(spec: TrainSpec) -> float:
 
 
 def learning_rate(spec: TrainSpec, step: int, steps: int) -> float:
-    """Rate used in step `step` (0-based) of `steps`: a linear warm-up, then constant, a line or
-    half a cosine down to `min_lr_ratio` of the peak, or WSD.
+    """Rate used in step `step` (0-based) of `steps`: a linear warm-up, then constant, a
+    line or half a cosine down to `min_lr_ratio` of the peak, or WSD.
 
-    WSD (warm-up, stable, decay) is the schedule of MiniCPM (Hu et al. 2024, arXiv 2404.06395), with
-    a line for the decay (Hägele et al. 2024, arXiv 2405.18392). With lr 1, no warm-up, cosine: step
-    50 of 100 has 0.5; with wsd, decay 0.2 and min_lr_ratio 0.1, step 90 of 100 has 0.55."""
+    WSD (warm-up, stable, decay) is the schedule of MiniCPM (Hu et al. 2024, arXiv
+    2404.06395), with a line for the decay (Hägele et al. 2024, arXiv 2405.18392). With lr
+    1, no warm-up, cosine: step 50 of 100 has 0.5; with wsd, decay 0.2 and min_lr_ratio
+    0.1, step 90 of 100 has 0.55."""
     peak = peak_rate(spec)
     warmup_steps = int(spec.warmup * steps)
     if step < warmup_steps:

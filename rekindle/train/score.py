@@ -1,9 +1,10 @@
-"""The step `score` on one node: have the ranks score candidate and champion, in the layout of the
-training, and hand over what they scored on the examples that decide.
+"""The step `score` on one node: have the ranks score candidate and champion, in the
+layout of the training, and hand over what they scored on the examples that decide.
 
-Each encodes the raw examples with its own tokenizer. Rows that either was trained on, and texts
-that hold no target for one, are left out for both and counted. Scores are kept (pieces.py): an
-interrupted scoring goes on, and no champion is scored twice. Nothing here imports torch."""
+Each encodes the raw examples with its own tokenizer. Rows that either was trained on, and
+texts that hold no target for one, are left out for both and counted. Scores are kept
+(pieces.py): an interrupted scoring goes on, and no champion is scored twice. Nothing here
+imports torch."""
 
 import contextlib
 import dataclasses
@@ -39,10 +40,11 @@ _LEFT_OUT = ("hash", "scored", "target_ids", "cut", "full")
 
 
 def score(job: ScoreJob, output: Path) -> Scores | None:
-    """Score the contenders until `output` holds their scores; goes on where it was interrupted.
+    """Score the contenders until `output` holds their scores; goes on where it was
+    interrupted.
 
-    Only the first of several nodes gets the record. Raises PreemptedError after a request to
-    stop, StepError when the ranks failed."""
+    Only the first of several nodes gets the record. Raises PreemptedError after a request
+    to stop, StepError when the ranks failed."""
     die_with_parent()
     rendezvous = Rendezvous.current()
     if rendezvous.node_rank:
@@ -72,9 +74,10 @@ def job_of(
     must_pass: MustPass | None = None,
     compared: Mapping[str, int] = MappingProxyType({}),
 ) -> ScoreJob:
-    """What is to be scored: the models in `candidate` and, if it can be compared, `champion`, whose
-    files have `champion_digest`, on the test split of `examples`, and the candidate on the rows of
-    `must_pass`; `code` as for `open_model`, `compared` as in records.Scores."""
+    """What is to be scored: the models in `candidate` and, if it can be compared,
+    `champion`, whose files have `champion_digest`, on the test split of `examples`, and
+    the candidate on the rows of `must_pass`; `code` as for `open_model`, `compared` as in
+    records.Scores."""
     train = settings_of(train, open_model(candidate, code).precision, gpu=has_gpu())
     refusal = _incomparable(candidate, champion, code) if champion is not None else None
     judgement = _judgement_of(champion)
@@ -130,8 +133,8 @@ def _judgement_of(champion: Path | None) -> _Judgement:
 def settings_of(train: TrainSpec, trained: str, *, gpu: bool) -> TrainSpec:
     """How both models are scored: as the candidate was `trained`.
 
-    On a CPU in fp32; instead of fp8 in bf16. `auto` is decided here, because scores are kept under
-    their precision."""
+    On a CPU in fp32; instead of fp8 in bf16. `auto` is decided here, because scores are
+    kept under their precision."""
     changes: dict[str, object] = {
         "compile": False,
         "activation_checkpointing": "none",

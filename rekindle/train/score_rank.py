@@ -1,12 +1,15 @@
-"""One rank that scores: `torchrun -m rekindle.train.score_rank JOB.json`. At CPU size: two on gloo.
+"""One rank that scores: `torchrun -m rekindle.train.score_rank JOB.json`. At CPU size:
+two on gloo.
 
-Contenders follow one another, so that no device ever holds two; the candidate comes last, and a
-language model then writes its samples. Rank 0 commits a piece when all ranks have done their share.
+Contenders follow one another, so that no device ever holds two; the candidate comes last,
+and a language model then writes its samples. Rank 0 commits a piece when all ranks have
+done their share.
 
-A model is scored in the layout of its training, by the same stages, shards and groups of ranks; one
-that the layout cannot hold (a champion of another architecture) is sharded over all ranks. Every
-text counts once, alone in its sequence; texts of like length share a micro-batch, padded on the
-right. Micro-batch i belongs to data rank i mod `layout.data`.
+A model is scored in the layout of its training, by the same stages, shards and groups of
+ranks; one that the layout cannot hold (a champion of another architecture) is sharded
+over all ranks. Every text counts once, alone in its sequence; texts of like length share
+a micro-batch, padded on the right. Micro-batch i belongs to data rank i mod
+`layout.data`.
 
 Shapes: N examples, T tokens."""
 
@@ -261,10 +264,12 @@ class LoadedModel:
 
     @torch.no_grad()
     def score(self, encoded: pa.Table, is_stopping: Callable[[int], bool]) -> torch.Tensor | None:
-        """float64 [places, `Objective.width`], what the objective adds up; the same on all ranks.
+        """float64 [places, `Objective.width`], what the objective adds up; the same on
+        all ranks.
 
         Rows whose `input_ids` are null score nothing. `is_stopping` is asked before each
-        micro-batch, with the number of rows done; where it says so the work ends with None."""
+        micro-batch, with the number of rows done; where it says so the work ends with
+        None."""
         places = self.objective.places(encoded)
         width = self.objective.width(self.opened.labels)
         sums = torch.zeros(int(places[-1]), width, dtype=torch.float64)
@@ -379,7 +384,8 @@ class TokenWriter:
 
 
 def _cuts(lengths_N: np.ndarray, rows: int | None) -> Iterator[tuple[int, int]]:
-    """Where micro-batches start and end: of `rows` each, or of `MOST_TOKENS_AT_ONCE` once padded.
+    """Where micro-batches start and end: of `rows` each, or of `MOST_TOKENS_AT_ONCE` once
+    padded.
 
     `lengths_N` grow, so that the last row of a micro-batch is its longest."""
     start = 0

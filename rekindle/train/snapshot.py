@@ -1,5 +1,5 @@
-"""Copies of the tensors of one moment in host memory, and whether a machine can hold those of all
-its ranks: 12 bytes a parameter that is trained with AdamW in fp32."""
+"""Copies of the tensors of one moment in host memory, and whether a machine can hold
+those of all its ranks: 12 bytes a parameter that is trained with AdamW in fp32."""
 
 import dataclasses
 import itertools
@@ -84,8 +84,8 @@ def snapshot_bytes(pieces: Mapping[str, Piece]) -> int:
 
 
 def check_host_memory(pieces: Mapping[str, Piece]) -> None:
-    """Raises CheckpointError on all ranks where a machine cannot hold the snapshots of its ranks;
-    before the first save, in which the kernel would kill a rank."""
+    """Raises CheckpointError on all ranks where a machine cannot hold the snapshots of
+    its ranks; before the first save, in which the kernel would kill a rank."""
     machine = process.memory_identity()
     needs_of_ranks = of_all((machine, snapshot_bytes(pieces), process.available_bytes()))
     for place in sorted({machine for machine, _, _ in needs_of_ranks}):

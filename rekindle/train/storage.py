@@ -1,10 +1,11 @@
 """Where checkpoints lie: a folder, or a prefix of an object store under any fsspec URI.
 
-Both write whole files, list folders, and have one operation that commits: `put_new`. A folder
-commits by an atomic rename; it belongs to one attempt at a time (the lock of launch.process). An
-object store has neither renames nor locks: it commits by a put that fails when the object exists
-(`If-None-Match` on S3), and a request that fails is repeated a few times with growing pauses. S3 is
-tested against moto; gs:// takes the same path through gcsfs and is unproven."""
+Both write whole files, list folders, and have one operation that commits: `put_new`. A
+folder commits by an atomic rename; it belongs to one attempt at a time (the lock of
+launch.process). An object store has neither renames nor locks: it commits by a put that
+fails when the object exists (`If-None-Match` on S3), and a request that fails is repeated
+a few times with growing pauses. S3 is tested against moto; gs:// takes the same path
+through gcsfs and is unproven."""
 
 import contextlib
 import datetime as dt

@@ -1,12 +1,14 @@
 """Which stored tensors make which parameters of a network, found from headers alone.
 
-Hub checkpoints keep the names of the day they were written; transformers renames and joins them as
-it loads (`embed_out` to `lm_head`, the experts of a block to one tensor). The rules are
-transformers' own (`conversion_mapping`, `core_model_loading`): the same functions are asked, first
-with tensors on the meta device, so that names and shapes are known before a weight is read.
+Hub checkpoints keep the names of the day they were written; transformers renames and
+joins them as it loads (`embed_out` to `lm_head`, the experts of a block to one tensor).
+The rules are transformers' own (`conversion_mapping`, `core_model_loading`): the same
+functions are asked, first with tensors on the meta device, so that names and shapes are
+known before a weight is read.
 
-`match` refuses a checkpoint that lacks a tensor of the network. The one thing that may be absent is
-a head which the task makes new: what the checkpoint's own architecture does not have either."""
+`match` refuses a checkpoint that lacks a tensor of the network. The one thing that may be
+absent is a head which the task makes new: what the checkpoint's own architecture does not
+have either."""
 
 from __future__ import annotations
 
@@ -42,8 +44,8 @@ Shape = tuple[int, ...]
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Types that a weight may be stored in, in the words of safetensors."""
 SCALES = ("_scale_inv", ".weight_scale", ".SCB", ".absmax", ".qweight", ".qzeros", ".weight_packed")
-"""How names of what dequantises a weight end: FP8 of DeepSeek, compressed-tensors, bitsandbytes,
-GPTQ and AWQ."""
+"""How names of what dequantises a weight end: FP8 of DeepSeek, compressed-tensors,
+bitsandbytes, GPTQ and AWQ."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +58,9 @@ class StoredTensor:
 
 
 def headers_of(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a folder's safetensors files by name. Of a folder with an index only the files
-    that it names count. Raises DataError for no weights, a damaged file, an index that is wrong."""
+    """The tensors of a folder's safetensors files by name. Of a folder with an index only
+    the files that it names count. Raises DataError for no weights, a damaged file, an
+    index that is wrong."""
     index = folder / INDEX
     if index.is_file():
         return _indexed(folder, index)
@@ -141,9 +144,9 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Stored tensors that one rule makes parameters of, and `rule`, a transform of transformers.
-    `sources` are (stored name, the rule's pattern for it), in the rule's order; `first` is the
-    parameter that the rule is called for."""
+    """Stored tensors that one rule makes parameters of, and `rule`, a transform of
+    transformers. `sources` are (stored name, the rule's pattern for it), in the rule's
+    order; `first` is the parameter that the rule is called for."""
 
     first: str
     sources: tuple[tuple[str, str], ...]
@@ -161,9 +164,10 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """How a checkpoint fills a network. `copied`: stored name of each parameter or buffer that is
-    stored as it is; `joined`: the group that makes it; `fresh`: names of a new head; `unused`:
-    stored names that the network has no use for; `rules`: those that were used, for saving."""
+    """How a checkpoint fills a network. `copied`: stored name of each parameter or buffer
+    that is stored as it is; `joined`: the group that makes it; `fresh`: names of a new
+    head; `unused`: stored names that the network has no use for; `rules`: those that were
+    used, for saving."""
 
     copied: Mapping[str, str]
     joined: Mapping[str, Group]
@@ -175,9 +179,9 @@ class Match:
 def match(
     network: nn.Module, stored: Mapping[str, StoredTensor], folder: Path, makes_head: bool
 ) -> Match:
-    """What of `stored` fills which part of a network of transformers, built on the meta device.
-    `makes_head`: the task may put a new head on the checkpoint's backbone. Raises DataError where
-    any other weight is absent, or has another shape."""
+    """What of `stored` fills which part of a network of transformers, built on the meta
+    device. `makes_head`: the task may put a new head on the checkpoint's backbone. Raises
+    DataError where any other weight is absent, or has another shape."""
     wanted = _shapes_of(network)
     renamings, groups, unused, rules = _assigned(network, stored, wanted)
     state = network.state_dict()
@@ -226,8 +230,9 @@ def match(
 def _assigned(
     network: Any, stored: Mapping[str, StoredTensor], wanted: Mapping[str, Shape]
 ) -> tuple[dict[str, str], list[Group], list[str], list[Any]]:
-    """Parameters that are copied, groups, stored names without use, and the rules that were used:
-    what `convert_and_load_state_dict_in_model` of transformers does with names."""
+    """Parameters that are copied, groups, stored names without use, and the rules that
+    were used: what `convert_and_load_state_dict_in_model` of transformers does with
+    names."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         WeightConverter,
@@ -321,17 +326,17 @@ def _spellings(name: str, network: Any) -> list[str]:
 
 
 def _is_new_head(name: str, shape: Shape, own: Mapping[str, Shape], network: Any) -> bool:
-    """Whether a stored tensor is the head for other classes: right for its own configuration, of
-    which the task changes nothing else."""
+    """Whether a stored tensor is the head for other classes: right for its own
+    configuration, of which the task changes nothing else."""
     return any(own.get(each) == shape for each in _spellings(name, network))
 
 
 def _refuse_quantised(
     network: Any, types: Mapping[str, str], unused: Sequence[str], folder: Path
 ) -> None:
-    """Raise DataError where the configuration says that weights are quantised; where one that is
-    read has a type (of `types`, by name) of fewer bits, whose scale would be lost; or where scales
-    stand among the names without use."""
+    """Raise DataError where the configuration says that weights are quantised; where one
+    that is read has a type (of `types`, by name) of fewer bits, whose scale would be
+    lost; or where scales stand among the names without use."""
     settings = getattr(network.config, "quantization_config", None)
     short = [name for name, dtype in types.items() if dtype not in FLOATS]
     scales = [name for name in unused if name.endswith(SCALES)]
@@ -353,11 +358,12 @@ def _refuse_quantised(
 def _refuse_more_layers(
     network: Any, read: Sequence[str], unused: Sequence[str], folder: Path
 ) -> None:
-    """Raise DataError where the file holds whole layers, or experts, beyond those of config.json:
-    names without use that differ from names that are read by a number under which nothing is read.
+    """Raise DataError where the file holds whole layers, or experts, beyond those of
+    config.json: names without use that differ from names that are read by a number under
+    which nothing is read.
 
-    Layers that predict further tokens, which transformers leaves out, may be there; and so may
-    tensors of a layer that shares those of another one (Gemma 3n)."""
+    Layers that predict further tokens, which transformers leaves out, may be there; and
+    so may tensors of a layer that shares those of another one (Gemma 3n)."""
     config = network.config
     if getattr(config, "num_nextn_predict_layers", 0) or getattr(config, "num_mtp_layers", 0):
         return
@@ -434,10 +440,12 @@ def _sized(shape: Shape) -> str:
 
 
 class Saving:
-    """Turns parameters, one by one, into the tensors that `save_pretrained` writes of them.
+    """Turns parameters, one by one, into the tensors that `save_pretrained` writes of
+    them.
 
-    `names` are all the parameters and buffers that will come. The rules are those by which the
-    network was loaded, else its architecture's own: `revert_weight_conversion` of transformers."""
+    `names` are all the parameters and buffers that will come. The rules are those by
+    which the network was loaded, else its architecture's own: `revert_weight_conversion`
+    of transformers."""
 
     def __init__(self, network: Any, names: Iterable[str]) -> None:
         self.network = network

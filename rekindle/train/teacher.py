@@ -1,7 +1,7 @@
-"""What a training minimises: the loss with its class weights and its teacher, a frozen network in
-the precision of the forward pass. The blocks of a large one are sharded with FSDP2 over all ranks,
-which all run it: a student with a teacher is never divided by tp, pp or cp. The root is the
-backbone, because the loss calls backbone and head apart."""
+"""What a training minimises: the loss with its class weights and its teacher, a frozen
+network in the precision of the forward pass. The blocks of a large one are sharded with
+FSDP2 over all ranks, which all run it: a student with a teacher is never divided by tp,
+pp or cp. The root is the backbone, because the loss calls backbone and head apart."""
 
 import dataclasses
 import functools

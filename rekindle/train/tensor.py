@@ -1,10 +1,11 @@
-"""Tensor parallelism: which matrices of a block are divided how (Shoeybi et al. 2019, arXiv
-1909.08053), and where the architecture allows it the residual stream between them along the
-sequence (Korthikanti et al. 2022, arXiv 2205.05198); of language models the vocabulary, too.
+"""Tensor parallelism: which matrices of a block are divided how (Shoeybi et al. 2019,
+arXiv 1909.08053), and where the architecture allows it the residual stream between them
+along the sequence (Korthikanti et al. 2022, arXiv 2205.05198); of language models the
+vocabulary, too.
 
-Parameters are DTensors, so that loading, saving and FSDP know of the whole; products are of local
-tensors with collectives between them, because a DTensor's operations cost the host 0.1 ms or more.
-Shapes: B rows, T tokens, H hidden."""
+Parameters are DTensors, so that loading, saving and FSDP know of the whole; products are
+of local tensors with collectives between them, because a DTensor's operations cost the
+host 0.1 ms or more. Shapes: B rows, T tokens, H hidden."""
 
 import dataclasses
 import functools
@@ -227,10 +228,11 @@ def _entering(peers: TensorPeers, module: nn.Module, args: Any, kwargs: Any) -> 
     return args, {**kwargs, "hidden_states": peers.enter(kwargs["hidden_states"])}
 
 
-# Collectives that gradients pass through. A tensor is whole (each peer has all of it), a share (the
-# peers' add up to it), or divided along its second dimension. Where a whole tensor feeds divided
-# matrices, its gradient comes back as shares; each function turns one kind into another, and
-# gradients back. `group` is a process group's name, because that is what a compiled graph can hold.
+# Collectives that gradients pass through. A tensor is whole (each peer has all of it), a
+# share (the peers' add up to it), or divided along its second dimension. Where a whole
+# tensor feeds divided matrices, its gradient comes back as shares; each function turns
+# one kind into another, and gradients back. `group` is a process group's name, because
+# that is what a compiled graph can hold.
 
 
 class _Turn(torch.autograd.Function):

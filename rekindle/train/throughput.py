@@ -1,15 +1,16 @@
-"""How fast a run goes, how much of the machine it uses, how far it has come, and what its steps are
-bound by: `train.profile` of them recorded with torch.profiler on rank 0.
+"""How fast a run goes, how much of the machine it uses, how far it has come, and what its
+steps are bound by: `train.profile` of them recorded with torch.profiler on rank 0.
 
-Model FLOPs of a step: 6 N a token, or 4 N where most weights are frozen, N being the weights in
-matrix products; plus attention, 12 L d s^2 a document of s tokens, halved where it is causal (L
-layers, d heads times head size). What is recomputed or left out does not count. MFU is that over
-the time and the peak of all devices (Chowdhery et al. 2022, arXiv 2204.02311), where one is known.
+Model FLOPs of a step: 6 N a token, or 4 N where most weights are frozen, N being the
+weights in matrix products; plus attention, 12 L d s^2 a document of s tokens, halved
+where it is causal (L layers, d heads times head size). What is recomputed or left out
+does not count. MFU is that over the time and the peak of all devices (Chowdhery et al.
+2022, arXiv 2204.02311), where one is known.
 
-The profile decides the shares of a step: `communication` (collectives, and waiting in them),
-`data` (waiting for batches), `compute` (the other operators; on a GPU its kernels), and `host`,
-the rest: Python and launching. The largest is what bounds it. Communication that a GPU hides
-counts once."""
+The profile decides the shares of a step: `communication` (collectives, and waiting in
+them), `data` (waiting for batches), `compute` (the other operators; on a GPU its
+kernels), and `host`, the rest: Python and launching. The largest is what bounds it.
+Communication that a GPU hides counts once."""
 
 import dataclasses
 import resource
@@ -70,8 +71,9 @@ class StepCost:
 
     @classmethod
     def of(cls, network: nn.Module, frozen: bool) -> Self | None:
-        """Of a network without values; None without tokens. A Llama of 4 layers, 64 wide, 0.25 M
-        weights in products: 1.5 MFLOP a token plus 1,536 for a document's length squared."""
+        """Of a network without values; None without tokens. A Llama of 4 layers, 64 wide,
+        0.25 M weights in products: 1.5 MFLOP a token plus 1,536 for a document's length
+        squared."""
         config = getattr(network, "config", None)
         if config is None or not hasattr(config, "vocab_size"):
             return None
@@ -260,9 +262,9 @@ def judge_profile(
     exposed: float = 0.0,
     tips: Mapping[str, str] = MappingProxyType({}),
 ) -> Profile:
-    """The record of `steps` steps that took `seconds`, from (operator, calls, seconds of its own)
-    and `exposed` seconds of waiting for collectives. A collective of 0.6 s and a product of 0.3 s
-    in 1 s are communication 0.6, compute 0.3, host 0.1."""
+    """The record of `steps` steps that took `seconds`, from (operator, calls, seconds of
+    its own) and `exposed` seconds of waiting for collectives. A collective of 0.6 s and a
+    product of 0.3 s in 1 s are communication 0.6, compute 0.3, host 0.1."""
     communication = exposed
     communication += sum(took for name, _, took in operators if is_collective(name))
     compute = sum(took for name, _, took in operators if not is_collective(name))
@@ -297,8 +299,9 @@ def is_collective(name: str) -> bool:
 
 
 def tips(train: TrainSpec, layout: Layout, cell: Cell | None) -> dict[str, str]:
-    """What to change about steps that are bound by something: nothing that is so already, and
-    nothing that would be refused. `cell`: the run's, None for a network of the user's own."""
+    """What to change about steps that are bound by something: nothing that is so already,
+    and nothing that would be refused. `cell`: the run's, None for a network of the user's
+    own."""
 
     def allowed(**change: Any) -> bool:
         return cell is None or dataclasses.replace(cell, **change) in tested()

@@ -1,8 +1,8 @@
 """Checkpoints of a training by transformers' Trainer, which writes them itself.
 
 It writes into a folder of this machine. A checkpoint counts once rank 0 has written
-`complete.json` into it, after all ranks. Where checkpoints belong into an object store, each
-machine puts there what its ranks wrote, and fetches all of it before it resumes."""
+`complete.json` into it, after all ranks. Where checkpoints belong into an object store,
+each machine puts there what its ranks wrote, and fetches all of it before it resumes."""
 
 import json
 import os

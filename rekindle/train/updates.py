@@ -1,11 +1,13 @@
-"""What an update makes of gradients, by `train.optimizer`: AdamW, Muon, or AdamW in 8 bits.
+"""What an update makes of gradients, by `train.optimizer`: AdamW, Muon, or AdamW in 8
+bits.
 
-Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; torch.optim.Muon is the reference of
-the tests) and 8 bits (Dettmers et al. 2022, arXiv 2110.02861) are for the weights of linear layers
-in blocks; tables, heads, norms and biases have AdamW beside them. An `Update` owns its state and
-changes weights in place, on the device: it reads nothing there, and where a step is not `finite`
-neither weights nor state change. To add one, write a class here and name it in `UPDATES`, in
-TrainSpec.optimizer, in plan/updates.py, and in spec/layout.py if it needs whole matrices."""
+Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; torch.optim.Muon is the
+reference of the tests) and 8 bits (Dettmers et al. 2022, arXiv 2110.02861) are for the
+weights of linear layers in blocks; tables, heads, norms and biases have AdamW beside
+them. An `Update` owns its state and changes weights in place, on the device: it reads
+nothing there, and where a step is not `finite` neither weights nor state change. To add
+one, write a class here and name it in `UPDATES`, in TrainSpec.optimizer, in
+plan/updates.py, and in spec/layout.py if it needs whole matrices."""
 
 import itertools
 import math
@@ -64,8 +66,9 @@ class AdamW:
 
 class Muon:
     """A matrix moves along its Nesterov momentum with all singular values near 1, by 0.2
-    sqrt(max(rows, columns)) times the rate: the root mean square of AdamW's steps (Liu et al. 2025,
-    arXiv 2502.16982). A [1024, 4096] matrix moves by 12.8 times the rate in each direction."""
+    sqrt(max(rows, columns)) times the rate: the root mean square of AdamW's steps (Liu et
+    al. 2025, arXiv 2502.16982). A [1024, 4096] matrix moves by 12.8 times the rate in
+    each direction."""
 
     MOMENTUM = 0.95
     RMS = 0.2
@@ -99,7 +102,8 @@ class Muon:
 
 def orthogonal(matrix: Tensor) -> Tensor:
     """The matrix with singular values between about 0.7 and 1.2, in bf16, or fp64, then
-    overwritten: five steps of Newton and Schulz with Jordan's polynomial, on the shorter side."""
+    overwritten: five steps of Newton and Schulz with Jordan's polynomial, on the shorter
+    side."""
     work = matrix if matrix.dtype == torch.float64 else matrix.bfloat16()
     is_tall = work.shape[0] > work.shape[1]
     if is_tall:
@@ -113,8 +117,9 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 class AdamW8bit:
-    """AdamW whose moments of matrices are codes of 8 bits, with a scale for each block of a row: no
-    layout that divides rows changes them. They are in full precision for one piece at a time."""
+    """AdamW whose moments of matrices are codes of 8 bits, with a scale for each block of
+    a row: no layout that divides rows changes them. They are in full precision for one
+    piece at a time."""
 
     def __init__(self, matrices: Weights, others: Weights, spec: TrainSpec) -> None:
         self.matrices = matrices
@@ -190,9 +195,10 @@ class AdamW8bit:
 
 
 class Codes:
-    """256 numbers or fewer between -1 and 1, or 0 and 1, as dynamic tree quantisation has them: 7
-    powers of ten, and within each half as many steps as within the next larger one. Both ends are
-    among them, so that the largest number of a block, its scale, is exact."""
+    """256 numbers or fewer between -1 and 1, or 0 and 1, as dynamic tree quantisation has
+    them: 7 powers of ten, and within each half as many steps as within the next larger
+    one. Both ends are among them, so that the largest number of a block, its scale, is
+    exact."""
 
     DECADES = 7
     TINY = 2.0**-100  # scales below count as zero: their smallest codes would not be normal floats

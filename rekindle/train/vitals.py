@@ -1,9 +1,10 @@
 """One rank's heartbeats, its last words, and the faults that a rehearsal asks for.
 
-A rank tells its supervisor: a beat at least once a micro-batch, stacks of all threads on SIGUSR1,
-and, when it fails, the cause with what to do about it, and whether another rank is to blame,
-which gloo says only in the text of a RuntimeError. Of memory that ran out it says which term of
-`rekindle plan` asked for it, by the innermost frame of ours. No torch is imported here."""
+A rank tells its supervisor: a beat at least once a micro-batch, stacks of all threads on
+SIGUSR1, and, when it fails, the cause with what to do about it, and whether another rank
+is to blame, which gloo says only in the text of a RuntimeError. Of memory that ran out it
+says which term of `rekindle plan` asked for it, by the innermost frame of ours. No torch
+is imported here."""
 
 import errno
 import faulthandler
@@ -133,8 +134,9 @@ class Vitals:
         heartbeat.connect(self._signs.go_on)
 
     def beat(self, step: int, phase: Phase) -> None:
-        """This rank is about to work on `step`, counted from 1 (0: none yet). Costs about two
-        microseconds. Call it once a micro-batch, and before anything that may wait for others."""
+        """This rank is about to work on `step`, counted from 1 (0: none yet). Costs about
+        two microseconds. Call it once a micro-batch, and before anything that may wait
+        for others."""
         self._signs.beat(step, phase)
         fault = self._fault
         if fault is not None and phase == "step" and step >= fault.step:
@@ -160,8 +162,8 @@ class Vitals:
 def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Problem:
     """What went wrong, where, and what to do.
 
-    A full disk and missing memory are recognised in the chain of causes. `held` are bytes that
-    this rank holds as far as it knows, by the plan's terms."""
+    A full disk and missing memory are recognised in the chain of causes. `held` are bytes
+    that this rank holds as far as it knows, by the plan's terms."""
     if isinstance(error, RekindleError):
         return error.problems[0]
     for cause in _causes(error):

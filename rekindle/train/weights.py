@@ -1,8 +1,10 @@
-"""Where weights come from and how they leave, one tensor at a time: no rank ever holds the model.
+"""Where weights come from and how they leave, one tensor at a time: no rank ever holds
+the model.
 
-A network is built on the meta device while `Recorder` notes what its initialisation does. Every
-rank fills its own shards: from slices of a safetensors checkpoint, or by replaying the notes for
-one whole parameter, seeded by (seed, name): fresh weights are the same in every layout."""
+A network is built on the meta device while `Recorder` notes what its initialisation does.
+Every rank fills its own shards: from slices of a safetensors checkpoint, or by replaying
+the notes for one whole parameter, seeded by (seed, name): fresh weights are the same in
+every layout."""
 
 import contextlib
 import dataclasses
@@ -127,10 +129,11 @@ def convert(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 class WeightSource:
-    """Starting values by parameter name: those of a checkpoint where there is one, else fresh ones.
+    """Starting values by parameter name: those of a checkpoint where there is one, else
+    fresh ones.
 
-    What a checkpoint does not have is fresh, too: a new head where the task `makes_head`, adapters.
-    Raises DataError where it lacks anything else (see `stored.match`)."""
+    What a checkpoint does not have is fresh, too: a new head where the task `makes_head`,
+    adapters. Raises DataError where it lacks anything else (see `stored.match`)."""
 
     def __init__(
         self,
@@ -239,8 +242,9 @@ class SafetensorsFolder:
 
 
 def intervals(tensor: torch.Tensor) -> list[Interval]:
-    """Which part of a tensor this rank holds, one [start, end) a dimension. Tensor parallelism
-    (the mesh's last dimension) divides first, then FSDP: 7 rows on 4 ranks are 2, 2, 2, 1."""
+    """Which part of a tensor this rank holds, one [start, end) a dimension. Tensor
+    parallelism (the mesh's last dimension) divides first, then FSDP: 7 rows on 4 ranks
+    are 2, 2, 2, 1."""
     bounds = [(0, size) for size in tensor.shape]
     if not isinstance(tensor, DTensor):
         return bounds

@@ -1,5 +1,5 @@
-"""One training rank: `torchrun -m rekindle.train.worker JOB.json`. At CPU size: two on gloo.
-Decides where a rank's weights come from and what the training leaves behind."""
+"""One training rank: `torchrun -m rekindle.train.worker JOB.json`. At CPU size: two on
+gloo. Decides where a rank's weights come from and what the training leaves behind."""
 
 import dataclasses
 import logging

@@ -1,6 +1,6 @@
-"""A compiled pipeline with other defaults, images, inputs and settings in it, for the platforms
-that take KFP's own encoding; and the containers in it, by the names of their steps, for who shows
-what a definition runs without reading all of it into a Graph."""
+"""A compiled pipeline with other defaults, images, inputs and settings in it, for the
+platforms that take KFP's own encoding; and the containers in it, by the names of their
+steps, for who shows what a definition runs without reading all of it into a Graph."""
 
 import copy
 import graphlib
@@ -20,8 +20,8 @@ Raw = Mapping[str, Any]  # of the IR, which is not changed
 def rewritten(
     ir_text: str, arguments: Mapping[str, Any], image: str | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The pipeline, and the documents of platform settings behind it, with `arguments` for defaults
-    and `image` for images of `rekindle/`."""
+    """The pipeline, and the documents of platform settings behind it, with `arguments`
+    for defaults and `image` for images of `rekindle/`."""
     spec, *settings = documents(ir_text)
     _leave_out_what_nothing_refers_to(spec)
     parameters = _at(_at(spec["root"], "inputDefinitions"), "parameters")
@@ -35,8 +35,8 @@ def rewritten(
 
 
 def _leave_out_what_nothing_refers_to(spec: dict[str, Any]) -> None:
-    """Reading follows references from the root: what it did not see may not be valid, which the
-    platform would not take."""
+    """Reading follows references from the root: what it did not see may not be valid,
+    which the platform would not take."""
     components = _at(spec, "components")
     reached = set[str]()
     waiting = [spec["root"]]
@@ -75,9 +75,10 @@ def _ensured(data: dict[str, Any], key: str) -> dict[str, Any]:
 def with_launchers(
     spec: Raw, settings: Sequence[Raw], graph: Graph, lowered: Callable[[Step], dict[str, Any]]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The pipeline, and the documents behind it, with a launcher in place of each step that has a
-    distribution. `lowered` gives its container, once for each executor. Results of its tasks are
-    never taken from the cache, and nothing is left of what `distribute()` wrote."""
+    """The pipeline, and the documents behind it, with a launcher in place of each step
+    that has a distribution. `lowered` gives its container, once for each executor.
+    Results of its tasks are never taken from the cache, and nothing is left of what
+    `distribute()` wrote."""
     pipeline = copy.deepcopy(dict(spec))
     steps = distributed(pipeline, graph)
     for label, step in steps.items():
@@ -130,9 +131,9 @@ def with_retries(
     policy: Raw,
     always: Raw = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The pipeline with other retries for the tasks of the executors in `labels`: `count` says how
-    many, from how many the author allows; `policy` is for who says nothing of a field, `always` for
-    everybody."""
+    """The pipeline with other retries for the tasks of the executors in `labels`: `count`
+    says how many, from how many the author allows; `policy` is for who says nothing of a
+    field, `always` for everybody."""
     pipeline = copy.deepcopy(dict(spec))
     for task in tasks_of(pipeline, labels):
         own = _at(task, "retryPolicy")
@@ -147,9 +148,9 @@ def with_secrets(
     secrets: Mapping[str, tuple[str, str]],
     kept: Mapping[str, Container[str]],
 ) -> list[dict[str, Any]]:
-    """The documents behind the pipeline, with secrets of Kubernetes in the environment of every
-    step: variable -> name of the secret, key in it. Executors in `kept` lose all settings but those
-    that it names."""
+    """The documents behind the pipeline, with secrets of Kubernetes in the environment of
+    every step: variable -> name of the secret, key in it. Executors in `kept` lose all
+    settings but those that it names."""
     documents = [copy.deepcopy(dict(document)) for document in settings] or [{"platforms": {}}]
     kubernetes = _ensured(_ensured(documents[0], "platforms"), "kubernetes")
     settings_of = _ensured(_ensured(kubernetes, "deploymentSpec"), "executors")
@@ -190,8 +191,9 @@ def prefixed(spec: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dic
 
 
 def executors(spec: Raw, around: Raw | None = None, path: str = "") -> Iterator[tuple[str, Raw]]:
-    """Path and container of every step in the pipeline, or in the component `around` at `path`,
-    those of nested pipelines too; a step comes after what it waits for. Importers have none."""
+    """Path and container of every step in the pipeline, or in the component `around` at
+    `path`, those of nested pipelines too; a step comes after what it waits for. Importers
+    have none."""
     by_label = spec["deploymentSpec"].get("executors", {})
     tasks = (around or spec["root"])["dag"]["tasks"]
     waits = {name: tasks[name].get("dependentTasks", ()) for name in sorted(tasks)}

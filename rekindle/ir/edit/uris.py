@@ -1,14 +1,14 @@
-"""Artifacts as strings: where an artifact lies, as a parameter, for steps that must not get its
-files.
+"""Artifacts as strings: where an artifact lies, as a parameter, for steps that must not
+get its files.
 
 KFP copies every input artifact of a task into its pod before the container starts
-(downloadArtifacts in kubeflow/pipelines, backend/src/v2/component/launcher_v2.go), and has no way
-to pass its URI. So a component that is not to get the files gets a STRING parameter
-`rekindle-place-NAME` in place of each input artifact. The component that makes the artifact gets
-one more output parameter of that name, written after its own command by a few lines of `sh` (which
-the image needs, and `sed`); an importer's URI is passed on as it is. The parameter takes the
-artifact's route through nested pipelines and branches. What has no single place (OneOf, what a loop
-collects, lists) is refused."""
+(downloadArtifacts in kubeflow/pipelines, backend/src/v2/component/launcher_v2.go), and
+has no way to pass its URI. So a component that is not to get the files gets a STRING
+parameter `rekindle-place-NAME` in place of each input artifact. The component that makes
+the artifact gets one more output parameter of that name, written after its own command by
+a few lines of `sh` (which the image needs, and `sed`); an importer's URI is passed on as
+it is. The parameter takes the artifact's route through nested pipelines and branches.
+What has no single place (OneOf, what a loop collects, lists) is refused."""
 
 import copy
 import json
@@ -22,14 +22,15 @@ PREFIX = "rekindle-place-"
 Binding = dict[str, Any]
 Task = dict[str, Any]
 
-# KFP gives no placeholder for the file that an executor reports in, but ExecutorInput ends with it.
-# `told` is that report as it stands, because the image may have nothing to read JSON with.
+# KFP gives no placeholder for the file that an executor reports in, but ExecutorInput
+# ends with it. `told` is that report as it stands, because the image may have nothing to
+# read JSON with.
 _TELL = Path(__file__).with_name("tell.sh").read_text(encoding="utf-8")
 
 
 def with_places(spec: Mapping[str, Any], labels: Container[str]) -> dict[str, Any]:
-    """The pipeline with strings in place of the input artifacts of the executors in `labels`;
-    UnsupportedError for an artifact that has no single place."""
+    """The pipeline with strings in place of the input artifacts of the executors in
+    `labels`; UnsupportedError for an artifact that has no single place."""
     routes = _Routes(copy.deepcopy(dict(spec)), labels)
     for name, component in routes.components.items():
         if component.get("executorLabel") in labels:
@@ -54,8 +55,8 @@ def as_place(uri: str, metadata: Mapping[str, Any]) -> str:
 
 
 class _Routes:
-    """Lays parameters along the routes of artifacts. A Dag goes by the name of its component, the
-    pipeline itself by ""."""
+    """Lays parameters along the routes of artifacts. A Dag goes by the name of its
+    component, the pipeline itself by ""."""
 
     def __init__(self, spec: dict[str, Any], labels: Container[str]) -> None:
         self.spec = spec

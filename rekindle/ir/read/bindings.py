@@ -18,8 +18,8 @@ _Artifacts = dict[str, ir.FromInput | ir.FromTask]
 
 
 def read_bindings(fields: Fields, inputs: ir.Ports) -> tuple[dict[str, ir.Binding], _Artifacts]:
-    """What a node's parameters and artifacts are bound to; a parameter of which nothing is said is
-    left out."""
+    """What a node's parameters and artifacts are bound to; a parameter of which nothing
+    is said is left out."""
     parameters: dict[str, ir.Binding] = {}
     for name, source in fields.each("parameters"):
         binding = read_parameter(source, inputs.parameters.get(name))

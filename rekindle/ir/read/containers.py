@@ -1,11 +1,11 @@
-"""Executors of the IR -> `Container` (image, command, args, env, resources) or the fields of an
-`Importer` (an artifact from outside); all other kinds of executor are refused.
+"""Executors of the IR -> `Container` (image, command, args, env, resources) or the fields
+of an `Importer` (an artifact from outside); all other kinds of executor are refused.
 
-Recognised are the two shell scripts that KFP wraps around a lightweight Python component: the first
-installs packages with pip, the second writes the component's source to a file and starts KFP's
-executor on it (kfp/dsl/component_factory.py). Then they need no shell: the requirements can be
-checked before anything runs, and the executor gets our signals itself. Scripts that differ are left
-alone, to be run as they are."""
+Recognised are the two shell scripts that KFP wraps around a lightweight Python component:
+the first installs packages with pip, the second writes the component's source to a file
+and starts KFP's executor on it (kfp/dsl/component_factory.py). Then they need no shell:
+the requirements can be checked before anything runs, and the executor gets our signals
+itself. Scripts that differ are left alone, to be run as they are."""
 
 import itertools
 import re

@@ -1,9 +1,9 @@
-"""IR text -> Graph. The IR is walked by its known keys only; anything else is refused by name, all
-refusals at once.
+"""IR text -> Graph. The IR is walked by its known keys only; anything else is refused by
+name, all refusals at once.
 
-Understood is all that KFP 2 writes; which platform can do which of it is not decided here. Refused:
-custom jobs, resolvers, schema 2.0, and whatever is unknown. Authority: pipeline_spec.proto 2.1.0
-and the output of the KFP compiler."""
+Understood is all that KFP 2 writes; which platform can do which of it is not decided
+here. Refused: custom jobs, resolvers, schema 2.0, and whatever is unknown. Authority:
+pipeline_spec.proto 2.1.0 and the output of the KFP compiler."""
 
 import contextlib
 import json
@@ -31,8 +31,9 @@ _MAX_TASKS = 10_000
 
 
 def read(text: str) -> ir.Graph:
-    """The pipeline in `text`, YAML or JSON, with its document of platform settings if it has one.
-    UnsupportedError lists all refusals by IR path; RequestError if this is not a KFP pipeline."""
+    """The pipeline in `text`, YAML or JSON, with its document of platform settings if it
+    has one. UnsupportedError lists all refusals by IR path; RequestError if this is not a
+    KFP pipeline."""
     try:
         in_text = documents(text)
     except yaml.YAMLError as error:
@@ -96,8 +97,8 @@ class _Reader:
         return graph
 
     def ports(self, component: Fields, at_root: bool = False) -> tuple[ir.Ports, ir.Ports]:
-        """Inputs and outputs of a component; `at_root` of the pipeline itself, whose defaults are
-        arguments of a run."""
+        """Inputs and outputs of a component; `at_root` of the pipeline itself, whose
+        defaults are arguments of a run."""
         ports = []
         for side in ("inputDefinitions", "outputDefinitions"):
             definitions = component.fields(side)

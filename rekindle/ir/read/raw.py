@@ -1,12 +1,14 @@
-"""Raw IR: the documents in the text of a compiled pipeline, walked by their known keys only: what
-is not asked for is refused, so that nothing is ever dropped in silence.
+"""Raw IR: the documents in the text of a compiled pipeline, walked by their known keys
+only: what is not asked for is refused, so that nothing is ever dropped in silence.
 
-JSON is read as JSON, although nearly all of it is YAML, too: to YAML 1.1 `1e-07` is text, the two
-halves of an emoji are an error, and so is a tab. A text that would fill the memory (aliases that
-multiply, nesting) or take hours (numbers of many digits) is refused before its values are made.
+JSON is read as JSON, although nearly all of it is YAML, too: to YAML 1.1 `1e-07` is text,
+the two halves of an emoji are an error, and so is a tab. A text that would fill the
+memory (aliases that multiply, nesting) or take hours (numbers of many digits) is refused
+before its values are made.
 
-`Fields` wraps one mapping of the IR with its place in it. `Refusals` are raised all together when
-the reading is over; a document that is not a pipeline at all raises RequestError at once."""
+`Fields` wraps one mapping of the IR with its place in it. `Refusals` are raised all
+together when the reading is over; a document that is not a pipeline at all raises
+RequestError at once."""
 
 import json
 import math
@@ -47,8 +49,8 @@ class Refusals:
 
 
 class Fields:
-    """One mapping of the IR; every key of it, and of what was read inside, has to be taken before
-    `close`."""
+    """One mapping of the IR; every key of it, and of what was read inside, has to be
+    taken before `close`."""
 
     def __init__(self, data: Any, where: str, refusals: Refusals) -> None:
         if not isinstance(data, Mapping):
@@ -93,8 +95,8 @@ class Fields:
         return self.inside[place]
 
     def each(self, key: str) -> Iterator[tuple[str, "Fields"]]:
-        """Name and mapping of everything under `key`, in the order of the IR. Names become folders:
-        no slashes, no leading dots."""
+        """Name and mapping of everything under `key`, in the order of the IR. Names
+        become folders: no slashes, no leading dots."""
         group = self.fields(key)
         for name in group.data:
             if not NAME.fullmatch(str(name)):

@@ -1,9 +1,10 @@
-"""The second document of a compiled pipeline: what each executor, and the pipeline as a whole, asks
-of a platform.
+"""The second document of a compiled pipeline: what each executor, and the pipeline as a
+whole, asks of a platform.
 
-Of what kfp-kubernetes writes (`kubernetes`, kubernetes_executor_config.proto) timeouts and secrets
-in the environment are typed, everything else stays a `Setting` under its name there, for each
-platform to take or to refuse. `rekindle` is what `distribute()` writes."""
+Of what kfp-kubernetes writes (`kubernetes`, kubernetes_executor_config.proto) timeouts
+and secrets in the environment are typed, everything else stays a `Setting` under its name
+there, for each platform to take or to refuse. `rekindle` is what `distribute()`
+writes."""
 
 from typing import Any
 

@@ -1,8 +1,9 @@
-"""What a task minimises and what its examples score: `Objective`, one of which each task names.
+"""What a task minimises and what its examples score: `Objective`, one of which each task
+names.
 
-An objective has three sides: it makes micro-batches on the host, their loss on a device, and, where
-a model is judged, the scores of single examples. Shapes: B rows or sequences, T tokens of this
-rank, F tokens of all texts joined, N targets, H hidden, C classes."""
+An objective has three sides: it makes micro-batches on the host, their loss on a device,
+and, where a model is judged, the scores of single examples. Shapes: B rows or sequences,
+T tokens of this rank, F tokens of all texts joined, N targets, H hidden, C classes."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
-        """[1, 3] on the last stage: the loss, a share of the mean over the global batch; right
-        predictions; targets. What the next stage receives on others."""
+        """[1, 3] on the last stage: the loss, a share of the mean over the global batch;
+        right predictions; targets. What the next stage receives on others."""
 
     def own_loss(self, part: Part, batch: Tensors, micro: Micro) -> torch.Tensor:
         """As `loss`, by the architecture's own forward."""
@@ -84,8 +85,8 @@ class Objective(abc.ABC):
         return len(labels)
 
     def columns(self, encoded: pa.Table, sums: np.ndarray, settings: Settings) -> Columns:
-        """What is kept of each row's scores (train/pieces.py lists it); `sums` are those of the
-        places, [places, `width`]. By default `logits`, place by place."""
+        """What is kept of each row's scores (train/pieces.py lists it); `sums` are those
+        of the places, [places, `width`]. By default `logits`, place by place."""
         starts = (self.places(encoded) * sums.shape[1]).astype(np.int32)
         logits = pa.array(sums.astype(np.float32).ravel())
         return {"logits": pa.ListArray.from_arrays(pa.array(starts), logits)}

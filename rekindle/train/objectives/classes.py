@@ -1,9 +1,10 @@
-"""Cross-entropy of classes, with label smoothing and a teacher: one class for each example, images
-or texts, or a tag for each word, predicted at the word's first token.
+"""Cross-entropy of classes, with label smoothing and a teacher: one class for each
+example, images or texts, or a tag for each word, predicted at the word's first token.
 
-Texts with a class share a sequence where the network's family says how each gets a summary of its
-own, texts with tags where attention can keep them apart. Shapes: B rows, T tokens of this rank, F
-tokens of all texts joined, N targets (words with a place), W words, H hidden, C classes."""
+Texts with a class share a sequence where the network's family says how each gets a
+summary of its own, texts with tags where attention can keep them apart. Shapes: B rows, T
+tokens of this rank, F tokens of all texts joined, N targets (words with a place), W
+words, H hidden, C classes."""
 
 from __future__ import annotations
 
@@ -149,8 +150,8 @@ def _filled(micro: Micro, length: int, pad: int) -> Micro:
 def _summarise_each(network: nn.Module, part: Part) -> None:
     """Have transformers' own summary of the first token made of each joined text.
 
-    In front of it [1, documents, H] becomes [texts, 1, H]. Documents behind the texts fill a
-    pipeline's sequence."""
+    In front of it [1, documents, H] becomes [texts, 1, H]. Documents behind the texts
+    fill a pipeline's sequence."""
     known = modules.required(network, "summary")
     body = modules.backbone(network)
 
@@ -176,10 +177,11 @@ def _summarise_each(network: nn.Module, part: Part) -> None:
 
 
 def _compute_only_firsts(block: nn.Module, known: Modules) -> None:
-    """Have the last block compute, behind its attention, each joined text's first token alone.
+    """Have the last block compute, behind its attention, each joined text's first token
+    alone.
 
-    [1, T, H] becomes [1, documents, H]. The documents are those of attention's own arguments,
-    which are right where a block computes its activations again, too."""
+    [1, T, H] becomes [1, documents, H]. The documents are those of attention's own
+    arguments, which are right where a block computes its activations again, too."""
     documents: list[Documents | None] = [None]
 
     def keep_documents(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
-"""Squared error of a number for each example, such as a price or a score. The network's own number
-counts standard deviations from the mean of the training split, so that a learning rate means what
-it means for classes, whatever the target's unit; scores are in that unit. Shapes: B rows."""
+"""Squared error of a number for each example, such as a price or a score. The network's
+own number counts standard deviations from the mean of the training split, so that a
+learning rate means what it means for classes, whatever the target's unit; scores are in
+that unit. Shapes: B rows."""
 
 from __future__ import annotations
 

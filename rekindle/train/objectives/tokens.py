@@ -1,6 +1,8 @@
-"""The next token: several documents may share a sequence, and each supervised token is a target.
+"""The next token: several documents may share a sequence, and each supervised token is a
+target.
 
-Shapes: B sequences, T tokens of this rank, N supervised tokens, H hidden, V vocabulary."""
+Shapes: B sequences, T tokens of this rank, N supervised tokens, H hidden, V
+vocabulary."""
 
 from __future__ import annotations
 
