@@ -69,24 +69,29 @@ def registry(tracking_uri: str, artifact_root: str, doing: str) -> Iterator[Mlfl
     try:
         root = Path(artifact_root).absolute()
         lock = root / "locks" / "registry"  # one process at a time makes the embedded database
-        with contextlib.nullcontext() if tracking_uri else owned(lock, lambda: None):
+        if not tracking_uri:
+            alone: contextlib.AbstractContextManager[Any] = owned(lock, lambda: None)
+        else:
+            alone = contextlib.nullcontext()
+        with alone:
             if not tracking_uri:
                 _make(root)
                 _settle(root)
             client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)  # so that it has had an answer
-        with _meant(uri):
+        with _mlflow_means(uri):
             yield client
     except RekindleError:
         raise
     except Exception as error:
         # MLflow lets SQLAlchemy's, requests' and the file system's errors through as they are
-        what, fix = f"cannot {doing}: {first_line(error)[:300]}", _fix(tracking_uri, error)
-        raise RegistryError(what, where=masked(uri), fix=fix) from error
+        message = f"cannot {doing}: {first_line(error)[:300]}"
+        fix = _fix(tracking_uri, error)
+        raise RegistryError(message, where=masked(uri), fix=fix) from error
 
 
 @contextlib.contextmanager
-def _meant(uri: str) -> Iterator[None]:
+def _mlflow_means(uri: str) -> Iterator[None]:
     """Have MLflow's functions without a client mean this registry, and then what they
     meant before: in a notebook they are the user's."""
     import mlflow
@@ -111,8 +116,8 @@ def _make(root: Path) -> None:
         return
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    for left in root.glob(f".{DATABASE}.*"):
-        left.unlink(missing_ok=True)
+    for draft_of_a_killed_process in root.glob(f".{DATABASE}.*"):
+        draft_of_a_killed_process.unlink(missing_ok=True)
     draft = root / f".{DATABASE}.{os.getpid()}"
     SqlAlchemyStore(f"sqlite:///{draft}", (root / ARTIFACTS).as_uri()).engine.dispose()
     draft.replace(final)
@@ -124,8 +129,9 @@ def _settle(root: Path) -> None:
     database = sqlite3.connect(root / DATABASE, timeout=_PATIENCE_SECONDS)
     with contextlib.closing(database), database:
         # MLflow makes the experiment 0 with the database, where we tell it to keep files
-        asked = "select artifact_location from experiments where experiment_id = 0"
-        before = str((database.execute(asked).fetchone() or ("",))[0]).removesuffix("0")
+        query = "select artifact_location from experiments where experiment_id = 0"
+        row = database.execute(query).fetchone()
+        before = str(row[0]).removesuffix("0") if row else ""
         if before == now or not before.endswith(f"/{ARTIFACTS}/"):
             return
         for table, column in _PLACES.items():
@@ -140,19 +146,22 @@ def experiment_id(client: MlflowClient, name: str, tracking_uri: str, artifact_r
     """The experiment called `name`, created when it is not there."""
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        here = Path(artifact_root).absolute() / ARTIFACTS / name
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        location = None  # a server has one of its own
+        if not tracking_uri:
+            location = (Path(artifact_root).absolute() / ARTIFACTS / name).as_uri()
         try:
-            location = None if tracking_uri else here.as_uri()
             return str(client.create_experiment(name, artifact_location=location))
         except MlflowException:  # another process was faster
-            if (found := client.get_experiment_by_name(name)) is None:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def _fix(tracking_uri: str, error: BaseException) -> str:
+    """What to do about an error of the registry, by its words: it has no common kind."""
     text = str(error).lower()
     if "readonly" in text or "read-only" in text or isinstance(error, PermissionError):
         return "make the registry's database and artifact folder writable"
@@ -165,8 +174,11 @@ def _fix(tracking_uri: str, error: BaseException) -> str:
 
 def tags_of(version: Any) -> dict[str, str]:
     """Tags of a model version without our prefix."""
-    ours = {key: str(value) for key, value in version.tags.items() if key.startswith(PREFIX)}
-    return {key.removeprefix(PREFIX): value for key, value in ours.items()}
+    tags = {}
+    for key, value in version.tags.items():
+        if key.startswith(PREFIX):
+            tags[key.removeprefix(PREFIX)] = str(value)
+    return tags
 
 
 class Tracker:
@@ -184,9 +196,14 @@ class Tracker:
         run_key: str,
         parameters: Mapping[str, Any],
     ) -> None:
-        self.tracking_uri, self.artifact_root = tracking_uri, artifact_root
-        self.name, self.run_key, self.parameters = name, run_key, parameters
-        self.run_id, self.logged, self.silent = "", 0, False
+        self.tracking_uri = tracking_uri
+        self.artifact_root = artifact_root
+        self.name = name
+        self.run_key = run_key
+        self.parameters = parameters
+        self.run_id = ""
+        self.logged = 0  # the last step that is there
+        self.silent = False
         self.telemetry = Telemetry(config=name, run_key=run_key[:12])
 
     def close(self) -> None:
@@ -203,8 +220,8 @@ class Tracker:
             with registry(self.tracking_uri, self.artifact_root, "log training metrics") as client:
                 if not self.run_id:
                     self.run_id = self._open(client)
-                    known = client.get_metric_history(self.run_id, "loss")
-                    self.logged = max((int(metric.step) for metric in known), default=0)
+                    history = client.get_metric_history(self.run_id, "loss")
+                    self.logged = max((int(metric.step) for metric in history), default=0)
                 self._send(client, [row for row in rows if row.step > self.logged])
         except RegistryError as error:
             log.warning("%s\nTraining goes on without tracking.", error)
@@ -220,9 +237,13 @@ class Tracker:
     def _send(self, client: MlflowClient, rows: Sequence[HistoryRow]) -> None:
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        values = ((name, getattr(row, name), row.step) for row in rows for name in METRICS)
-        metrics = [Metric(n, value, now, step) for n, value, step in values if value is not None]
+        now_ms = int(time.time() * 1000)
+        metrics = []
+        for row in rows:
+            for name in METRICS:
+                value = getattr(row, name)
+                if value is not None:
+                    metrics.append(Metric(name, value, now_ms, row.step))
         for start in range(0, len(metrics), BATCH):
             client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
         if rows:
