@@ -186,7 +186,9 @@ def prove_scores(
     if task.objective != "tokens" or _cuts(parts) or not hasattr(parts.network, "config"):
         return
     random = np.random.default_rng(3)
-    texts = [random.integers(0, settings["vocab_size"], PROBE_TOKENS).tolist()]
+    # no longer than a text of the training: the network may have no more positions
+    length = min(PROBE_TOKENS, int(settings.get("max_length", PROBE_TOKENS)))
+    texts = [random.integers(0, settings["vocab_size"], length).tolist()]
     table = pa.table({"input_ids": pa.array(texts, pa.list_(pa.int32()))})
     manifest = ShardManifest(
         task="", source="", labels=labels, rows={TRAIN: len(texts)}, settings=settings

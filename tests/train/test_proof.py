@@ -13,17 +13,22 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from rekindle.data.manifest import Shards
-from rekindle.errors import UnsupportedError
+from rekindle.errors import StepError, UnsupportedError
 from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import modules, parallel, weights
+from rekindle.train import modules, parallel, proof, weights
 from rekindle.train.evaluation import Evaluation
 from rekindle.train.mesh import Mesh
 from rekindle.train.part import Goal
 from rekindle.train.parts import Parts
-from rekindle.train.proof import describe_left_out, prove_forward, prove_packing
+from rekindle.train.proof import (
+    describe_left_out,
+    prove_forward,
+    prove_packing,
+    prove_scores,
+)
 from rekindle.train.routers import check_losses
 from tests.support.proof import made_shards
 
@@ -299,3 +304,14 @@ def test_what_an_optimizer_leaves_out_of_experts_is_said():
     trained = given(HONEST["mixtral"], optimizer="muon")
     assert "muon leaves out" in describe_left_out(trained.parts, trained.train)
     assert json.dumps(describe_left_out(given(HONEST["llama"]).parts, trained.train)) == '""'
+
+
+def test_scores_are_proven_on_no_longer_text_than_the_model_has_positions_for(monkeypatch):
+    start = given(HONEST["gpt2"])
+    (stage,) = start.parts.stages
+    settings = start.shards.manifest.settings
+    monkeypatch.setattr(proof, "PROBE_TOKENS", 100)  # of a model with 64
+    prove_scores(TASK, {**settings, "max_length": 64}, (), start.parts, start.train)
+    assert stage.part.scores
+    with pytest.raises(StepError, match="forward fails on a text of 100 tokens"):
+        prove_scores(TASK, {**settings, "max_length": 128}, (), start.parts, start.train)
