@@ -16,7 +16,7 @@ from rekindle.outputs import Planned
 from rekindle.plan.calibration import Known
 from rekindle.plan.constants import CPU
 from rekindle.plan.fleet import CLOUDS, fleets
-from rekindle.plan.plan import Plan, make, refusals, told
+from rekindle.plan.plan import Plan, make, told, refusals
 from rekindle.plan.request import asked_of, known_shape, left_open, on_gpu
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.layout import AXES, resolve

@@ -16,7 +16,7 @@ from rekindle.catalog.tables import known_configs
 from rekindle.errors import RequestError
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.memory import needed, snapshot_bytes
-from rekindle.plan.plan import make, refusals, told
+from rekindle.plan.plan import make, told, refusals
 from rekindle.plan.request import Asked, asked_of
 from rekindle.plan.search import search
 from rekindle.plan.shape import shape_of
