@@ -103,7 +103,7 @@ def fleets(
     the catalog has."""
     named = resources.machine or resources.accelerator or resources.gpus_per_node
     if platform == "local" or not (platform or named):
-        device, count, link_speed = here(ranks)
+        device, count, link_speed = local_devices(ranks)
         this_machine = dataclasses.replace(
             machines()[THIS_CPU],
             gpu=device.name,
@@ -199,7 +199,7 @@ def _cheapest_region(name: str, book: PriceBook) -> str:
     return min(book.regions(name), key=usd, default="")
 
 
-def here(ranks: int) -> tuple[Gpu, int, float | None]:
+def local_devices(ranks: int) -> tuple[Gpu, int, float | None]:
     """What `ranks` processes train on here, how many there are, and how fast data goes
     from one to another. RequestError without enough."""
     names = gpu_names()

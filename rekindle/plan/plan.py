@@ -2,7 +2,7 @@
 
 `make` is pure. Of machines that it may choose it takes the cheapest that keep the limits;
 of layouts, what search.py says. What neither the config nor the catalog knows is assumed
-(assumptions.yaml). `told` makes a record of a plan, for the command line,
+(assumptions.yaml). `plan_record` makes a record of a plan, for the command line,
 notebooks and cards."""
 
 import dataclasses
@@ -69,7 +69,7 @@ def make(
 ) -> Plan:
     """RequestError where it cannot be planned, or where nothing fits: with the nearest
     miss. `asked` is what the config asks for, if the caller knows it already; prices that
-    were old `today` are marked; `known` is what earlier runs told, of which `examples`
+    were old `today` are marked; `known` is what earlier runs have shown, of which `examples`
     counts more."""
     asked = asked or asked_of(spec)
     notes: list[str] = []
@@ -306,7 +306,7 @@ def _price_notes(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -
         )
 
 
-def told(
+def plan_record(
     plan: Plan, refused: Iterable[Problem] = (), rest: outputs.PlannedRest | None = None
 ) -> outputs.Planned:
     """All that a plan says; `refused`: why it should not be submitted, `rest`: other
