@@ -110,6 +110,7 @@ def instead(asked: Asked, cluster: Cluster, best: Option | None = None) -> Itera
 
 
 def _with_our_engine(asked: Asked, cluster: Cluster, best: Option) -> Iterator[str]:
+    """Advises the fastest layout of rekindle's engine, with the command that tries it."""
     train = asked.train.model_copy(update={"engine": "rekindle"})
     options = search(dataclasses.replace(asked, train=train, zero=None), cluster).options
     if not options:
@@ -127,6 +128,7 @@ def _beside(option: Option, best: Option | None) -> str:
     if best is None:
         return room
     change = option.step.seconds / best.step.seconds - 1
+    # less than half a per cent would be printed as +0%
     speed = f"{change:+.0%} time" if abs(change) >= 0.005 else "as fast"
     return f"{room}, {speed}, a guess"
 

@@ -20,6 +20,7 @@ from rekindle.plan.work import Work
 def job_of(work: Work, cluster: Cluster) -> str:
     """What two trainings share that take as long: the work of every rank, and the
     machines."""
+    # `repr` of frozen dataclasses of numbers and names is the same in every process
     machines = cluster.gpu.name, cluster.gpus_per_node, cluster.nodes
     return hashlib.sha256(repr((work, machines)).encode()).hexdigest()[:16]
 

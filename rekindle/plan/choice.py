@@ -26,7 +26,7 @@ class Choice:
 
     @property
     def usd_per_step(self) -> float | None:
-        """On demand; None where the machines have no price."""
+        """Dollars of a step on demand; None where the machines have no price."""
         usd_per_hour = self.fleet.usd_per_hour()
         if usd_per_hour is None:
             return None
@@ -113,11 +113,10 @@ def _candidates(
     fastest, until none can be faster than one within it; else of each kind as many as
     keep the limits, and no kind that would cost more at its peak than one that does."""
     state_bytes = _least_state_bytes(asked)
-    large_enough = [
-        fleet
-        for fleet in _comparable(offered, asked)
-        if state_bytes <= fleet.gpu.memory_bytes * fleet.cluster.gpus
-    ]
+    large_enough = []
+    for fleet in _comparable(offered, asked):
+        if state_bytes <= fleet.gpu.memory_bytes * fleet.cluster.gpus:
+            large_enough.append(fleet)
     able = [fleet for fleet in large_enough if _may_keep_limits(spec, asked, fleet, steps, speeds)]
     if not able:  # the fastest of each kind, to show by how much they miss it
         able = list({_kind(fleet): fleet for fleet in large_enough}.values())
@@ -138,6 +137,8 @@ def _candidates(
                 continue
             choice = Choice(fleet, speeds.applied(result.options[:1])[0])
             yield choice, result
+            # small fleets come first, so the first of a kind within the limits is its
+            # best
             missed_by, value = _preference(spec, choice, steps)
             if not missed_by:
                 best = min(best, value)
@@ -157,6 +158,7 @@ def _least_state_bytes(asked: Asked) -> int:
     alone; none of what the host holds."""
     if asked.zero is not None:
         return 0 if asked.zero.optimizer_offloaded else 2 * asked.shape.parameters
+    # a weight, its gradient and two moments are as large as each other
     weights = asked.shape.parameters * (2 if asked.train.weights == "bf16" else 4)
     return weights if asked.lora else 4 * weights
 
@@ -201,7 +203,7 @@ def _least_usd(asked: Asked, fleet: Fleet) -> float:
 
 
 def _comparable(offered: Sequence[Fleet], asked: Asked) -> Iterator[Fleet]:
-    """Of machines with the same GPUs the cheapest; those without a price cannot be
+    """The cheapest of machines with the same GPUs; those without a price cannot be
     compared."""
     cheapest: dict[tuple[str | None, int, int], Fleet] = {}
     for fleet in offered:
@@ -217,9 +219,8 @@ def _comparable(offered: Sequence[Fleet], asked: Asked) -> Iterator[Fleet]:
 
 
 def _preference(spec: Spec, choice: Choice, steps: int | None) -> tuple[float, float]:
-    """By how much a choice misses the limits, in hours and dollars together, and what it
-    is judged by then: within the limits the cheapest is best, under a budget alone the
-    fastest."""
+    """Orders choices. First is by how much one misses the limits, in hours and dollars
+    together; second the cost of a step, or under a budget alone its time."""
     limits = spec.resources
     hours = choice.hours(steps)
     usd = choice.usd(steps)

@@ -64,6 +64,7 @@ def profile_of(gpu: str, compiled: bool = False, engine: str = "rekindle") -> Pr
         like = borrows_from.get(gpu, borrows_from["others"])
         spread = table["spread"]["borrowed"]
         basis = f"measured on {like}, not on {gpu}"
+    # `|` copies: rows of the table are shared by all callers
     numbers = table["software"] | table["gpus"][like]
     if compiled:
         for name, factor in table["compiled"]["times"].items():

@@ -32,10 +32,10 @@ from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import CPU
 from rekindle.spec.model import AUTO, ResourcesSpec
 
-MOST_NODES = 64
+MOST_NODES = 64  # that `auto` looks at
 HERE = "this machine"
 CLOUDS: Mapping[str, Cloud] = {"sagemaker": "aws", "vertex": "gcp", "azureml": "azure"}
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 30  # for a probe, which takes half a second on an idle core
 # One thread, as each rank has: products, and copies beyond any cache; the best of some.
 _PROBE = """
 import json, timeit
@@ -46,6 +46,7 @@ flops = 2 * 768**3 / min(timeit.repeat(lambda: a @ a, number=1))
 seconds = min(timeit.repeat(lambda: np.copyto(target, source), number=1))
 print(json.dumps([flops, 2 * source.nbytes / seconds]))
 """
+# of whichever library numpy was built with
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -98,9 +99,9 @@ class Fleet:
 def fleets(
     resources: ResourcesSpec, platform: str, region: str, book: PriceBook, ranks: int = 1
 ) -> tuple[Fleet, ...]:
-    """Those that the config allows, small ones first; this machine with `ranks` processes
-    for the platform `local`, and where nothing is named. RequestError for no GPUs that
-    the catalog has."""
+    """The machines that the config allows, small ones first; this machine with `ranks`
+    processes for the platform `local`, and where nothing is named. RequestError for no
+    GPUs that the catalog has."""
     named = resources.machine or resources.accelerator or resources.gpus_per_node
     if platform == "local" or not (platform or named):
         device, count, link_speed = local_devices(ranks)

@@ -67,14 +67,14 @@ def moments(layout: Layout, pp_rank: int, micro: int) -> Iterator[Moment]:
         held_after = (*most[:-1], min(most[-1], micro - 1))
         times.append((held_after, tuple(micro - micro_batches for micro_batches in held_after)))
     for number, stage in enumerate(stages_of(layout, pp_rank)):
-        halved = none
+        halved = list(none)
         # the first stage's input has no gradient, so its backward pass is not cut in
         # halves
         if splits_backward and stage > 0:
-            halved = tuple(int(n == number) for n in range(len(most)))
+            halved[number] = 1
         for micro_batches, finished in times:
             yield Moment(number, False, micro_batches, none, finished)
-            yield Moment(number, True, micro_batches, halved, finished)
+            yield Moment(number, True, micro_batches, tuple(halved), finished)
     yield Moment(0, True, (1, *none[1:]), none, (micro - 1, micro)[: len(most)])
     if splits_backward and pp_rank > 0 and micro > layout.pp:
         finished = micro - layout.pp, micro - pp_rank

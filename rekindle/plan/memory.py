@@ -69,6 +69,7 @@ class Peak(Rank):
     def _terms(
         self, gradients: int, copies: int, activations: int, temporaries: int
     ) -> dict[str, int]:
+        """What there is in a moment, by term, beside what stays from step to step."""
         return {
             "gradients": gradients,
             self.copies_term: copies,
@@ -81,8 +82,8 @@ class Peak(Rank):
         return sum(n * blocks for n, blocks in zip(counts, self.blocks_by_stage, strict=True))
 
     def _forward(self, at: Moment) -> Iterator[dict[str, int]]:
-        """At the loss; and before there are activations, where FSDP gathers the ends, and
-        where a teacher runs."""
+        """What there is at the loss; before there are activations, where FSDP gathers the
+        ends; and where a teacher runs."""
         gradients = self.gradients(at.has_gradients)
         copies = self.copies(self._in_blocks(at.held), backward=False)
         temporaries = self.loss(at.stage) + self.unreleased_bytes
@@ -93,8 +94,8 @@ class Peak(Rank):
         yield self._terms(gradients, self.teacher_bytes[1], 0, self.teaching())
 
     def _backward(self, at: Moment) -> Iterator[dict[str, int]]:
-        """In the first two blocks that it goes through, and the last two; then in the
-        ends."""
+        """What there is in the first two blocks that a backward pass goes through, in the
+        last two, and then in the ends."""
         count = self.blocks_by_stage[at.stage]
         has_gradients = at.has_gradients[at.stage]
         halved_blocks = self._in_blocks(at.halved)
@@ -125,8 +126,8 @@ class Peak(Rank):
             yield self._at_table(has_gradients)
 
     def _at_table(self, has_gradients: bool) -> dict[str, int]:
-        """The end of a backward pass without FSDP: of a tied table the head's gradient,
-        too."""
+        """What there is at the end of a backward pass without FSDP: of a tied table the
+        head's gradient, too."""
         table = self.shape.table
         if self.shape.causal:
             table //= self.layout.tp
@@ -144,7 +145,8 @@ class Peak(Rank):
         return self._terms(gradients_after, self.copies(0, self.recomputes), 0, temporaries)
 
     def _ending(self) -> Iterator[dict[str, int]]:
-        """The end of the last backward pass, when FSDP reduces what the ends have left."""
+        """What there is at the end of the last backward pass, when FSDP reduces what the
+        ends have left."""
         gradients_after = self.optimizing()["gradients"]
         ends = self.trained_end_elements
         if not self.gathers_blocks:
@@ -171,8 +173,8 @@ class Peak(Rank):
 
 
 class ZeroPeak(Peak):
-    """Of a rank of DeepSpeed's ZeRO (0.19.8), held against what ranks held on CPUs; all
-    hold as much. What offload leaves on a GPU has not been measured on one."""
+    """The moments of a rank of DeepSpeed's ZeRO (0.19.8), held against what ranks held on
+    CPUs; all hold as much. What offload leaves on a GPU has not been measured on one."""
 
     def __init__(self, work: Work) -> None:
         assert work.zero is not None
@@ -266,6 +268,7 @@ class ZeroPeak(Peak):
         if zero.stage == 3:
             gradients = 0
             if not zero.optimizer_offloaded:
+                # it updates a piece of `sub_group_size` elements at a time
                 width = 4 + self.stored_width if self.half_precision else 4
                 gradients = width * min(self.own_elements, zero.updated)
             return {"gradients": gradients}

@@ -29,7 +29,7 @@ from rekindle.spec.layout import AXES
 from rekindle.spec.model import DEFAULT_EPOCHS, Spec
 from rekindle.tables import rows
 
-SHOWN = 5
+SHOWN = 5  # other choices beside the best
 _SHORT_SECONDS = 600.0  # of a training; what is not counted matters there
 NOT_COUNTED = "steps besides training are not counted: no run of this name is known that ended well"
 NOTHING = Known()
@@ -69,8 +69,8 @@ def make(
 ) -> Plan:
     """RequestError where it cannot be planned, or where nothing fits: with the nearest
     miss. `asked` is what the config asks for, if the caller knows it already; prices that
-    were old `today` are marked; `known` is what earlier runs have shown, of which `examples`
-    counts more."""
+    were old `today` are marked; `known` is what earlier runs have shown, of which
+    `examples` counts more."""
     asked = asked or asked_of(spec)
     notes: list[str] = []
     if examples is None and known.examples is not None and spec.train.steps is None:
@@ -235,6 +235,7 @@ def _if_else(option: Option) -> Iterator[str]:
         )
         change = step_time(option.work, slower_links, constants).seconds / seconds - 1
         yield f"with links half as fast: {change:+.0%} time"
+    # attention grows with the square of the sequence
     longer = dataclasses.replace(option.work, sequence=2 * option.work.sequence)
     gib = needed(memory(longer).peak_bytes) / 2**30
     device_gib = cluster.gpu.memory_bytes / 2**30
@@ -352,6 +353,7 @@ def _terms(terms: Iterable[tuple[str, float]]) -> tuple[outputs.PlannedTerm, ...
 
 
 def _layout(choice: Choice) -> outputs.PlannedLayout:
+    """A layout on its machines, as records have it."""
     fleet = choice.fleet
     option = choice.option
     work = option.work

@@ -146,11 +146,11 @@ def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
 def left_open(spec: Spec) -> frozenset[str]:
     """What the config leaves to the planner, of all that it may decide."""
     train = spec.train
-    return frozenset(
-        name
-        for name in _FREE
-        if name not in train.model_fields_set or getattr(train, name) == "auto"
-    )
+    left_open = set()
+    for name in _FREE:
+        if name not in train.model_fields_set or getattr(train, name) == "auto":
+            left_open.add(name)
+    return frozenset(left_open)
 
 
 def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
@@ -205,6 +205,7 @@ def _config(source: str, revision: str | None, ask_hub: bool, where: str) -> Map
 
 
 def _read(path: Path, where: str) -> Mapping[str, Any]:
+    """A config.json; RequestError where it is not one."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(config, dict):

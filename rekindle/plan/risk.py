@@ -79,7 +79,7 @@ class Work:
 
     @property
     def whole_save_seconds(self) -> float:
-        """From the beginning of a save until it is committed."""
+        """Seconds from the beginning of a save until it is committed."""
         return self.save_seconds + self.commit_seconds
 
 
@@ -214,6 +214,7 @@ def interval(work: Work, per_hour: float) -> int:
     best = daly_seconds(work.save_seconds, 3600 / per_hour if per_hour else math.inf)
     longest = max(LONGEST_SECONDS, work.save_seconds / LARGEST_SHARE)
     shortest = min(work.steps, max(1, math.ceil(work.commit_seconds / work.step_seconds)))
+    # an interval is whole steps, and so is what divides the work evenly
     steps = min(best, longest) / work.step_seconds
     most = min(work.steps, max(shortest, math.ceil(steps)))
     candidates = {max(1, math.floor(steps)), max(1, math.ceil(steps))}

@@ -51,7 +51,7 @@ class Option:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the whole cluster."""
+        """Tokens of all GPUs together."""
         return self.examples * self.sequence / self.step.seconds
 
     @property
@@ -180,13 +180,13 @@ def _order(candidate: _Timed | Option) -> tuple[float, tuple[int, ...]]:
 
 
 def _too_large(name: str, timed: Sequence[_Timed], cluster: Cluster) -> Rejected:
-    """By how much a layout misses the device's memory, with its smallest micro-batch."""
+    """Says by how much a layout misses the device's memory, with its smallest
+    micro-batch."""
     least = min(candidate.work.layout.micro_batch_size for candidate in timed)
-    smallest = [
-        memory(candidate.work)
-        for candidate in timed
-        if candidate.work.layout.micro_batch_size == least
-    ]
+    smallest = []
+    for candidate in timed:
+        if candidate.work.layout.micro_batch_size == least:
+            smallest.append(memory(candidate.work))
     peak_memory = min(smallest, key=lambda memory: memory.peak_bytes)
     size = needed(peak_memory.peak_bytes)
     device_gib = cluster.gpu.memory_bytes / 2**30
@@ -195,7 +195,8 @@ def _too_large(name: str, timed: Sequence[_Timed], cluster: Cluster) -> Rejected
 
 
 def _slower(option: Option, best: Option, tie: float) -> str:
-    """Why an option is not the best: what costs it most time, or that it is less simple."""
+    """Says why an option is not the best: what costs it most time, or that it is less
+    simple."""
     change = option.step.seconds / best.step.seconds - 1
     if change <= tie:
         return f"as fast within the error ({change:+.0%}), and less simple"
@@ -206,8 +207,8 @@ def _slower(option: Option, best: Option, tie: float) -> str:
 
 
 def _layouts(asked: Asked, cluster: Cluster) -> Iterator[Layout]:
-    """Those of as many ranks as there are GPUs; the one that the config asks for, if it
-    does."""
+    """The layouts of as many ranks as there are GPUs; or the one that the config asks
+    for."""
     world = cluster.gpus
     layout_spec = asked.train.layout
     if asked.zero is not None:  # the engine has no other

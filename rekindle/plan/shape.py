@@ -70,7 +70,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Of the whole model; a tied head counts once. GPT-2 has 124,439,808."""
+        """Parameters of the whole model; a tied head counts once. GPT-2 has 124,439,808."""
         ends = self.table + self.before + self.after
         if self.head is not None:
             ends += self.head.parameters

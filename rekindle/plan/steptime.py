@@ -136,6 +136,7 @@ class _Model:
         self.reduced_bytes = 4  # of a gradient on the wire
 
     def step(self) -> StepTime:
+        """The time of a step by its terms, of which those that take no time are left out."""
         work = self.work
         layout = self.work.layout
         one_pass = self._pass()
@@ -246,6 +247,7 @@ class _Model:
         return 2.0 * tokens * inputs * outputs / reached + moved
 
     def _pass(self) -> _Pass:
+        """The seconds of a micro-batch, of all blocks of a rank."""
         work = self.work
         blocks = self.work.blocks
         products = sum(self._product(work.tokens, *sizes, self.peak) for sizes in work.factors)
@@ -278,8 +280,8 @@ class _Model:
         return _Model(alone, self.cluster, self.constants)._pass().computing / 3
 
     def _again(self, products: float, core: float, stream: float) -> float:
-        """Of a block, what its backward pass computes once more, which ends before the
-        last product (torch's set_checkpoint_early_stop)."""
+        """What a block's backward pass computes once more, which ends before the last
+        product (torch's set_checkpoint_early_stop)."""
         if self.work.checkpointing == "none":
             return 0.0
         if self.work.checkpointing == "selective":
@@ -306,6 +308,7 @@ class _Model:
                 moved,
             )
         masked = 0.5 if shape.causal else 1.0
+        # two products of two operations each; a mask takes off half of the scores
         flops = 4.0 * scores * shape.head_dim * masked
         kernel = self._kernel(work.attention)
         return kernel.seconds(flops, work.sequence, self.half_peak, shape.head_dim, shape.causal)
@@ -338,6 +341,7 @@ class _Model:
         return forward, backward
 
     def _head(self) -> float:
+        """Seconds of the output head and the loss, of the tokens that are scored."""
         shape = self.work.shape
         tokens = self.work.tokens * self.scored
         if not tokens:
@@ -348,9 +352,9 @@ class _Model:
         return products * (FORWARD + self.backward) + moved
 
     def _casts(self) -> float:
-        """Of a block: what goes into a product in 8 bits, and the gradient of what comes
-        out, is read once and written twice, as it is and transposed; 4 bits are brought
-        back."""
+        """Seconds of a block's casts: what goes into a product in 8 bits, and the
+        gradient of what comes out, is read once and written twice, as it is and
+        transposed; 4 bits are brought back."""
         reached = self.bandwidth * self.constants.memory_efficiency
         if self.work.quantised:
             return quantised.seconds(self.work, reached)
@@ -366,6 +370,7 @@ class _Model:
         """All-gather of `size_bytes` in all, or reduce-scatter."""
         if group.size == 1:
             return 0.0
+        # each rank has its own part already
         share = (group.size - 1) / group.size
         hops = group.size * self.constants.hop_seconds
         return size_bytes * share / self._speed(group) + hops
@@ -377,9 +382,9 @@ class _Model:
         return group.bytes_per_second * self.constants.between_efficiency
 
     def _tensor(self) -> float:
-        """Of one block: into the columns and out of the rows of attention and of the
-        feed-forward network, forward and backward; what was gathered is gathered once
-        more for its gradients."""
+        """Seconds of a block's exchanges among tp ranks: into the columns and out of the
+        rows of attention and of the feed-forward network, forward and backward; what was
+        gathered is gathered once more for its gradients."""
         if self.work.layout.tp == 1:
             return 0.0
         size = self.work.tokens * self.work.shape.d_model * self.work.compute_bytes
@@ -390,7 +395,8 @@ class _Model:
         return calls * self._ring(self.links["tp"], size)
 
     def _context(self) -> float:
-        """Of one block: keys and values of all, and the sum of their gradients."""
+        """Seconds of a block's exchanges among cp ranks: keys and values of all, and the
+        sum of their gradients."""
         work = self.work
         shape = self.work.shape
         if work.layout.cp == 1:
@@ -408,7 +414,7 @@ class _Model:
         return self.work.blocks * self.work.block_share() + ends
 
     def _trained(self) -> float:
-        """Those of them that have gradients."""
+        """Elements of the weights on a rank that have gradients."""
         if self.work.lora_rank:
             return self.work.blocks * self.work.adapters_share()
         return self._held()
@@ -475,8 +481,9 @@ class _ZeroModel(_Model):
         return self.constants.overlapped if self.zero.overlaps else 1.0
 
     def _optimizer(self) -> dict[str, float]:
-        """On the host all ranks of a machine share its memory; gradients go there, and
-        weights come back; those of stage 3 come for each pass, too."""
+        """Seconds of the update and of what crosses to the host and back. On the host all
+        ranks of a machine share its memory; gradients go there, and weights come back;
+        those of stage 3 come for each pass, too."""
         zero = self.zero
         own_elements = self._trained() / self.work.layout.shard
         updating = self.constants.optimizer_bytes * own_elements / self.bandwidth
@@ -510,8 +517,8 @@ class Traffic:
 
 
 def traffic(shape: ModelShape, kernels: Kernels, dropout: bool = False) -> Traffic:
-    """Of a model in 16 bits. A GPT-2 block, eager, 768 wide: 20 d_model + 16 d_model
-    forward."""
+    """What a block of a model in 16 bits moves. A GPT-2 block, eager, 768 wide: 20
+    d_model + 16 d_model forward."""
     # two norms in a block
     norms = 2 * shape.d_model
     rotated = 0
@@ -522,6 +529,8 @@ def traffic(shape: ModelShape, kernels: Kernels, dropout: bool = False) -> Traff
         mask = 5.0 if kernels == "eager" else 1.0
         stream_forward += norms * mask
         stream_backward += norms * 5.0
+    # an activation reads and writes a number; backward it reads its input and the
+    # gradient
     gate_forward = 4.0
     gate_backward = 6.0
     turn_forward = 4.0
@@ -530,9 +539,12 @@ def traffic(shape: ModelShape, kernels: Kernels, dropout: bool = False) -> Traff
         turn_forward = 20.0
         turn_backward = 26.0
         if shape.gated:
+            # silu, and its product with `up`: 4 and 6; backward 6 for each factor and
+            # silu
             gate_forward = 10.0
             gate_backward = 18.0
     elif shape.gated:
+        # one kernel reads both, writes their product; backward reads three, writes two
         gate_forward = 6.0
         gate_backward = 10.0
     inner_forward = gate_forward * shape.ffn + turn_forward * rotated
@@ -543,7 +555,7 @@ def traffic(shape: ModelShape, kernels: Kernels, dropout: bool = False) -> Traff
 
 
 def _norm_traffic(shape: ModelShape, kernels: Kernels, norms: int) -> tuple[float, float]:
-    """Of `norms` elements in a block's norms and sums, forward and backward."""
+    """What `norms` elements in a block's norms and sums move, forward and backward."""
     if kernels == "compiled":  # a norm reads the sum that it is fused with, and writes both
         return norms * 8.0, norms * 12.0
     # layer norm is one kernel; RMS norm as transformers writes it is six, four of them in
@@ -553,4 +565,5 @@ def _norm_traffic(shape: ModelShape, kernels: Kernels, norms: int) -> tuple[floa
     if kernels == "eager" and shape.norm == "rms":
         norm_forward = 34.0
         norm_backward = 60.0
+    # and a sum of two, which reads twice and writes once
     return norms * (norm_forward + 6.0), norms * (norm_backward + 6.0)

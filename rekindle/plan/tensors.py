@@ -102,9 +102,12 @@ class Rank:
         shape = self.shape
         self.stages = stages_of(layout, self.pp_rank)
         self.last_stage = layout.stages - 1
-        # the first stages have one block more where blocks do not divide evenly
         fewest_blocks, larger_stages = divmod(shape.layers, layout.stages)
-        self.blocks_by_stage = [fewest_blocks + int(stage < larger_stages) for stage in self.stages]
+        self.blocks_by_stage = []
+        for stage in self.stages:
+            # the first stages have one block more where blocks do not divide evenly
+            blocks = fewest_blocks + 1 if stage < larger_stages else fewest_blocks
+            self.blocks_by_stage.append(blocks)
         self.block_count = sum(self.blocks_by_stage)
         self.adapter_elements = work.adapters_share()
         self.block_elements = work.block_share() + self.adapter_elements
@@ -304,8 +307,8 @@ class Rank:
         return self.compute_width * elements
 
     def activations(self, at: Moment) -> int:
-        """Of all micro-batches under way, and what a pipeline has sent: all of it where a
-        rank has two stages. It receives into buffers."""
+        """Activations of all micro-batches under way, and what a pipeline has sent: all
+        of it where a rank has two stages. It receives into buffers."""
         size = 0 if self.shape.causal else self.norm_bytes
         if self.classifies_text and self.last_stage in self.stages and not self.recomputes:
             size -= self.ffn_bytes  # behind the last attention a text goes on with its first token
@@ -358,7 +361,8 @@ class Rank:
         return 2 * self.matrix_elements * blocks
 
     def gradients(self, has_gradients: tuple[bool, ...], ending: bool = False) -> int:
-        """Of the stages that have some already; `ending`: of the last micro-batch, too."""
+        """Gradients of the stages that have some already; `ending`: of the last
+        micro-batch, too."""
         if self.replicated:
             # buckets come on top of the gradients that an earlier micro-batch has left
             copies = 2 if self.work.accumulation > 1 else 1
@@ -428,7 +432,7 @@ class Rank:
         return hidden + piece
 
     def teaching(self) -> int:
-        """While a teacher's block runs, in its feed-forward."""
+        """What there is while a teacher's block runs, in its feed-forward."""
         teacher = self.work.teacher
         if teacher is None:
             return 0

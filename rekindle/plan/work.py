@@ -52,7 +52,7 @@ class Zero:
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | None) -> Self:
-        """As `train.engine_config` says it; what it leaves open, or to "auto", is the
+        """ZeRO as `train.engine_config` has it; what it leaves open, or to "auto", is the
         default."""
         section = (config or {}).get("zero_optimization") or {}
         settings = {k: v for k, v in section.items() if v not in (None, AUTO)}
