@@ -74,12 +74,12 @@ def _machine_of(name: str, family: _Family, size: _Size) -> Machine:
     memory_bytes = None
     if memory_gib is not None:
         memory_bytes = memory_gib * 2**30
-    inside = None
+    link_speed = None
     if gpus > 1:
-        inside = family["inside"][1] * 1e9
-    between = None
+        link_speed = family["inside"][1] * 1e9
+    network_speed = None
     if network_gbit is not None:
-        between = network_gbit * 1e9 / 8  # bits to bytes
+        network_speed = network_gbit * 1e9 / 8  # bits to bytes
     return Machine(
         name=name,
         cloud=family["cloud"],
@@ -87,8 +87,8 @@ def _machine_of(name: str, family: _Family, size: _Size) -> Machine:
         gpus=gpus,
         vcpus=vcpus,
         memory_bytes=memory_bytes,
-        inside_bytes_per_second=inside,
-        between_bytes_per_second=between,
+        inside_bytes_per_second=link_speed,
+        between_bytes_per_second=network_speed,
         source=" ".join(family["source"].split()),
         as_of=family["as_of"],
     )

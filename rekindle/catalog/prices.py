@@ -173,6 +173,7 @@ class PriceBook:
         marked as assumed."""
         own = self._prices.get((machine, region))
         ec2 = self._prices.get((machine.removeprefix("ml."), region))
+        # the same row: the name is not one of SageMaker's
         if own is ec2 or ec2 is None:
             return own
         if own is not None and own.spot_usd_per_hour is not None:
@@ -207,11 +208,11 @@ def book(home: Path | None = None, own: Sequence[Path] = ()) -> PriceBook:
 def per_day(machine: str, region: str, count: int) -> tuple[str, float | None]:
     """So many machines in words, and their US dollars a day on demand; None without a
     price."""
-    words = f"{count} x {machine}"
+    machines = f"{count} x {machine}"
     price = book().find(machine, region)
     if price is None or price.on_demand_usd_per_hour is None:
-        return words, None
-    return words, 24 * price.on_demand_usd_per_hour * count
+        return machines, None
+    return machines, 24 * price.on_demand_usd_per_hour * count
 
 
 @functools.cache
@@ -258,7 +259,8 @@ def _book(document: Document, origin: str) -> PriceBook:
 
 
 def _sagemaker_price(machine: str, own: Price | None, ec2: Price, factor: Factor) -> Price:
-    """A price of SageMaker by EC2's: all of it, or spot only where there is an `own` one."""
+    """A price of SageMaker by EC2's: all of it, or spot only where there is an `own`
+    one."""
 
     def times(usd: float | None) -> float | None:
         return None if usd is None else round(usd * factor.factor, 6)

@@ -80,6 +80,7 @@ class Preset:
 def presets() -> Mapping[str, Preset]:
     """All presets by name, from calm to hostile. `presets()["rough"].per_node_hour` is
     0.1."""
+    # YAML reads a day as a date
     return {row["name"]: Preset(**{**row, "as_of": str(row["as_of"])}) for row in _table("hazards")}
 
 
@@ -137,5 +138,6 @@ def _carried(cell: Verdict | Mapping[str, str]) -> Carried:
     """A cell of the table: a verdict alone, or one with its reason and its source."""
     if isinstance(cell, str):
         return Carried(cell)
+    # the verdict is the key, and its value the reason or the way
     verdict = next(word for word in get_args(Verdict) if word in cell)
     return Carried(verdict, cell[verdict], cell.get("source", ""))

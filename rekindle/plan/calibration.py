@@ -103,7 +103,8 @@ class Speeds:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What earlier runs told: speeds, and how many examples an epoch had in `counted_in`."""
+    """What earlier runs told: speeds, and how many examples an epoch had in
+    `counted_in`."""
 
     speeds: Speeds = dataclasses.field(default_factory=Speeds)
     examples: int | None = None

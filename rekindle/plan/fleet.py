@@ -158,7 +158,8 @@ def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
 
 
 def _offered_names(platform: str) -> Sequence[str]:
-    """Machines with GPUs by the platform's own names; of all clouds where none is named."""
+    """Machines with GPUs by the platform's own names; of all clouds where none is
+    named."""
     if platform == "sagemaker":
         gpu_machines: Sequence[str] = limits(platform)["gpu_machines"]
         return gpu_machines
@@ -232,7 +233,8 @@ def gpu_names() -> tuple[str, ...]:
 
 @functools.cache
 def _cpu(ranks: int) -> Gpu:
-    """A rank's share: a core, or less where ranks outnumber cores; memory in equal parts."""
+    """A rank's share: a core, or less where ranks outnumber cores; memory in equal
+    parts."""
     cores = os.cpu_count()
     if hasattr(os, "sched_getaffinity"):  # of Linux alone
         cores = len(os.sched_getaffinity(0))

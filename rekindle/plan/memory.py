@@ -294,7 +294,8 @@ class ZeroPeak(Peak):
         return self.stored_width * elements
 
     def worst(self) -> Memory:
-        """At first, before anything is divided, every rank has the whole network in fp32."""
+        """At first, before anything is divided, every rank has the whole network in
+        fp32."""
         start = Memory({"whole network at the start": 4 * self.all_elements}, "start")
         return max(super().worst(), start, key=lambda memory: memory.peak_bytes)
 
@@ -332,7 +333,8 @@ def snapshot_bytes(work: Work) -> int:
 
 
 def offloaded_bytes(work: Work) -> int:
-    """Host memory that one rank's weights and moments take in the place of the device's."""
+    """Host memory that one rank's weights and moments take in the place of the
+    device's."""
     return ZeroPeak(work).offloaded if work.zero else 0
 
 

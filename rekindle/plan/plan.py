@@ -67,10 +67,10 @@ def make(
     today: datetime.date | None = None,
     known: Known = NOTHING,
 ) -> Plan:
-    """RequestError where it cannot be planned, or where nothing fits: with the nearest
-    miss. `asked` is what the config asks for, if the caller knows it already; prices that
-    were old `today` are marked; `known` is what earlier runs have shown, of which
-    `examples` counts more."""
+    """Plans a config. RequestError where it cannot be planned, or where nothing fits:
+    with the nearest miss. `asked` is what the config asks for, if the caller knows it
+    already; prices that were old `today` are marked; `known` is what earlier runs have
+    shown, of which `examples` counts more."""
     asked = asked or asked_of(spec)
     notes: list[str] = []
     if examples is None and known.examples is not None and spec.train.steps is None:

@@ -63,7 +63,8 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Rejected:
-    """A layout and the reason why it was not taken; `needed_bytes` where that is memory."""
+    """A layout and the reason why it was not taken; `needed_bytes` where that is
+    memory."""
 
     layout: str
     reason: str
@@ -148,7 +149,8 @@ class _Timed(NamedTuple):
 
 
 def _fastest_that_fits(timed: Sequence[_Timed], memory_bytes: int) -> tuple[_Timed, Memory] | None:
-    """The fastest work that a device of so much memory holds, with what it takes there."""
+    """The fastest work that a device of so much memory holds, with what it takes
+    there."""
     for candidate in sorted(timed, key=_order):
         # the bound first, because memory takes longer to find than the time of a step
         if needed(least_bytes(candidate.work)) <= memory_bytes:
@@ -260,7 +262,8 @@ def _illegal(asked: Asked, cluster: Cluster, layout: Layout) -> str:
 
 
 def _ways(asked: Asked, layout: Layout) -> Iterator[tuple[Checkpointing, bool]]:
-    """Ways to recompute with which the layout trains, and whether a test has shown that."""
+    """Ways to recompute with which the layout trains, and whether a test has shown
+    that."""
     choices = RECOMPUTED
     if "activation_checkpointing" not in asked.free:
         choices = (asked.train.activation_checkpointing,)

@@ -100,7 +100,8 @@ def weigh(
 
 
 def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> int:
-    """Steps between two saves: `interval`, or with a deadline a cheaper fraction of it."""
+    """Steps between two saves: `interval`, or with a deadline a cheaper fraction of
+    it."""
     longest = interval(work, per_hour)
     deadline = needs.deadline_hours
     if deadline is None:

@@ -136,7 +136,8 @@ class _Model:
         self.reduced_bytes = 4  # of a gradient on the wire
 
     def step(self) -> StepTime:
-        """The time of a step by its terms, of which those that take no time are left out."""
+        """The time of a step by its terms, of which those that take no time are left
+        out."""
         work = self.work
         layout = self.work.layout
         one_pass = self._pass()

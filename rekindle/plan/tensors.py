@@ -96,7 +96,8 @@ class Rank:
             self.score_elements = work.tokens * work.sequence * shape.heads // tp
 
     def _set_weight_elements(self) -> None:
-        """Sets the elements of a block's weights, of the ends', and of what is trained."""
+        """Sets the elements of a block's weights, of the ends', and of what is
+        trained."""
         work = self.work
         layout = self.layout
         shape = self.shape

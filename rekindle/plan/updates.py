@@ -30,7 +30,8 @@ def scale_blocks(columns: int) -> tuple[int, int]:
 
 
 def matrices(work: Work) -> Iterator[tuple[int, int]]:
-    """Rows and columns of the trained matrices of a block, whose columns are not divided."""
+    """Rows and columns of the trained matrices of a block, whose columns are not
+    divided."""
     if not work.lora_rank:
         yield from ((m.outputs, m.inputs) for m in work.shape.matrices)
     for m in work.adapted:

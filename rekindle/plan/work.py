@@ -157,7 +157,8 @@ class Work:
 
     @property
     def attention(self) -> Attention:
-        """The kernel that runs it: written out where ranks have to draw the same dropout."""
+        """The kernel that runs it: written out where ranks have to draw the same
+        dropout."""
         written = self.shape.attention_dropout > 0 and self.layout.tp * self.layout.cp > 1
         return "written" if written else "flash2"
 

@@ -61,6 +61,7 @@ def _loss_warnings(findings: Findings) -> tuple[str, ...]:
     """Whether the model learnt little, or its training rows by heart, or was still
     learning."""
     rows = findings.history
+    # lists collect no histories: one is read for the few models that are below a floor
     if not rows and "training" in findings.files:
         rows = history_beside(findings.files["training"], [])
     if len(rows) < _FEWEST:
@@ -70,6 +71,7 @@ def _loss_warnings(findings: Findings) -> tuple[str, ...]:
     first = fmean(row.loss for row in rows[:end])
     last = fmean(row.loss for row in rows[-end:])
     last_words = formats.metric(last)
+    # the thresholds are rules of thumb: what follows from them is a hint
     if last > 0.9 * first:
         return (
             f"the loss on training rows hardly fell, from {formats.metric(first)} to "
@@ -148,9 +150,11 @@ def history_beside(training: Path, notes: list[str]) -> tuple[records.HistoryRow
                 try:
                     row = records.HistoryRow.model_validate_json(line)
                 except ValidationError:
+                    # a training that was killed leaves a line that is cut short
                     if line.strip():
                         unreadable += 1
                 else:
+                    # a training that goes on from a checkpoint repeats the steps after it
                     rows[row.step] = row
     except OSError as error:
         notes.append(f"The training history cannot be shown: {_why(error, path)}.")
@@ -209,6 +213,7 @@ def gate_of(findings: Findings) -> records.GateSummary | None:
     evidence = findings.evidence
     if evidence is None:
         return None
+    # without a registration nothing has become of it yet
     decision: records.Decision = "pending" if evidence.promote else "refused"
     if findings.registration:
         decision = findings.registration.decision

@@ -67,7 +67,8 @@ def _run(record: RunRecord, findings: Findings) -> ComparedRun:
 
 
 def _training_seconds(record: RunRecord) -> float | None:
-    """How long the last training took: nothing from the cache, None where there was none."""
+    """How long the last training took: nothing from the cache, None where there was
+    none."""
     # a step of a nested pipeline has the names of those around it before its own
     trainings = [step for step in record.steps if step.name.rpartition("/")[2] == _TRAINING]
     if not trainings:
@@ -170,6 +171,7 @@ def _changes(
         notes.append(f"{record.run_id} learnt another task than {base_record.run_id}.")
         return {}
     names = [name for name in base_scores.metrics if name in scores.metrics]
+    # churn counts answers that changed, which only the same labels tell right from wrong
     if labels == base_labels:
         churn = churn_of(scores, base_scores)
         if churn:

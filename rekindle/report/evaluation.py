@@ -32,6 +32,7 @@ def interval(run: RunRecord, evidence: Evidence) -> tuple[Markup, str]:
         return Markup(""), ""
     threshold = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
     if texts.setting(run.spec, "evaluate", "gate", "mode") == "noninferiority":
+        # a loss of up to the margin is allowed
         threshold = -float(texts.setting(run.spec, "evaluate", "gate", "margin"))
     method = "exact bounds of paired answers"
     if comparison.resamples:
@@ -82,6 +83,7 @@ def numeric(evidence: Evidence) -> bool:
 
 def by_class(evidence: Evidence) -> list[ClassResult]:
     """The classes, or types of entity, the worst F1 first."""
+    # of two that are as bad the one with more rows
     return sorted(evidence.classes, key=lambda part: (part.f1 or 0.0, -part.rows))
 
 
@@ -119,6 +121,7 @@ def _top(parts: list[Slice], metric: str) -> float:
     values = []
     for part in parts:
         for value in (part.candidate.get(metric), part.champion.get(metric)):
+            # NaN is below nothing
             if value and value < math.inf:
                 values.append(value)
     largest = max(values, default=1.0)
@@ -133,6 +136,7 @@ def _slice_order(part: Slice, metric: str, smallest: float | None) -> tuple[bool
     change, _ = verdicts.improvement(metric, candidate, part.champion.get(metric))
     value = change if change is not None else candidate
     name = part.value or "(empty)"
+    # what could not be computed is looked at first
     if value is None or not math.isfinite(value):
         return is_small, -math.inf, name
     if texts.lower_is_better(metric):

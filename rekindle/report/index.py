@@ -145,8 +145,8 @@ def _life(
             if check.verdict == "alarm":
                 month = floor(moment, "month")
                 next_month = shift(month, parse_duration("1 month"))
-                words = f"alarm in {month:%b %Y}: {texts.shorten(check.reason, 300)}"
-                alarms[month.timestamp(), next_month.timestamp()] = words
+                alarm_text = f"alarm in {month:%b %Y}: {texts.shorten(check.reason, 300)}"
+                alarms[month.timestamp(), next_month.timestamp()] = alarm_text
     # what a screen reader says of the drawing: the last of each kind
     label = [f"{texts.metric_name(metric)} of candidates"]
     label += [candidate.words for candidate in candidates[-8:]]
@@ -196,5 +196,5 @@ def _candidate(run: Entry) -> plots.Candidate | None:
         ends = (judged.champion + sign * float(gain[end]) for end in ("lower", "upper"))
         lower, upper = sorted(ends)
     seconds = moment.timestamp()
-    words = f"{formats.day(seconds)} {formats.metric(judged.value)} {run.verdict.word}"
-    return plots.Candidate(seconds, judged.value, lower, upper, run.promoted, words)
+    label = f"{formats.day(seconds)} {formats.metric(judged.value)} {run.verdict.word}"
+    return plots.Candidate(seconds, judged.value, lower, upper, run.promoted, label)

@@ -131,6 +131,7 @@ def ledger(home: Path) -> Ledger:
                 log.warning("%s cannot be read and is left out: %s", path, first_line(error))
                 unreadable.append(run_id)
                 continue
+            # a record that is written now gets another stamp, and is read again next time
             line = _index_line(stamp, entry)
         entries.append(entry)
         lines[run_id] = line

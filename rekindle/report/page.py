@@ -30,7 +30,8 @@ def render(template: str, **values: Any) -> str:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    """The environment of the templates: what they may name, and how they write numbers."""
+    """The environment of the templates: what they may name, and how they write
+    numbers."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,

@@ -73,8 +73,14 @@ def compared(run: RunRecord, findings: Findings) -> Compared | None:
     steps, _ = measured(findings.history)
     # the first row is the time of a step, which is what plans are corrected by
     if rows[0][-1] == "outside" and len(steps) >= FEWEST:
-        words = ["rekindle", "plan", run.config or "CONFIG", "--calibrate", run.run_id]
-        command = shlex.join(words)
+        arguments = [
+            "rekindle",
+            "plan",
+            run.config or "CONFIG",
+            "--calibrate",
+            run.run_id,
+        ]
+        command = shlex.join(arguments)
     return Compared(rows, remarks, command)
 
 
@@ -104,19 +110,22 @@ def otherwise_trained(plan: Planned, trained: TrainingSummary | None) -> str:
 
 
 def _figures(plan: Planned, run: RunRecord, findings: Findings) -> Iterator[Figure]:
-    """The figures that were planned, each with what happened; the time of a step first."""
+    """The figures that were planned, each with what happened; the time of a step
+    first."""
     chosen = plan.chosen
     steps, _ = measured(findings.history)
     step_seconds = None
     if steps:
         step_seconds = statistics.median(row.step_seconds or 0.0 for row in steps)
     yield Figure("Time of a step", chosen.step_seconds, step_seconds, formats.seconds)
+    # what is planned of a CPU's memory is tensors, and what is measured is resident
     if chosen.gpu.casefold() != _CPU:
         planned_bytes = (chosen.memory_bytes,) * 3
         yield Figure("Tensors on the fullest GPU", planned_bytes, _peak(findings), formats.binary)
     likely_hours = plan.hours
     likely_usd = plan.on_demand_usd
     price = chosen.on_demand_usd_per_hour
+    # a plan weighs spot machines whether or not the config asks for them
     if plan.spot and texts.setting(run.spec, "resources", "spot") is True:
         # no interval: it is not known how sure the mean is
         likely_hours = (statistics.mean(plan.spot.hours),) * 3

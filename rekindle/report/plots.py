@@ -190,7 +190,8 @@ def _dots(points: Sequence[Point]) -> list[Point]:
 
 
 def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:
-    """SVG path data on the stretched layer, 1000 by 1000; a new sub-path after each gap."""
+    """SVG path data on the stretched layer, 1000 by 1000; a new sub-path after each
+    gap."""
     moves = []
     command = "M"
     for point in thin(points, _MOST_POINTS):
@@ -221,8 +222,8 @@ def _bands(series: Sequence[Series], x_name: str) -> list[tuple[float, float, st
                 read_out.append(f"{s.name} {formats.metric(s.points[end - 1][1])}")
         begin = 100 * i / count
         right = 100 * (i + 1) / count
-        words = f"{x_name} {tick_text(in_band[-1])}: {', '.join(read_out)}"
-        bands.append((begin, right - begin, words))
+        hover_text = f"{x_name} {tick_text(in_band[-1])}: {', '.join(read_out)}"
+        bands.append((begin, right - begin, hover_text))
     return bands
 
 

@@ -118,7 +118,8 @@ def lines_of(pieces: Iterable[str], node: int = 0) -> Iterator[Line]:
 
 
 def merged(logs: Mapping[int, Iterable[str]]) -> Iterator[Line]:
-    """The lines of several nodes' logs in the order of their times, of each in their own."""
+    """The lines of several nodes' logs in the order of their times, of each in their
+    own."""
     return heapq.merge(*(lines_of(pieces, node) for node, pieces in logs.items()))
 
 

@@ -127,13 +127,13 @@ class Retention:
             run = self._read(run_id)
             if run.findings.registration is None:
                 continue
-            place = _registry_place(run.record, run.findings.registration)
-            if place not in self.served:
+            registry = _registry_place(run.record, run.findings.registration)
+            if registry not in self.served:
                 try:
-                    self.served[place] = self.digests(run.record)
+                    self.served[registry] = self.digests(run.record)
                 except (RekindleError, ValueError):
-                    self.served[place] = None
-            digests = self.served[place]
+                    self.served[registry] = None
+            digests = self.served[registry]
             if digests is None:
                 return None
             served |= digests
@@ -183,19 +183,19 @@ class Retention:
             if "registration" in run.findings.files:
                 return "what it registered cannot be read"
             return ""
-        place = _registry_place(run.record, model)
-        if place not in self.aliases:
+        registry = _registry_place(run.record, model)
+        if registry not in self.aliases:
             try:
-                self.aliases[place] = self.ask(run.record)
+                self.aliases[registry] = self.ask(run.record)
             except (RekindleError, ValueError) as error:
-                self.aliases[place] = f"its registry gives no answer: {first_line(error)}"
-        aliases = self.aliases[place]
+                self.aliases[registry] = f"its registry gives no answer: {first_line(error)}"
+        aliases = self.aliases[registry]
         if isinstance(aliases, str):
             return aliases
         own_aliases = [alias for alias, version in aliases.items() if version == model.version]
         # a run that repeated the same work names the version that an earlier one made
-        if own_aliases and (*place, model.version) not in makers:
-            makers.add((*place, model.version))
+        if own_aliases and (*registry, model.version) not in makers:
+            makers.add((*registry, model.version))
             return f"it made the {own_aliases[0]} of {model.name}"
         if model.decision not in ("approval_needed", "pending"):
             return ""
@@ -230,7 +230,8 @@ class Retention:
 
 
 def _deployed_digests(home: Path) -> set[str] | None:
-    """The digests of models that deployments here serve; None where one cannot be read."""
+    """The digests of models that deployments here serve; None where one cannot be
+    read."""
     digests = set()
     for file in home.glob("deployments/*/local/wanted.json"):
         try:

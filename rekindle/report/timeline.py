@@ -57,6 +57,7 @@ def failures(run: RunRecord, folder: Path) -> list[Failure]:
             path = folder / name
             log = str(path)
             tail, left_out = last_lines(path)
+        # an error may repeat what a step printed, colours and passwords included
         error = texts.without_assignments(texts.plain(step.error))
         failures.append((step, error, tail, log, left_out))
     return failures
@@ -101,6 +102,7 @@ def _row(step: StepRecord, start: float | None, scale: Axis, folder: Path) -> Ro
     link = ""
     if step.log:
         log = folder / step.log
+        # pages link to nothing outside of the run's folder
         if log.is_file() and log.is_relative_to(folder):
             link = quote(log.relative_to(folder).as_posix())
     return step, state, span, _outputs(step), link

@@ -56,6 +56,7 @@ def verdict(run: RunRecord, findings: Findings) -> Verdict:
         return Verdict("quiet", "finished", sentence)
     if run.settings:
         return _trained_in_grid(run, findings)
+    # a pipeline of the user's own may have no gate
     done = sum(step.status == "succeeded" for step in run.steps)
     steps = "1 step" if done == 1 else f"{done} steps"
     return Verdict("quiet", "finished", f"Finished: {steps} done, and no gate in this pipeline.")
@@ -83,9 +84,11 @@ def _trained_in_grid(run: RunRecord, findings: Findings) -> Verdict:
 
 
 def gate_metric(run: RunRecord, findings: Findings) -> str:
-    """The metric that decides: the compared one, else the configured one, else accuracy."""
+    """The metric that decides: the compared one, else the configured one, else
+    accuracy."""
     if findings.evidence and findings.evidence.comparison:
         return findings.evidence.comparison.metric
+    # a spec may be of another version, or of a pipeline without a gate
     configured = texts.setting(run.spec, "evaluate", "gate", "metric")
     return configured if isinstance(configured, str) else "accuracy"
 
@@ -132,6 +135,7 @@ def _unfinished(run: RunRecord, findings: Findings) -> Verdict:
         champion = f"Version {registration.version} of {registration.name} "
         champion += "had become champion before."
     error = run.error or next((step.error for step in steps if step.error), "")
+    # the first line says what, and the rest is on the card
     reason = (error.strip().splitlines() or [""])[0].strip()
     if run.status == "submitting":
         sentence = "Sent, or about to be; it is not known whether it arrived. Submit it again."
