@@ -71,8 +71,8 @@ class Price:
         return (today - read_on).days
 
     def is_old(self, today: datetime.date, *, spot: bool = False) -> bool:
-        """Whether it is to be marked: of more than 30 days ago, or of a day that has not
-        come."""
+        """Whether it is to be marked: of more than 30 days ago,
+        or of a day that has not come."""
         # in another time zone it may be tomorrow already
         return not -1 <= self.age_days(today, spot=spot) <= OLD_DAYS
 
@@ -206,8 +206,8 @@ def book(home: Path | None = None, own: Sequence[Path] = ()) -> PriceBook:
 
 
 def per_day(machine: str, region: str, count: int) -> tuple[str, float | None]:
-    """So many machines in words, and their US dollars a day on demand; None without a
-    price."""
+    """So many machines in words, and their US dollars a day on demand;
+    None without a price."""
     machines = f"{count} x {machine}"
     price = book().find(machine, region)
     if price is None or price.on_demand_usd_per_hour is None:
@@ -222,8 +222,8 @@ def shipped() -> PriceBook:
 
 
 def read_book(paths: Iterable[Path]) -> PriceBook:
-    """The rows of these files, later ones in place of earlier; RequestError for a wrong
-    file."""
+    """The rows of these files, later ones in place of earlier;
+    RequestError for a wrong file."""
     rows_so_far = PriceBook(())
     for path in paths:
         rows_so_far = _book(read_document(path), str(path)).over(rows_so_far)
@@ -239,8 +239,8 @@ def cloud_of(region: str) -> Cloud | None:
 
 
 def _book(document: Document, origin: str) -> PriceBook:
-    """The rows of a file of prices; RequestError for a wrong one, with its `origin` and
-    line."""
+    """The rows of a file of prices; RequestError for a wrong one,
+    with its `origin` and line."""
     file = checked(_File, document.values, document.lines, origin)
     prices = [
         Price(
@@ -259,8 +259,8 @@ def _book(document: Document, origin: str) -> PriceBook:
 
 
 def _sagemaker_price(machine: str, own: Price | None, ec2: Price, factor: Factor) -> Price:
-    """A price of SageMaker by EC2's: all of it, or spot only where there is an `own`
-    one."""
+    """A price of SageMaker by EC2's: all of it,
+    or spot only where there is an `own` one."""
 
     def times(usd: float | None) -> float | None:
         return None if usd is None else round(usd * factor.factor, 6)

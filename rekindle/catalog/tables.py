@@ -20,8 +20,8 @@ _HUB = re.compile(r"(index\.|registry-1\.)?docker\.io/")
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> RequestError:
-    """An error for a `name` that is not in `known`: the fix names the nearest, ignoring
-    case."""
+    """An error for a `name` that is not in `known`: the fix names the nearest,
+    ignoring case."""
     names = list(known)
     by_folded = {known_name.casefold(): known_name for known_name in names}
     nearest = difflib.get_close_matches(name.casefold(), by_folded, n=2, cutoff=0.5)
@@ -66,8 +66,8 @@ def lacks_python(image: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """A named hazard, interruptions per node-hour of running on spot, and what it rests
-    on."""
+    """A named hazard, interruptions per node-hour of running on spot,
+    and what it rests on."""
 
     name: str
     per_node_hour: float
@@ -78,8 +78,8 @@ class Preset:
 
 @functools.cache
 def presets() -> Mapping[str, Preset]:
-    """All presets by name, from calm to hostile. `presets()["rough"].per_node_hour` is
-    0.1."""
+    """All presets by name, from calm to hostile.
+    `presets()["rough"].per_node_hour` is 0.1."""
     # YAML reads a day as a date
     return {row["name"]: Preset(**{**row, "as_of": str(row["as_of"])}) for row in _table("hazards")}
 
@@ -96,8 +96,8 @@ def network(machine: str) -> Mapping[str, str]:
 
 
 def azure_zone(zone: str) -> str | None:
-    """Azure's name of IANA's `zone`, or None: `Europe/Berlin` is `W. Europe Standard
-    Time`."""
+    """Azure's name of IANA's `zone`, or None:
+    `Europe/Berlin` is `W. Europe Standard Time`."""
     for azure_name, iana_names in _table("azure_zones")["zones"].items():
         if zone in iana_names.split():
             return str(azure_name)

@@ -1,5 +1,5 @@
-"""Why this engine and this strategy, in words, and what the other engine would do:
-`advice`."""
+"""Why this engine and this strategy, in words,
+and what the other engine would do: `advice`."""
 
 import dataclasses
 import json
@@ -48,8 +48,8 @@ _ZERO_SECTIONS: tuple[dict[str, object], ...] = (
 
 
 def advice(plan: "Plan") -> Iterator[str]:
-    """Sentences: what is done, why nothing simpler, and the other engine with its
-    command."""
+    """Sentences: what is done, why nothing simpler,
+    and the other engine with its command."""
     option = plan.chosen.option
     if option.cluster.gpu.name == CPU:
         return

@@ -31,8 +31,8 @@ class Kernel:
     def seconds(
         self, flops: float, sequence: int, peak: float, head_dim: int, causal: bool
     ) -> tuple[float, float]:
-        """Seconds forward and backward, of `flops` forward, half of which a mask has
-        already taken off."""
+        """Seconds forward and backward, of `flops` forward,
+        half of which a mask has already taken off."""
         diagonal = self.diagonal if causal else 0.0
         speed = peak
         if head_dim <= NARROW:

@@ -18,8 +18,8 @@ from rekindle.plan.work import Work
 
 
 def job_of(work: Work, cluster: Cluster) -> str:
-    """What two trainings share that take as long: the work of every rank, and the
-    machines."""
+    """What two trainings share that take as long: the work of every rank,
+    and the machines."""
     # `repr` of frozen dataclasses of numbers and names is the same in every process
     machines = cluster.gpu.name, cluster.gpus_per_node, cluster.nodes
     return hashlib.sha256(repr((work, machines)).encode()).hexdigest()[:16]
@@ -27,8 +27,8 @@ def job_of(work: Work, cluster: Cluster) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Speeds:
-    """Measured trainings. Those that were predicted with other constants than now do not
-    count."""
+    """Measured trainings.
+    Those that were predicted with other constants than now do not count."""
 
     measured: Sequence[Calibration] = ()
 
@@ -103,8 +103,8 @@ class Speeds:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What earlier runs told: speeds, and how many examples an epoch had in
-    `counted_in`."""
+    """What earlier runs told: speeds,
+    and how many examples an epoch had in `counted_in`."""
 
     speeds: Speeds = dataclasses.field(default_factory=Speeds)
     examples: int | None = None

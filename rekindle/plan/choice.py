@@ -77,8 +77,8 @@ def choose(
 
 
 def _choose_layout(asked: Asked, fleet: Fleet, speeds: Speeds) -> tuple[list[Choice], SearchResult]:
-    """Layouts on machines that are given, best first. RequestError where none trains or
-    fits."""
+    """Layouts on machines that are given, best first.
+    RequestError where none trains or fits."""
     result = search(asked, fleet.cluster)
     if result.options:
         return [Choice(fleet, option) for option in speeds.applied(result.options)], result
@@ -203,8 +203,8 @@ def _least_usd(asked: Asked, fleet: Fleet) -> float:
 
 
 def _comparable(offered: Sequence[Fleet], asked: Asked) -> Iterator[Fleet]:
-    """The cheapest of machines with the same GPUs; those without a price cannot be
-    compared."""
+    """The cheapest of machines with the same GPUs;
+    those without a price cannot be compared."""
     cheapest: dict[tuple[str | None, int, int], Fleet] = {}
     for fleet in offered:
         usd_per_hour = fleet.usd_per_hour()

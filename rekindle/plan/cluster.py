@@ -14,8 +14,8 @@ from rekindle.spec.layout import Layout
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """`size` ranks on `nodes` that exchange `bytes_per_second` each, one way, at the
-    peak."""
+    """`size` ranks on `nodes` that exchange `bytes_per_second` each, one way,
+    at the peak."""
 
     size: int
     nodes: int
@@ -56,8 +56,8 @@ class Cluster:
 
 
 def groups(cluster: Cluster, layout: Layout) -> dict[str, Group]:
-    """Groups by axis; `weights` are the ranks that share the shards of weights (shard and
-    cp)."""
+    """Groups by axis; `weights` are the ranks that share the shards of weights:
+    those of shard and cp."""
     groups_by_axis = {}
     distance = 1
     # the order in which ranks are numbered: that of spec/layout.py, the fastest axis

@@ -158,8 +158,8 @@ def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
 
 
 def _offered_names(platform: str) -> Sequence[str]:
-    """Machines with GPUs by the platform's own names; of all clouds where none is
-    named."""
+    """Machines with GPUs by the platform's own names;
+    of all clouds where none is named."""
     if platform == "sagemaker":
         gpu_machines: Sequence[str] = limits(platform)["gpu_machines"]
         return gpu_machines
@@ -179,8 +179,8 @@ def _has_gpus(name: str, resources: ResourcesSpec) -> bool:
 
 
 def _counts(resources: ResourcesSpec, row: Machine) -> Sequence[int]:
-    """How many nodes: as asked, or for `auto` powers of two, of machines with all their
-    GPUs."""
+    """How many nodes: as asked, or for `auto` powers of two,
+    of machines with all their GPUs."""
     if resources.machine != AUTO or "nodes" in resources.model_fields_set:
         return [resources.nodes]
     # without a network that is known the time of an exchange would be a guess
@@ -226,15 +226,15 @@ def local_devices(ranks: int) -> tuple[Gpu, int, float | None]:
 
 @functools.cache
 def gpu_names() -> tuple[str, ...]:
-    """The names of the GPUs here, as NVIDIA's driver has them; none where there is no
-    driver."""
+    """The names of the GPUs here, as NVIDIA's driver has them;
+    none where there is no driver."""
     return tuple(driver_says("name"))
 
 
 @functools.cache
 def _cpu(ranks: int) -> Gpu:
-    """A rank's share: a core, or less where ranks outnumber cores; memory in equal
-    parts."""
+    """A rank's share: a core, or less where ranks outnumber cores;
+    memory in equal parts."""
     cores = os.cpu_count()
     if hasattr(os, "sched_getaffinity"):  # of Linux alone
         cores = len(os.sched_getaffinity(0))

@@ -20,8 +20,8 @@ _BUCKET_ELEMENTS = 500_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of a rank at its worst moment, in `phase`, by `terms`; `pp_rank`: the worst
-    place."""
+    """Bytes of a rank at its worst moment, in `phase`, by `terms`; `pp_rank`:
+    the worst place."""
 
     terms: Mapping[str, int]
     phase: str
@@ -126,8 +126,8 @@ class Peak(Rank):
             yield self._at_table(has_gradients)
 
     def _at_table(self, has_gradients: bool) -> dict[str, int]:
-        """What there is at the end of a backward pass without FSDP: of a tied table the
-        head's gradient, too."""
+        """What there is at the end of a backward pass without FSDP:
+        of a tied table the head's gradient, too."""
         table = self.shape.table
         if self.shape.causal:
             table //= self.layout.tp
@@ -145,8 +145,8 @@ class Peak(Rank):
         return self._terms(gradients_after, self.copies(0, self.recomputes), 0, temporaries)
 
     def _ending(self) -> Iterator[dict[str, int]]:
-        """What there is at the end of the last backward pass, when FSDP reduces what the
-        ends have left."""
+        """What there is at the end of the last backward pass,
+        when FSDP reduces what the ends have left."""
         gradients_after = self.optimizing()["gradients"]
         ends = self.trained_end_elements
         if not self.gathers_blocks:
@@ -250,8 +250,8 @@ class ZeroPeak(Peak):
         return size
 
     def added(self, weights: int, has_gradients: bool) -> int:
-        """Stage 2 has those in its bucket whole, and so has stage 3, in a piece
-        (`copies`)."""
+        """Stage 2 has those in its bucket whole, and so has stage 3,
+        in a piece (`copies`)."""
         if self.zero.stage < 2:
             return super().added(weights, has_gradients)
         elements = min(weights, self.zero.bucket) if self.zero.stage == 2 else 0
@@ -260,8 +260,8 @@ class ZeroPeak(Peak):
         return self.stored_width * elements
 
     def optimizing(self) -> dict[str, int]:
-        """Gradients in full precision, and the narrow ones that they and new weights come
-        from."""
+        """Gradients in full precision,
+        and the narrow ones that they and new weights come from."""
         zero = self.zero
         if zero.stage == 0:
             return {"gradients": self.stored_width * self.trained_elements}
@@ -281,8 +281,8 @@ class ZeroPeak(Peak):
         return {"communication buffers": 0, "gradients": gradients}
 
     def copies(self, held: int, backward: bool) -> int:
-        """Stage 3: what may stay and the block in work; backward, a bucket in one piece
-        as well."""
+        """Stage 3: what may stay and the block in work; backward,
+        a bucket in one piece as well."""
         if self.zero.stage == 2:
             return self.buffer_bytes if backward else 0
         if self.zero.stage < 3:
@@ -294,8 +294,8 @@ class ZeroPeak(Peak):
         return self.stored_width * elements
 
     def worst(self) -> Memory:
-        """At first, before anything is divided, every rank has the whole network in
-        fp32."""
+        """At first, before anything is divided,
+        every rank has the whole network in fp32."""
         start = Memory({"whole network at the start": 4 * self.all_elements}, "start")
         return max(super().worst(), start, key=lambda memory: memory.peak_bytes)
 
@@ -320,8 +320,8 @@ def memory(work: Work, pp_rank: int | None = None) -> Memory:
 
 
 def least_bytes(work: Work) -> int:
-    """What its first rank holds in the optimizer: a bound below `memory`, found in little
-    time."""
+    """What its first rank holds in the optimizer: a bound below `memory`,
+    found in little time."""
     rank = _rank(work, 0)
     return sum(rank.static().values()) + rank.optimizing().get("gradients", 0)
 

@@ -200,8 +200,8 @@ def training(choice: Choice, steps: int) -> risk.Work:
 
 
 def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
-    """Spot machines instead; None if the steps, or a price below on demand, are not
-    known."""
+    """Spot machines instead; None if the steps, or a price below on demand,
+    are not known."""
     on_demand_usd = choice.fleet.usd_per_hour()
     spot_usd = choice.fleet.usd_per_hour(spot=True)
     if steps is None or on_demand_usd is None or spot_usd is None:
@@ -310,8 +310,8 @@ def _price_notes(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -
 def plan_record(
     plan: Plan, refused: Iterable[Problem] = (), rest: outputs.PlannedRest | None = None
 ) -> outputs.Planned:
-    """All that a plan says; `refused`: why it should not be submitted, `rest`: other
-    steps."""
+    """All that a plan says; `refused`: why it should not be submitted, `rest`:
+    other steps."""
     option = plan.chosen.option
     problems = list(refused)
     notes = plan.notes

@@ -42,8 +42,8 @@ class Asked:
 
 
 def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
-    """The same work with the precision that `auto` has there; the engine decides alike
-    (train/rank.py)."""
+    """The same work with the precision that `auto` has there;
+    the engine decides alike (train/rank.py)."""
     if asked.train.precision != "auto":
         return asked
     precision = "bf16" if "bf16" in gpu.tflops else "fp32"
@@ -154,8 +154,8 @@ def left_open(spec: Spec) -> frozenset[str]:
 
 
 def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
-    """The config in Hugging Face layout: inline, of a local folder, the catalog, or the
-    hub."""
+    """The config in Hugging Face layout: inline, of a local folder, the catalog,
+    or the hub."""
     source = spec.model.source
     if not isinstance(source, str):
         if not source:
@@ -171,8 +171,8 @@ def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
 
 
 def known_shape(spec: Spec) -> Shape | None:
-    """The numbers of the model that have to be divisible, where they are known without
-    the hub."""
+    """The numbers of the model that have to be divisible,
+    where they are known without the hub."""
     with contextlib.suppress(RequestError):
         config = model_config(spec, ask_hub=False)
         return Shape.of(config) if "model_type" in config else None

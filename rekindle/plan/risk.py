@@ -52,8 +52,8 @@ class Hazard:
 
 
 def hazard(choice: str | float) -> Hazard:
-    """The hazard by the name of a preset, or as a number per node-hour. RequestError for
-    a number below 0."""
+    """The hazard by the name of a preset, or as a number per node-hour.
+    RequestError for a number below 0."""
     if not isinstance(choice, str):
         if not 0 <= choice < math.inf:
             raise RequestError(
@@ -95,8 +95,8 @@ class Segment:
 
 
 def segments(work: Work, every: int) -> tuple[Segment, ...]:
-    """The first segment, whose `through` lacks start and tail, those in the middle, the
-    last."""
+    """The first segment, whose `through` lacks start and tail, those in the middle,
+    the last."""
     saves = math.ceil(work.steps / every)
     first = _segment(work, min(every, work.steps), 0.0)
     if saves == 1:
@@ -126,8 +126,8 @@ def uninterrupted_seconds(work: Work, every: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """Means. `running_hours` are paid, of which `lost_hours` are of work that is done
-    again."""
+    """Means. `running_hours` are paid,
+    of which `lost_hours` are of work that is done again."""
 
     wall_hours: float
     running_hours: float

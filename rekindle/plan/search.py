@@ -63,8 +63,8 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Rejected:
-    """A layout and the reason why it was not taken; `needed_bytes` where that is
-    memory."""
+    """A layout and the reason why it was not taken;
+    `needed_bytes` where that is memory."""
 
     layout: str
     reason: str
@@ -73,8 +73,8 @@ class Rejected:
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-    """The options, best first, one a layout; what was weighed in all; and why not the
-    others."""
+    """The options, best first, one a layout; what was weighed in all;
+    and why not the others."""
 
     options: tuple[Option, ...]
     rejected: tuple[Rejected, ...]
@@ -149,8 +149,8 @@ class _Timed(NamedTuple):
 
 
 def _fastest_that_fits(timed: Sequence[_Timed], memory_bytes: int) -> tuple[_Timed, Memory] | None:
-    """The fastest work that a device of so much memory holds, with what it takes
-    there."""
+    """The fastest work that a device of so much memory holds,
+    with what it takes there."""
     for candidate in sorted(timed, key=_order):
         # the bound first, because memory takes longer to find than the time of a step
         if needed(least_bytes(candidate.work)) <= memory_bytes:
@@ -161,8 +161,8 @@ def _fastest_that_fits(timed: Sequence[_Timed], memory_bytes: int) -> tuple[_Tim
 
 
 def _order(candidate: _Timed | Option) -> tuple[float, tuple[int, ...]]:
-    """Faster ones first; then proven ones, then simple axes and schedules, then
-    recomputation."""
+    """Faster ones first; then proven ones, then simple axes and schedules,
+    then recomputation."""
     layout = candidate.work.layout
     # how complicated the axes are: replicas alone, shards, both, and then each other axis
     axes = 0
@@ -182,8 +182,8 @@ def _order(candidate: _Timed | Option) -> tuple[float, tuple[int, ...]]:
 
 
 def _too_large(name: str, timed: Sequence[_Timed], cluster: Cluster) -> Rejected:
-    """Says by how much a layout misses the device's memory, with its smallest
-    micro-batch."""
+    """Says by how much a layout misses the device's memory,
+    with its smallest micro-batch."""
     least = min(candidate.work.layout.micro_batch_size for candidate in timed)
     smallest = []
     for candidate in timed:
@@ -197,8 +197,8 @@ def _too_large(name: str, timed: Sequence[_Timed], cluster: Cluster) -> Rejected
 
 
 def _slower(option: Option, best: Option, tie: float) -> str:
-    """Says why an option is not the best: what costs it most time, or that it is less
-    simple."""
+    """Says why an option is not the best: what costs it most time,
+    or that it is less simple."""
     change = option.step.seconds / best.step.seconds - 1
     if change <= tie:
         return f"as fast within the error ({change:+.0%}), and less simple"
@@ -209,8 +209,8 @@ def _slower(option: Option, best: Option, tie: float) -> str:
 
 
 def _layouts(asked: Asked, cluster: Cluster) -> Iterator[Layout]:
-    """The layouts of as many ranks as there are GPUs; or the one that the config asks
-    for."""
+    """The layouts of as many ranks as there are GPUs;
+    or the one that the config asks for."""
     world = cluster.gpus
     layout_spec = asked.train.layout
     if asked.zero is not None:  # the engine has no other
@@ -262,8 +262,8 @@ def _illegal(asked: Asked, cluster: Cluster, layout: Layout) -> str:
 
 
 def _ways(asked: Asked, layout: Layout) -> Iterator[tuple[Checkpointing, bool]]:
-    """Ways to recompute with which the layout trains, and whether a test has shown
-    that."""
+    """Ways to recompute with which the layout trains,
+    and whether a test has shown that."""
     choices = RECOMPUTED
     if "activation_checkpointing" not in asked.free:
         choices = (asked.train.activation_checkpointing,)
@@ -275,8 +275,8 @@ def _ways(asked: Asked, layout: Layout) -> Iterator[tuple[Checkpointing, bool]]:
 
 
 def _works(asked: Asked, layout: Layout) -> Iterator[tuple[Work, bool]]:
-    """What ranks do with each micro-batch size and way to recompute, and whether it is
-    proven."""
+    """What ranks do with each micro-batch size and way to recompute,
+    and whether it is proven."""
     train = asked.train
     examples = train.global_batch_size // layout.data
     largest = min(examples, LARGEST_MICRO_BATCH)
@@ -302,8 +302,8 @@ def _feeds_pipeline(layout: Layout, micro_batches: int) -> bool:
 
 
 def work_of(asked: Asked, layout: Layout, checkpointing: Checkpointing) -> Work:
-    """What each rank does in one step of that layout, on a GPU that `asked` is for
-    (`on_gpu`)."""
+    """What each rank does in one step of that layout,
+    on a GPU that `asked` is for (`on_gpu`)."""
     train = asked.train
     lora = asked.lora
     assert train.precision != "auto"

@@ -19,8 +19,8 @@ Get = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """A linear layer. `divided`: how tensor parallel ranks share it (Shoeybi et al.
-    2019)."""
+    """A linear layer. `divided`:
+    how tensor parallel ranks share it (Shoeybi et al. 2019)."""
 
     name: str
     inputs: int
@@ -70,8 +70,8 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model; a tied head counts once. GPT-2 has
-        124,439,808."""
+        """Parameters of the whole model; a tied head counts once.
+        GPT-2 has 124,439,808."""
         ends = self.table + self.before + self.after
         if self.head is not None:
             ends += self.head.parameters
@@ -79,8 +79,8 @@ class ModelShape:
 
     @property
     def products(self) -> int:
-        """Weights that a token is multiplied with: no table, but the head, tied or
-        not."""
+        """Weights that a token is multiplied with: no table, but the head,
+        tied or not."""
         block = sum(m.inputs * m.outputs for m in self.matrices)
         head = 0
         if self.head is not None:
@@ -184,8 +184,8 @@ def _matrices(
 
 
 def _before(family: Family, get: Get, d_model: int, norm: int) -> int:
-    """Elements between the table and the first block: positions, types of tokens, a
-    norm."""
+    """Elements between the table and the first block: positions, types of tokens,
+    a norm."""
     if family.patches:  # the class token and a position each
         side = int(get("image_size")) // int(get("patch_size"))
         return d_model * (side * side + 2)

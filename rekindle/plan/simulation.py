@@ -71,8 +71,8 @@ class Runs:
 
 
 def simulate(work: Work, every: int, per_hour: float) -> Runs:
-    """Trainings with a save every `every` steps; without end where attempts hardly get
-    through."""
+    """Trainings with a save every `every` steps;
+    without end where attempts hardly get through."""
     import numpy as np
 
     if expected(work, every, per_hour).interruptions > MOST_INTERRUPTIONS:
@@ -141,8 +141,8 @@ class _Attempts:
             self._attempt()
 
     def _attempt(self) -> None:
-        """Waits for machines, and runs until they go, the work is done, or they are given
-        up."""
+        """Waits for machines, and runs until they go, the work is done,
+        or they are given up."""
         import numpy as np
 
         active = self.active

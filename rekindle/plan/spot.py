@@ -60,8 +60,8 @@ class Outlook:
 
 @dataclasses.dataclass(frozen=True)
 class Spot:
-    """Machines that are reclaimed one by one, and all at once, with a save every `every`
-    steps."""
+    """Machines that are reclaimed one by one, and all at once,
+    with a save every `every` steps."""
 
     every: int
     hazard: Hazard
@@ -70,8 +70,8 @@ class Spot:
 
     @property
     def viable(self) -> Literal["yes", "only if reclaimed together", "no"]:
-        """Whether nothing speaks against it at both ends, at the better one, or at
-        neither."""
+        """Whether nothing speaks against it at both ends, at the better one,
+        or at neither."""
         if not self.independent.reasons:
             return "yes"
         return "no" if self.together.reasons else "only if reclaimed together"
@@ -85,8 +85,8 @@ def weigh(
     needs: Needs,
     every: int | None = None,
 ) -> Spot:
-    """Everything about spot machines for one training on `nodes` nodes, in tens of
-    milliseconds."""
+    """Everything about spot machines for one training on `nodes` nodes,
+    in tens of milliseconds."""
     chosen = every or best_interval(work, hazard.per_hour(nodes, "independent"), offer, needs)
     hours = risk.uninterrupted_seconds(work, every or interval(work, 0.0)) / 3600
     on_demand_usd = hours * offer.on_demand_usd_per_hour
@@ -100,8 +100,8 @@ def weigh(
 
 
 def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> int:
-    """Steps between two saves: `interval`, or with a deadline a cheaper fraction of
-    it."""
+    """Steps between two saves: `interval`,
+    or with a deadline a cheaper fraction of it."""
     longest = interval(work, per_hour)
     deadline = needs.deadline_hours
     if deadline is None:
@@ -121,8 +121,8 @@ def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> in
 
 
 def outlook_at(work: Work, every: int, per_hour: float, offer: Offer, needs: Needs) -> Outlook:
-    """What to expect at `per_hour` interruptions of all machines together; no reasons
-    yet."""
+    """What to expect at `per_hour` interruptions of all machines together;
+    no reasons yet."""
     mean = risk.expected(work, every, per_hour)
     price = offer.spot_usd_per_hour
     runs = simulate(work, every, per_hour)

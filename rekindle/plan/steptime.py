@@ -136,8 +136,8 @@ class _Model:
         self.reduced_bytes = 4  # of a gradient on the wire
 
     def step(self) -> StepTime:
-        """The time of a step by its terms, of which those that take no time are left
-        out."""
+        """The time of a step by its terms,
+        of which those that take no time are left out."""
         work = self.work
         layout = self.work.layout
         one_pass = self._pass()
@@ -396,8 +396,8 @@ class _Model:
         return calls * self._ring(self.links["tp"], size)
 
     def _context(self) -> float:
-        """Seconds of a block's exchanges among cp ranks: keys and values of all, and the
-        sum of their gradients."""
+        """Seconds of a block's exchanges among cp ranks: keys and values of all,
+        and the sum of their gradients."""
         work = self.work
         shape = self.work.shape
         if work.layout.cp == 1:

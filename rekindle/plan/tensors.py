@@ -24,8 +24,8 @@ WHOLE_TEACHER_BYTES = 1 << 30
 
 
 def rows_at_once(columns: int, device: str) -> int:
-    """Rows of logits that the loss makes at a time: of 128,256 columns 65, on a GPU
-    1,046."""
+    """Rows of logits that the loss makes at a time: of 128,256 columns 65,
+    on a GPU 1,046."""
     return max(1, LOGITS_BYTES.get(device, LOGITS_BYTES["cpu"]) // (4 * max(1, columns)))
 
 
@@ -96,8 +96,8 @@ class Rank:
             self.score_elements = work.tokens * work.sequence * shape.heads // tp
 
     def _set_weight_elements(self) -> None:
-        """Sets the elements of a block's weights, of the ends', and of what is
-        trained."""
+        """Sets the elements of a block's weights, of the ends',
+        and of what is trained."""
         work = self.work
         layout = self.layout
         shape = self.shape
@@ -146,8 +146,8 @@ class Rank:
         self.moments_bytes = whole_moments // self.shard_ranks
 
     def _by_stage(self, first: int, last: int) -> list[int]:
-        """Elements of the ends on each of its stages: of the first stage, and of the
-        last."""
+        """Elements of the ends on each of its stages: of the first stage,
+        and of the last."""
         elements = []
         for stage in self.stages:
             count = 0
@@ -191,15 +191,15 @@ class Rank:
 
     @property
     def snapshot(self) -> int:
-        """Host memory for a save's copies: trained weights and what the optimizer keeps
-        of them."""
+        """Host memory for a save's copies:
+        trained weights and what the optimizer keeps of them."""
         return self.stored_width * self.trained_elements // self.shard_ranks + self.moments_bytes
 
     # Activations
 
     def _set_activation_bytes(self) -> None:
-        """Sets the bytes that a block keeps for its backward pass, whole and
-        checkpointed."""
+        """Sets the bytes that a block keeps for its backward pass,
+        whole and checkpointed."""
         work = self.work
         shape = self.shape
         # a norm's input in fp32, and the normalised, which an RMS norm's own weights need
@@ -242,8 +242,8 @@ class Rank:
             self.unreleased_bytes = self.exact_width * last
 
     def _ffn_bytes(self) -> int:
-        """What a feed-forward keeps: its norm, its input, dropout's mask, and what is
-        inside."""
+        """What a feed-forward keeps: its norm, its input, dropout's mask,
+        and what is inside."""
         shape = self.shape
         size = self.norm_bytes + self._input_bytes(2 if shape.gated else 1)
         if shape.dropout:
@@ -362,8 +362,8 @@ class Rank:
         return 2 * self.matrix_elements * blocks
 
     def gradients(self, has_gradients: tuple[bool, ...], ending: bool = False) -> int:
-        """Gradients of the stages that have some already; `ending`: of the last
-        micro-batch, too."""
+        """Gradients of the stages that have some already; `ending`:
+        of the last micro-batch, too."""
         if self.replicated:
             # buckets come on top of the gradients that an earlier micro-batch has left
             copies = 2 if self.work.accumulation > 1 else 1
@@ -390,8 +390,8 @@ class Rank:
         return whole + self.compute_width * widened
 
     def _narrow_width(self) -> int:
-        """Bytes of a gradient in the type of weights, which FSDP keeps beside what it
-        reduced."""
+        """Bytes of a gradient in the type of weights,
+        which FSDP keeps beside what it reduced."""
         return self.stored_width if self.stored_width < self.exact_width else 0
 
     def added(self, weights: int, has_gradients: bool) -> int:
@@ -411,8 +411,8 @@ class Rank:
     # What is there for a moment
 
     def loss(self, stage: int) -> int:
-        """Hidden states, gradients of head and stream, and of a piece of rows logits and
-        theirs."""
+        """Hidden states, gradients of head and stream,
+        and of a piece of rows logits and theirs."""
         if self.stages[stage] != self.last_stage or not self.shape.causal:
             return 0
         columns = self.head_elements // self.shape.d_model

@@ -30,8 +30,8 @@ def scale_blocks(columns: int) -> tuple[int, int]:
 
 
 def matrices(work: Work) -> Iterator[tuple[int, int]]:
-    """Rows and columns of the trained matrices of a block, whose columns are not
-    divided."""
+    """Rows and columns of the trained matrices of a block,
+    whose columns are not divided."""
     if not work.lora_rank:
         yield from ((m.outputs, m.inputs) for m in work.shape.matrices)
     for m in work.adapted:
@@ -56,8 +56,8 @@ def moments_bytes(work: Work, trained: int, blocks: int, stored: int) -> int:
 
 
 def rows_of_piece(columns: int) -> int:
-    """Rows of a matrix whose moments are in full precision at a time. 4,096 columns:
-    4,096."""
+    """Rows of a matrix whose moments are in full precision at a time.
+    4,096 columns: 4,096."""
     return max(1, PIECE // max(1, columns))
 
 

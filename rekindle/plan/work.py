@@ -1,5 +1,5 @@
-"""One optimizer step as numbers: the model, the layout, how many tokens a rank sees at a
-time."""
+"""One optimizer step as numbers: the model, the layout,
+how many tokens a rank sees at a time."""
 
 import dataclasses
 import math
@@ -20,8 +20,8 @@ _KEPT_FOR = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
 
 
 def lora_targets(shape: ModelShape, targets: Iterable[str]) -> tuple[str, ...]:
-    """Our names of the matrices that `model.lora.targets` names: `q_proj` of Llama is
-    `q`."""
+    """Our names of the matrices that `model.lora.targets` names:
+    `q_proj` of Llama is `q`."""
     modules = DIVISIBLE.get(shape.model_type)
     if modules is None:
         return ()
@@ -52,8 +52,8 @@ class Zero:
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | None) -> Self:
-        """ZeRO as `train.engine_config` has it; what it leaves open, or to "auto", is the
-        default."""
+        """ZeRO as `train.engine_config` has it; what it leaves open, or to "auto",
+        is the default."""
         section = (config or {}).get("zero_optimization") or {}
         settings = {k: v for k, v in section.items() if v not in (None, AUTO)}
         stage = int(settings.get("stage", cls.stage))
@@ -157,8 +157,8 @@ class Work:
 
     @property
     def attention(self) -> Attention:
-        """The kernel that runs it: written out where ranks have to draw the same
-        dropout."""
+        """The kernel that runs it:
+        written out where ranks have to draw the same dropout."""
         written = self.shape.attention_dropout > 0 and self.layout.tp * self.layout.cp > 1
         return "written" if written else "flash2"
 
@@ -214,8 +214,8 @@ class Work:
         return tuple(m for m in self.shape.matrices if m.name in self.lora_targets)
 
     def adapters_share(self) -> int:
-        """Elements of a block's adapters on one tp rank: the side that is not divided is
-        on all."""
+        """Elements of a block's adapters on one tp rank:
+        the side that is not divided is on all."""
         tp = self.layout.tp
         total = 0
         for matrix in self.adapted:

@@ -162,8 +162,8 @@ def _plots(metadata: Mapping[str, Any]) -> tuple[tuple[str, str, Markup], ...]:
 
 
 def _text(uri: str, is_here: bool) -> str:
-    """The file's text; ValueError where it is too long to be shown, or not on this
-    machine."""
+    """The file's text; ValueError where it is too long to be shown,
+    or not on this machine."""
     path = local_path(uri)
     if not is_here or not path.is_file():
         raise ValueError(f"it is not on this machine, but at {uri}")

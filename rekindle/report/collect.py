@@ -58,8 +58,8 @@ class Findings:
 
 
 def _loss_warnings(findings: Findings) -> tuple[str, ...]:
-    """Whether the model learnt little, or its training rows by heart, or was still
-    learning."""
+    """Whether the model learnt little, or its training rows by heart,
+    or was still learning."""
     rows = findings.history
     # lists collect no histories: one is read for the few models that are below a floor
     if not rows and "training" in findings.files:

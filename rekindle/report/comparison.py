@@ -67,8 +67,8 @@ def _run(record: RunRecord, findings: Findings) -> ComparedRun:
 
 
 def _training_seconds(record: RunRecord) -> float | None:
-    """How long the last training took: nothing from the cache, None where there was
-    none."""
+    """How long the last training took: nothing from the cache,
+    None where there was none."""
     # a step of a nested pipeline has the names of those around it before its own
     trainings = [step for step in record.steps if step.name.rpartition("/")[2] == _TRAINING]
     if not trainings:
@@ -105,8 +105,8 @@ def _data(findings: Findings) -> dict[str, object]:
 
 
 def _different(sides: Sequence[Mapping[str, Any]]) -> tuple[ComparedFact, ...]:
-    """What is not the same everywhere, in the order of first sight; null where a side
-    lacks it."""
+    """What is not the same everywhere, in the order of first sight;
+    null where a side lacks it."""
     names: dict[str, None] = {}
     for side in sides:
         names |= dict.fromkeys(side)

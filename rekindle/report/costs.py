@@ -32,8 +32,8 @@ class Stay(NamedTuple):
 
 
 def stays(record: RunRecord, training: TrainingSummary | None) -> Iterator[Stay]:
-    """What each step of a run on a platform had of machines; `training` is what came of
-    its training."""
+    """What each step of a run on a platform had of machines;
+    `training` is what came of its training."""
     submission = record.submission
     if submission is None:
         return

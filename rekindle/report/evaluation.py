@@ -14,8 +14,8 @@ from rekindle.report.collect import Findings
 
 @dataclasses.dataclass(frozen=True)
 class SliceTable:
-    """The slices of one column, the worst change first, and the `top` of the bars of its
-    metric."""
+    """The slices of one column, the worst change first,
+    and the `top` of the bars of its metric."""
 
     column: str
     metric: str
@@ -64,8 +64,8 @@ def confusion(evidence: Evidence) -> Markup:
 
 
 def calibration(evidence: Evidence) -> Markup:
-    """The reliability diagram, if there are predictions; of numbers, true over predicted
-    ones."""
+    """The reliability diagram, if there are predictions; of numbers,
+    true over predicted ones."""
     bins = [(part.confidence, part.accuracy, part.rows) for part in evidence.calibration]
     bins = [(confidence, accuracy, rows) for confidence, accuracy, rows in bins if rows > 0]
     count = f"{sum(rows for _, _, rows in bins)} predictions, {len(bins)} bins"
@@ -116,8 +116,8 @@ def _slice_table(parts: list[Slice], gate_metric: str, smallest: float | None) -
 
 
 def _top(parts: list[Slice], metric: str) -> float:
-    """Where the bars of a metric end: at one, or at the largest value where some are
-    beyond."""
+    """Where the bars of a metric end: at one,
+    or at the largest value where some are beyond."""
     values = []
     for part in parts:
         for value in (part.candidate.get(metric), part.champion.get(metric)):

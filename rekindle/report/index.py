@@ -1,5 +1,5 @@
-"""The page over all runs under a home: what each came to, and the life of each job's
-model."""
+"""The page over all runs under a home: what each came to,
+and the life of each job's model."""
 
 import contextlib
 import math
@@ -182,8 +182,8 @@ def _spread(values: Sequence[float]) -> float | None:
 
 
 def _candidate(run: Entry) -> plots.Candidate | None:
-    """What was judged in a run; the interval is that of the gain, laid on the champion's
-    value."""
+    """What was judged in a run; the interval is that of the gain,
+    laid on the champion's value."""
     moment = formats.instant(run.moment)
     judged = run.headline
     if moment is None or judged is None:

@@ -96,8 +96,8 @@ class Entry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """All runs of a home, oldest first; `unreadable` are ids of those whose record is
-    damaged."""
+    """All runs of a home, oldest first;
+    `unreadable` are ids of those whose record is damaged."""
 
     entries: tuple[Entry, ...]
     unreadable: tuple[str, ...] = ()
@@ -164,8 +164,8 @@ def path_of(home: Path, slug: str) -> Path:
 
 
 def turns(path: Path) -> list[Turn]:
-    """The turns in such a file, the oldest first, each as it ended; none where there is
-    no file."""
+    """The turns in such a file, the oldest first, each as it ended;
+    none where there is no file."""
     # a turn is written when it begins and when it ends
     return list({turn.turn: turn for turn in _read(path, Turn)}.values())
 
@@ -189,8 +189,8 @@ def _read(path: Path, kind: type[R]) -> Iterator[R]:
 
 
 def record_in(folder: Path, run_id: str) -> RunRecord:
-    """The record of a run in the folder of all runs; ValueError where it calls itself
-    another."""
+    """The record of a run in the folder of all runs;
+    ValueError where it calls itself another."""
     record = RunRecord.read(folder / run_id / "run.json")
     if record.run_id != run_id:
         raise ValueError(f"the record of {run_id} calls itself {record.run_id!r}")

@@ -1,5 +1,5 @@
-"""Where a model comes from: keys and hashes that identify the work, how to repeat it,
-classes."""
+"""Where a model comes from: keys and hashes that identify the work,
+how to repeat it, classes."""
 
 import contextlib
 

@@ -30,8 +30,8 @@ def render(template: str, **values: Any) -> str:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    """The environment of the templates: what they may name, and how they write
-    numbers."""
+    """The environment of the templates: what they may name,
+    and how they write numbers."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -74,8 +74,8 @@ def _environment() -> jinja2.Environment:
 
 
 def _policy(styles: str, script: str) -> str:
-    """A Content-Security-Policy that allows these styles, this script, and images in the
-    page."""
+    """A Content-Security-Policy that allows these styles, this script,
+    and images in the page."""
     allowed = f"img-src data:; style-src {styles}; script-src '{_hash(script)}'"
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 

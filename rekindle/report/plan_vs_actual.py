@@ -22,8 +22,8 @@ _CPU = "cpu"  # TrainingSummary.device
 
 
 class Figure(NamedTuple):
-    """What was planned, at least, as expected and at most, and what happened; `say`
-    writes both."""
+    """What was planned, at least, as expected and at most, and what happened;
+    `say` writes both."""
 
     name: str
     planned: tuple[float, float, float]
@@ -44,8 +44,8 @@ class Figure(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """Rows of `Figure.row`, what to know of them, and the command by which later plans
-    use them."""
+    """Rows of `Figure.row`, what to know of them,
+    and the command by which later plans use them."""
 
     rows: tuple[tuple[str, ...], ...]
     remarks: tuple[str, ...]
@@ -53,8 +53,8 @@ class Compared(NamedTuple):
 
 
 def measured(history: Sequence[HistoryRow]) -> tuple[tuple[HistoryRow, ...], int]:
-    """The steps that tell how fast a training is, and how many of the first were left
-    out."""
+    """The steps that tell how fast a training is,
+    and how many of the first were left out."""
     # a step of no time, or of a broken clock, tells nothing
     timed = [row for row in history if row.step_seconds and math.isfinite(row.step_seconds)]
     left_out = min(WARM_UP, max(0, len(timed) - FEWEST))
@@ -110,8 +110,8 @@ def otherwise_trained(plan: Planned, trained: TrainingSummary | None) -> str:
 
 
 def _figures(plan: Planned, run: RunRecord, findings: Findings) -> Iterator[Figure]:
-    """The figures that were planned, each with what happened; the time of a step
-    first."""
+    """The figures that were planned, each with what happened;
+    the time of a step first."""
     chosen = plan.chosen
     steps, _ = measured(findings.history)
     step_seconds = None

@@ -61,8 +61,8 @@ def line(
     zero: bool = False,
     guide: tuple[str, float] | None = None,
 ) -> Markup:
-    """Lines over a shared x axis; a gap where a value is not finite. `guide` is a named
-    level."""
+    """Lines over a shared x axis; a gap where a value is not finite.
+    `guide` is a named level."""
     drawn = [s for s in series if s.is_drawable]
     if not drawn:
         return _NOTHING
@@ -190,8 +190,8 @@ def _dots(points: Sequence[Point]) -> list[Point]:
 
 
 def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:
-    """SVG path data on the stretched layer, 1000 by 1000; a new sub-path after each
-    gap."""
+    """SVG path data on the stretched layer, 1000 by 1000;
+    a new sub-path after each gap."""
     moves = []
     command = "M"
     for point in thin(points, _MOST_POINTS):
@@ -228,8 +228,8 @@ def _bands(series: Sequence[Series], x_name: str) -> list[tuple[float, float, st
 
 
 def heatmap(labels: Sequence[str], matrix: Counts, *, label: str) -> Markup:
-    """`matrix[i][j]` examples of true class i predicted as j; hits and mistakes in two
-    hues."""
+    """`matrix[i][j]` examples of true class i predicted as j;
+    hits and mistakes in two hues."""
     n = len(matrix)
     if not n:
         return _NOTHING
@@ -264,8 +264,8 @@ def heatmap(labels: Sequence[str], matrix: Counts, *, label: str) -> Markup:
 
 
 def _cell_px(classes: int) -> int:
-    """The side of a cell: as large as the page allows, and from `_NUMBERS` on without
-    counts."""
+    """The side of a cell: as large as the page allows,
+    and from `_NUMBERS` on without counts."""
     if classes <= 5:
         return 64
     if classes <= _SHRINKS:

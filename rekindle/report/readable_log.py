@@ -46,8 +46,8 @@ class Line:
 
 
 class Reader:
-    """Takes in a node's log piece by piece, and gives each readable line once it is
-    complete."""
+    """Takes in a node's log piece by piece,
+    and gives each readable line once it is complete."""
 
     def __init__(self, node: int = 0) -> None:
         self._node = node
@@ -118,8 +118,8 @@ def lines_of(pieces: Iterable[str], node: int = 0) -> Iterator[Line]:
 
 
 def merged(logs: Mapping[int, Iterable[str]]) -> Iterator[Line]:
-    """The lines of several nodes' logs in the order of their times, of each in their
-    own."""
+    """The lines of several nodes' logs in the order of their times,
+    of each in their own."""
     return heapq.merge(*(lines_of(pieces, node) for node, pieces in logs.items()))
 
 
@@ -177,8 +177,8 @@ def _recent(lines: Iterable[Line], since: float) -> Iterator[Line]:
 
 
 def progress_text(event: Mapping[str, Any]) -> str:
-    """A progress event as one line: `step 42/84  loss 0.0054  683 samples/s  00:00:02
-    left`."""
+    """A progress event as one line:
+    `step 42/84  loss 0.0054  683 samples/s  00:00:02 left`."""
     parts = [f"{event.get('unit', 'step')} {event['step']}/{event['steps']}"]
     if event.get("loss") is not None:
         parts.append(f"loss {event['loss']:.4f}")

@@ -30,8 +30,8 @@ _NO_RECORD = RunRecord(run_id="", name="", platform="", status="failed", started
 
 
 class _ReadRun(NamedTuple):
-    """What was read of a run, all names that its files mention, and when these were
-    written."""
+    """What was read of a run, all names that its files mention,
+    and when these were written."""
 
     stamp: object
     record: RunRecord
@@ -140,8 +140,8 @@ class Retention:
         return frozenset(served)
 
     def _runs(self, ids: list[str], alive: set[str]) -> tuple[dict[str, tuple[bool, str]], int]:
-        """Whether each run stays, and why; and the longest time in days for which one
-        may."""
+        """Whether each run stays, and why;
+        and the longest time in days for which one may."""
         entries = ledger(self.home).entries
         runs = dict.fromkeys(ids, (True, "it has no record to judge by"))
         runs |= dict.fromkeys(alive, (True, "it is alive"))
@@ -175,8 +175,8 @@ class Retention:
         return rule.model_copy(update=replaced)
 
     def _why_registered(self, run_id: str, makers: set[tuple[str, ...]]) -> str:
-        """Why the registry needs the run, or ""; `makers` are the versions of those
-        before it."""
+        """Why the registry needs the run, or "";
+        `makers` are the versions of those before it."""
         run = self._read(run_id)
         model = run.findings.registration
         if model is None:
@@ -230,8 +230,8 @@ class Retention:
 
 
 def _deployed_digests(home: Path) -> set[str] | None:
-    """The digests of models that deployments here serve; None where one cannot be
-    read."""
+    """The digests of models that deployments here serve;
+    None where one cannot be read."""
     digests = set()
     for file in home.glob("deployments/*/local/wanted.json"):
         try:

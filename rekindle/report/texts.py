@@ -83,6 +83,6 @@ def without_credentials(text: str) -> str:
 
 
 def without_assignments(text: str) -> str:
-    """Free text (a log, an error) without `password=...` and its like; too eager for
-    YAML."""
+    """Free text (a log, an error) without `password=...` and its like;
+    too eager for YAML."""
     return without_credentials(_ASSIGNED.sub(r"\1•••", text))

@@ -72,8 +72,8 @@ def run_error(run: RunRecord, failures: list[Failure]) -> str:
 
 
 def last_lines(path: Path) -> tuple[str, bool]:
-    """The readable end of a log's last 32 kB, and whether something before it is left
-    out."""
+    """The readable end of a log's last 32 kB,
+    and whether something before it is left out."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -145,8 +145,8 @@ def window(points: int) -> int:
 
 
 def running_mean(points: list[Point], window: int) -> list[Point]:
-    """The mean of the last `window` finite values at each point, NaN where the value
-    is."""
+    """The mean of the last `window` finite values at each point,
+    NaN where the value is."""
     recent: list[float] = []
     result: list[Point] = []
     total = 0.0

@@ -26,8 +26,8 @@ Tone = Literal["good", "bad", "wait", "quiet"]
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """`word` for a badge, `sentence` for a person, `reason` as the gate or the error put
-    it."""
+    """`word` for a badge, `sentence` for a person,
+    `reason` as the gate or the error put it."""
 
     tone: Tone
     word: str
@@ -84,8 +84,8 @@ def _trained_in_grid(run: RunRecord, findings: Findings) -> Verdict:
 
 
 def gate_metric(run: RunRecord, findings: Findings) -> str:
-    """The metric that decides: the compared one, else the configured one, else
-    accuracy."""
+    """The metric that decides: the compared one, else the configured one,
+    else accuracy."""
     if findings.evidence and findings.evidence.comparison:
         return findings.evidence.comparison.metric
     # a spec may be of another version, or of a pipeline without a gate
@@ -149,8 +149,8 @@ def _unfinished(run: RunRecord, findings: Findings) -> Verdict:
 
 
 def _registered(registration: Registration, findings: Findings) -> Verdict:
-    """The verdict on a run that has registered a model, or found its own among those that
-    are registered."""
+    """The verdict on a run that has registered a model,
+    or found its own among those that are registered."""
     model = f"version {registration.version} of {registration.name}"
     reason = findings.evidence.reason if findings.evidence else ""
     if registration.decision == "rolled_back":
