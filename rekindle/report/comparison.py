@@ -202,7 +202,7 @@ def _judged(record: RunRecord, findings: Findings, notes: list[str]) -> Judged |
         split = (record.spec.get("data") or {}).get("split") or {}
         folder = findings.files["scores"].parent
         return candidate_scores(folder, audit_share, split.get("salt", ""))
-    except KeyError:
+    except KeyError:  # of `files`
         notes.append(f"{record.run_id} has no scores by example: its step `score` is not there.")
     except (OSError, ValueError, ImportError) as error:
         notes.append(f"the scores of {record.run_id} cannot be read: {first_line(error)}")
@@ -269,6 +269,7 @@ def value_text(value: object) -> str:
     """A setting as a config would have it; "–" for one that is not there."""
     if value is None:
         return "–"
+    # 3.0 and 3 are the same setting
     if isinstance(value, float) and value.is_integer():
         return f"{value:g}"
     if isinstance(value, str) and "\n" not in value:
@@ -323,6 +324,7 @@ def _curves(runs: Sequence[Pair]) -> list[Curve]:
     legend = []
     training = []
     validation = []
+    # not strict: there are as many lines as colours
     for css, (record, findings) in zip(COLOURS, runs, strict=False):
         legend.append((css, shorten(record.run_id, 60)))
         loss = points(findings.history, "loss")

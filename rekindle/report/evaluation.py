@@ -66,8 +66,10 @@ def confusion(evidence: Evidence) -> Markup:
 def calibration(evidence: Evidence) -> Markup:
     """The reliability diagram, if there are predictions; of numbers,
     true over predicted ones."""
-    bins = [(part.confidence, part.accuracy, part.rows) for part in evidence.calibration]
-    bins = [(confidence, accuracy, rows) for confidence, accuracy, rows in bins if rows > 0]
+    bins = []
+    for part in evidence.calibration:
+        if part.rows > 0:  # a bin into which nothing fell has no accuracy
+            bins.append((part.confidence, part.accuracy, part.rows))
     count = f"{sum(rows for _, _, rows in bins)} predictions, {len(bins)} bins"
     label = f"Reliability diagram: accuracy over confidence, {count}."
     is_numeric = numeric(evidence)

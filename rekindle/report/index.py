@@ -32,20 +32,20 @@ def render_index(home: Path) -> Path:
     """Writes `home/index.html` and returns its path; runs whose record cannot be read are
     named at the end. Older runs are on pages of their own, which are written where they
     changed."""
-    runs = ledger(home)
-    rows = [(entry, _card_link(home, entry)) for entry in reversed(runs.entries)]
+    all_runs = ledger(home)
+    rows = [(entry, _card_link(home, entry)) for entry in reversed(all_runs.entries)]
     older_pages = max(0, (len(rows) - 1) // _PAGE_RUNS - 1)
     names = [*(f"index-{number + 1}.html" for number in range(older_pages)), "index.html"]
     _render_older(home, rows, names)
     newest_rows = rows[: len(rows) - older_pages * _PAGE_RUNS]
-    notes = [f"{name}: run.json cannot be read and is left out." for name in runs.unreadable]
+    notes = [f"{name}: run.json cannot be read and is left out." for name in all_runs.unreadable]
     jobs: dict[str, list[Entry]] = {}
     for run, _ in rows:
         jobs.setdefault(run.name, []).append(run)
     money = None
-    if any(entry.platform != "local" for entry in runs.entries):
+    if any(entry.platform != "local" for entry in all_runs.entries):
         try:
-            money = runs.paid(book(home))
+            money = all_runs.paid(book(home))
         except RekindleError as error:
             notes.append(f"What was paid is not known: {first_line(error)}")
     checks_by_name = checks(home)
@@ -150,7 +150,9 @@ def _life(
     # what a screen reader says of the drawing: the last of each kind
     label = [f"{texts.metric_name(metric)} of candidates"]
     label += [candidate.words for candidate in candidates[-8:]]
-    label += [f"live {formats.metric(now)} on {formats.day(time)}" for time, now in live[-1:]]
+    if live:
+        time, now = live[-1]
+        label.append(f"live {formats.metric(now)} on {formats.day(time)}")
     label += [alarm.partition(":")[0] for alarm in alarms.values()]
     drawing = plots.life(candidates, sorted(live), alarms, end=end, label="; ".join(label))
     spread = _spread([candidate.value for candidate in candidates])
@@ -160,6 +162,8 @@ def _life(
 def _candidates(runs: Sequence[Entry], metric: str) -> list[plots.Candidate]:
     """The models of the newest runs that were judged by the metric, oldest first."""
     by_metric = [run for run in runs if run.headline and run.headline.name == metric]
+    # older models are left out, and those that were judged by another metric compare with
+    # none
     candidates = []
     for run in by_metric[:_LIFE_RUNS]:
         candidate = _candidate(run)
@@ -173,8 +177,11 @@ def _spread(values: Sequence[float]) -> float | None:
     those before and after it, so that no trend counts. None where there are too few to
     tell."""
     triples = zip(values, values[1:], values[2:], strict=False)
-    gaps = [before - 2 * value + after for before, value, after in triples]
-    gaps = [gap for gap in gaps if math.isfinite(gap)]
+    gaps = []
+    for before, value, after in triples:
+        gap = before - 2 * value + after
+        if math.isfinite(gap):
+            gaps.append(gap)
     if len(gaps) <= 2:
         return None
     # of independent values a gap has 1 + 4 + 1 times the variance of one
@@ -193,8 +200,12 @@ def _candidate(run: Entry) -> plots.Candidate | None:
     if gain and gain["metric"] == judged.name and judged.champion is not None:
         # a gain is turned so that more is better
         sign = -1 if texts.lower_is_better(judged.name) else 1
-        ends = (judged.champion + sign * float(gain[end]) for end in ("lower", "upper"))
-        lower, upper = sorted(ends)
+        lower, upper = sorted(
+            [
+                judged.champion + sign * float(gain["lower"]),
+                judged.champion + sign * float(gain["upper"]),
+            ]
+        )
     seconds = moment.timestamp()
     label = f"{formats.day(seconds)} {formats.metric(judged.value)} {run.verdict.word}"
     return plots.Candidate(seconds, judged.value, lower, upper, run.promoted, label)

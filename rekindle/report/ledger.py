@@ -230,6 +230,7 @@ def _indexed_rows(path: Path) -> dict[str, _IndexedRow]:
         content = line[9:]
         if checksum != b"%08x" % zlib.crc32(content):
             continue
+        # only what lists need is parsed: the body of thousands of runs is not read
         listed, _, body = content.partition(b"\t")
         with contextlib.suppress(ValueError, TypeError):  # written by other code
             stamp, *fields, metric = json.loads(listed)

@@ -40,6 +40,6 @@ def classes(manifest: ShardManifest | None) -> tuple[list[str], dict[str, int], 
         total = sum(rows_by_class.values())
         totals[split] = total
         names |= dict.fromkeys(rows_by_class)
-        if total:
+        if total:  # a split may be empty
             shares += [rows / total for rows in rows_by_class.values()]
     return list(names), totals, max(shares, default=1.0)

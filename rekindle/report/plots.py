@@ -124,6 +124,7 @@ def interval(
         marks.append(threshold)
     if not all(drawable((mark, 0.0)) for mark in marks):
         return _NOTHING
+    # the ends of the interval do not touch those of the axis
     room = 0.12 * ((max(marks) - min(marks)) or 1.0)
     x = axis([min(marks) - room, max(marks) + room], ticks=6, tight=True)
     return _rendered(
@@ -217,6 +218,8 @@ def _bands(series: Sequence[Series], x_name: str) -> list[tuple[float, float, st
         in_band = places[i * len(places) // count : (i + 1) * len(places) // count]
         read_out = []
         for s in series:
+            # series may have other steps than the longest: the last one up to the band's
+            # end
             end = bisect.bisect_right(s.points, in_band[-1], key=lambda point: point[0])
             if end and s.points[end - 1][0] >= in_band[0]:
                 read_out.append(f"{s.name} {formats.metric(s.points[end - 1][1])}")
@@ -285,6 +288,7 @@ def mistakes(labels: Sequence[str], matrix: Counts) -> tuple[tuple[str, str, int
         for j, count in enumerate(row):
             if i != j and count > 0:
                 cells.append((-count, i, j))
+    # the first of as frequent ones, by class
     most_frequent = sorted(cells)[:3]
     return tuple(
         (_class_name(labels, i), _class_name(labels, j), -count) for count, i, j in most_frequent

@@ -118,6 +118,7 @@ class Retention:
     def _served_digests(self, ids: list[str]) -> frozenset[str] | None:
         """The digests of models that a registry or a deployment names; None where one
         gives no answer. Nothing is asked where no model was fetched."""
+        # a registry may be far away, or down
         if not any(self.home.glob("fetched/*")):
             return frozenset()
         served = _deployed_digests(self.home)
@@ -237,7 +238,7 @@ def _deployed_digests(home: Path) -> set[str] | None:
         try:
             deployment = Wanted.read(file.parent)
         except (OSError, ValueError):
-            return None
+            return None  # what it serves is not known, so all has to stay
         for model in deployment.models:
             digests.add(model.digest)
             if model.shadow:

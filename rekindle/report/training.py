@@ -62,8 +62,12 @@ def _median(history: Sequence[HistoryRow], field: str) -> float | None:
 
 def points(history: Sequence[HistoryRow], field: str) -> list[Point]:
     """The steps at which a figure was measured, each with its value."""
-    values = ((float(row.step), getattr(row, field)) for row in history)
-    return [(step, value) for step, value in values if value is not None]
+    measured_points = []
+    for row in history:
+        value = getattr(row, field)
+        if value is not None:
+            measured_points.append((float(row.step), value))
+    return measured_points
 
 
 def _curves(history: tuple[HistoryRow, ...], clip_norm: float | None) -> list[Curve]:
@@ -124,6 +128,7 @@ def _noisy(title: str, name: str, points: list[Point], limit: float | None) -> C
     guide = None
     if limit is not None:
         guide = (f"clipped at {formats.metric(limit)}", limit)
+    # the norm of a step that overflowed is not finite
     finite = [value for _, value in points if math.isfinite(value)]
     median = statistics.median(finite or [math.nan])
     label = f"{title} over {len(points)} steps, median {formats.metric(median)}."
