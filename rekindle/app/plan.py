@@ -16,7 +16,7 @@ from rekindle.outputs import Planned
 from rekindle.plan.calibration import Known
 from rekindle.plan.constants import CPU
 from rekindle.plan.fleet import CLOUDS, fleets
-from rekindle.plan.plan import Plan, make, refusals, told
+from rekindle.plan.plan import Plan, make, plan_record, refusals
 from rekindle.plan.request import asked_of, known_shape, left_open, on_gpu
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.spec.layout import AXES, resolve
@@ -49,7 +49,7 @@ def figures(
         today=datetime.datetime.now(datetime.UTC).date(),
         known=past_measurements(home, spec.name),
     )
-    return told(plan, refusals(plan, spec), rest_of(plan, spec, platform, home, prices))
+    return plan_record(plan, refusals(plan, spec), rest_of(plan, spec, platform, home, prices))
 
 
 def _region(spec: Spec, platform: str) -> str:
@@ -164,7 +164,7 @@ def planned(spec: Spec, platform: str, home: Path) -> Planned | None:
     problems = list(refusals(plan, spec))
     if problems:
         raise RequestError(problems)
-    return told(plan, rest=rest_of(plan, spec, platform, home, prices))
+    return plan_record(plan, rest=rest_of(plan, spec, platform, home, prices))
 
 
 def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:
@@ -175,7 +175,7 @@ def planned_here(spec: Spec, home: Path) -> tuple[Spec, Planned | None]:
     except RequestError as error:
         log.warning("%s", error)
         return spec, None
-    return spec, told(plan) if plan else None
+    return spec, plan_record(plan) if plan else None
 
 
 def _plan(spec: Spec, platform: str, prices: PriceBook, past: Known | None = None) -> Plan | None:

@@ -1,1 +1,2 @@
-"""Facts as data: every row with its source and the date it was read. Unknown numbers stay blank."""
+"""Facts as data: every row with its source and the date it was read.
+Unknown numbers stay blank."""

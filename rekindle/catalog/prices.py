@@ -1,8 +1,10 @@
-"""What a machine costs an hour. prices.yaml has what could be found, with its source and its day;
-a file of the same name in the home, and over it the user's other files, override its rows.
+"""What a machine costs an hour. prices.yaml has what could be found, with its source and
+its day; a file of the same name in the home, and over it the user's other files, override
+its rows.
 
-Nothing is guessed: no row, no price. The one thing assumed is what SageMaker adds to EC2's price
-where SageMaker's own is unknown (`factors` in the YAML); such a price says so."""
+Nothing is guessed: no row, no price. The one thing assumed is what SageMaker adds to
+EC2's price where SageMaker's own is unknown (`factors` in the YAML); such a price says
+so."""
 
 import dataclasses
 import datetime
@@ -12,7 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from rekindle.catalog.machines import Cloud, machine
 from rekindle.errors import RequestError
@@ -23,6 +31,7 @@ from rekindle.tables import rows
 
 OLD_DAYS = 30
 FILE = "prices.yaml"  # in a home: the prices that its plans use
+# `us-gov-east-1`, `europe-west4`, `eastus2`: no two clouds name a region alike
 _REGIONS: Mapping[Cloud, str] = {
     "aws": r"[a-z]{2,3}(-[a-z]+){1,2}-\d+",
     "gcp": r"[a-z]+-[a-z]+\d+",
@@ -34,8 +43,8 @@ Usd = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """A price; None is unknown, or not sold so. Where spot was read elsewhere it has a source and a
-    day of its own. `assumed` says what of it is not a list price."""
+    """A price; None is unknown, or not sold so. Where spot was read elsewhere it has a
+    source and a day of its own. `assumed` says what of it is not a list price."""
 
     machine: str
     region: str
@@ -48,16 +57,23 @@ class Price:
     assumed: str = ""
 
     def __post_init__(self) -> None:
-        spot, usual = self.spot_usd_per_hour, self.on_demand_usd_per_hour
-        if spot is not None and usual is not None and spot >= usual:
+        spot = self.spot_usd_per_hour
+        on_demand = self.on_demand_usd_per_hour
+        # spot machines are reclaimed, so that nothing speaks for one that is not cheaper
+        if spot is not None and on_demand is not None and spot >= on_demand:
             object.__setattr__(self, "spot_usd_per_hour", None)
 
     def age_days(self, today: datetime.date, *, spot: bool = False) -> int:
         """Days since the price, or the one of spot, was read at its source."""
-        return (today - ((spot and self.spot_as_of) or self.as_of)).days
+        read_on = self.as_of
+        if spot and self.spot_as_of:
+            read_on = self.spot_as_of
+        return (today - read_on).days
 
     def is_old(self, today: datetime.date, *, spot: bool = False) -> bool:
-        """Whether it is to be marked: of more than 30 days ago, or of a day that has not come."""
+        """Whether it is to be marked: of more than 30 days ago,
+        or of a day that has not come."""
+        # in another time zone it may be tomorrow already
         return not -1 <= self.age_days(today, spot=spot) <= OLD_DAYS
 
 
@@ -116,6 +132,7 @@ class _Row(Section):
     @classmethod
     def _has_its_form(cls, region: str, info: ValidationInfo) -> str:
         name = info.data.get("machine")
+        # a machine that is wrong has an error of its own
         cloud = machine(name).cloud if name else "local"
         if cloud not in ("local", cloud_of(region)):
             raise ValueError(f"`{region}` is not a region of {cloud}")
@@ -143,24 +160,28 @@ class PriceBook:
     """Prices by machine and region; `factors` in the order in which they count."""
 
     def __init__(self, prices: Iterable[Price], factors: Iterable[Factor] = ()) -> None:
-        self._prices = {(each.machine, each.region): each for each in prices}
-        self._factors = {each.machines: each for each in factors}
+        self._prices = {(price.machine, price.region): price for price in prices}
+        self._factors = {factor.machines: factor for factor in factors}
 
     @property
     def prices(self) -> tuple[Price, ...]:
         return tuple(self._prices.values())
 
     def find(self, machine: str, region: str) -> Price | None:
-        """The price of the machine there, by the platform's own name for it. What the book lacks of
-        `ml.p5.48xlarge` is calculated from the price of p5.48xlarge, and marked as assumed."""
-        found = self._prices.get((machine, region))
-        below = self._prices.get((machine.removeprefix("ml."), region))
-        if found is below or below is None or (found and found.spot_usd_per_hour is not None):
-            return found
+        """The price of the machine there, by the platform's own name for it. What the
+        book lacks of `ml.p5.48xlarge` is calculated from the price of p5.48xlarge, and
+        marked as assumed."""
+        own = self._prices.get((machine, region))
+        ec2 = self._prices.get((machine.removeprefix("ml."), region))
+        # the same row: the name is not one of SageMaker's
+        if own is ec2 or ec2 is None:
+            return own
+        if own is not None and own.spot_usd_per_hour is not None:
+            return own
         for factor in self._factors.values():
             if re.fullmatch(factor.machines, machine):
-                return _reckoned(machine, found, below, factor)
-        return found
+                return _sagemaker_price(machine, own, ec2, factor)
+        return own
 
     def regions(self, machine: str) -> tuple[str, ...]:
         """Where there is a price of the machine, on demand or spot."""
@@ -169,22 +190,29 @@ class PriceBook:
 
     def over(self, other: Self) -> Self:
         """`other` with the rows of this one in place of its own."""
-        factors = {**self._factors, **other._factors, **self._factors}  # own ones count first
+        # a factor keeps its first place in a dict, and the first that matches counts: own
+        # ones
+        factors = {**self._factors, **other._factors, **self._factors}
         return type(self)((*other.prices, *self.prices), factors.values())
 
 
 def book(home: Path | None = None, own: Sequence[Path] = ()) -> PriceBook:
-    """What is known: the shipped rows, over them those of `prices.yaml` in `home`, over those the
-    files `own`. RequestError, with file and line, for a file that is wrong."""
-    in_home = [home / FILE] if home and (home / FILE).exists() else []
-    return read_book([*in_home, *own]).over(shipped())
+    """What is known: the shipped rows, over them those of `prices.yaml` in `home`, over
+    those the files `own`. RequestError, with file and line, for a file that is wrong."""
+    paths = list(own)
+    if home and (home / FILE).exists():
+        paths.insert(0, home / FILE)
+    return read_book(paths).over(shipped())
 
 
 def per_day(machine: str, region: str, count: int) -> tuple[str, float | None]:
-    """So many machines in words, and their US dollars a day on demand; None without a price."""
+    """So many machines in words, and their US dollars a day on demand;
+    None without a price."""
+    machines = f"{count} x {machine}"
     price = book().find(machine, region)
-    usd = price.on_demand_usd_per_hour if price else None
-    return f"{count} x {machine}", None if usd is None else 24 * usd * count
+    if price is None or price.on_demand_usd_per_hour is None:
+        return machines, None
+    return machines, 24 * price.on_demand_usd_per_hour * count
 
 
 @functools.cache
@@ -194,47 +222,65 @@ def shipped() -> PriceBook:
 
 
 def read_book(paths: Iterable[Path]) -> PriceBook:
-    """The rows of these files, later ones in place of earlier; RequestError for a wrong file."""
-    found = PriceBook(())
+    """The rows of these files, later ones in place of earlier;
+    RequestError for a wrong file."""
+    rows_so_far = PriceBook(())
     for path in paths:
-        found = _book(read_document(path), str(path)).over(found)
-    return found
+        rows_so_far = _book(read_document(path), str(path)).over(rows_so_far)
+    return rows_so_far
 
 
 def cloud_of(region: str) -> Cloud | None:
     """Whose region it is, by the form of its name."""
-    return next((c for c, form in _REGIONS.items() if re.fullmatch(form, region)), None)
+    for cloud, pattern in _REGIONS.items():
+        if re.fullmatch(pattern, region):
+            return cloud
+    return None
 
 
 def _book(document: Document, origin: str) -> PriceBook:
+    """The rows of a file of prices; RequestError for a wrong one,
+    with its `origin` and line."""
     file = checked(_File, document.values, document.lines, origin)
-    prices = (
+    prices = [
         Price(
-            r.machine, r.region, r.on_demand, r.spot, r.source, r.as_of, r.spot_source, r.spot_as_of
+            machine=row.machine,
+            region=row.region,
+            on_demand_usd_per_hour=row.on_demand,
+            spot_usd_per_hour=row.spot,
+            source=row.source,
+            as_of=row.as_of,
+            spot_source=row.spot_source,
+            spot_as_of=row.spot_as_of,
         )
-        for r in file.prices
-    )
+        for row in file.prices
+    ]
     return PriceBook(prices, file.factors)
 
 
-def _reckoned(name: str, found: Price | None, below: Price, factor: Factor) -> Price:
-    """A price of SageMaker by EC2's: all of it, or spot only where the rest was `found`."""
+def _sagemaker_price(machine: str, own: Price | None, ec2: Price, factor: Factor) -> Price:
+    """A price of SageMaker by EC2's: all of it,
+    or spot only where there is an `own` one."""
 
     def times(usd: float | None) -> float | None:
         return None if usd is None else round(usd * factor.factor, 6)
 
-    spot, how = times(below.spot_usd_per_hour), f"{factor.factor:g} times EC2's ({factor.source})"
-    if found is None:
-        usual = times(below.on_demand_usd_per_hour)
+    spot = times(ec2.spot_usd_per_hour)
+    basis = f"{factor.factor:g} times EC2's ({factor.source})"
+    if own is None:
         return dataclasses.replace(
-            below, machine=name, on_demand_usd_per_hour=usual, spot_usd_per_hour=spot, assumed=how
+            ec2,
+            machine=machine,
+            on_demand_usd_per_hour=times(ec2.on_demand_usd_per_hour),
+            spot_usd_per_hour=spot,
+            assumed=basis,
         )
     if spot is None:
-        return found
+        return own
     return dataclasses.replace(
-        found,
+        own,
         spot_usd_per_hour=spot,
-        spot_source=below.spot_source or below.source,
-        spot_as_of=below.spot_as_of or below.as_of,
-        assumed=f"spot: {how}",
+        spot_source=ec2.spot_source or ec2.source,
+        spot_as_of=ec2.spot_as_of or ec2.as_of,
+        assumed=f"spot: {basis}",
     )

@@ -1,6 +1,7 @@
-"""The catalog's small tables: what platforms do with features of KFP, their limits, Hugging Face
-configs, images without Python, presets of hazards, settings of networks, Azure's time zones. The
-rows of each are in a YAML file beside this module, with source and date."""
+"""The catalog's small tables: what platforms do with features of KFP, their limits,
+Hugging Face configs, images without Python, presets of hazards, settings of networks,
+Azure's time zones. The rows of each are in a YAML file beside this module, with source
+and date."""
 
 import dataclasses
 import difflib
@@ -14,16 +15,21 @@ from rekindle.errors import RequestError
 from rekindle.tables import rows
 
 Verdict = Literal["native", "emulated", "ignored", "refused"]
+# Docker Hub, by any of the names that its images may have in front
 _HUB = re.compile(r"(index\.|registry-1\.)?docker\.io/")
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> RequestError:
-    """To raise for a `name` that is not in `known`: the fix names the nearest, ignoring case."""
+    """An error for a `name` that is not in `known`: the fix names the nearest,
+    ignoring case."""
     names = list(known)
-    folded = {each.casefold(): each for each in names}
-    fix = f"it has {', '.join(names[:8])}" + (", ..." if len(names) > 8 else "")
-    if near := difflib.get_close_matches(name.casefold(), folded, n=2, cutoff=0.5):
-        fix = f"such as {' or '.join(folded[each] for each in near)}"
+    by_folded = {known_name.casefold(): known_name for known_name in names}
+    nearest = difflib.get_close_matches(name.casefold(), by_folded, n=2, cutoff=0.5)
+    fix = f"it has {', '.join(names[:8])}"
+    if len(names) > 8:
+        fix += ", ..."
+    if nearest:
+        fix = f"such as {' or '.join(by_folded[folded] for folded in nearest)}"
     return RequestError(f"the catalog has no {kind} `{name}`", fix=fix)
 
 
@@ -38,22 +44,30 @@ def limits(platform: str) -> Mapping[str, Any]:
 
 @functools.cache
 def known_configs() -> Mapping[str, Mapping[str, Any]]:
-    """Hugging Face configs of models that many start from, what shapes a model and no more, by
-    every name that is known. `known_configs()["gpt2"]` is `{"model_type": "gpt2"}`."""
-    rows = _table("models")["models"].items()
-    return {name: row["config"] for first, row in rows for name in (first, *row.get("also", ()))}
+    """Hugging Face configs of models that many start from, what shapes a model and no
+    more, by every name that is known. `known_configs()["gpt2"]` is `{"model_type":
+    "gpt2"}`."""
+    configs = {}
+    for name, row in _table("models")["models"].items():
+        for each_name in (name, *row.get("also", ())):
+            configs[each_name] = row["config"]
+    return configs
 
 
 def lacks_python(image: str) -> bool:
-    """Whether the image is one that is known to have no python3: `lacks_python("alpine:3.20")`."""
-    repository = re.sub(r":[^/]*$", "", _HUB.sub("", image.partition("@")[0]))
+    """Whether the image is one that is known to have no python3:
+    `lacks_python("alpine:3.20")`."""
+    without_digest, _, _ = image.partition("@")
+    # a colon before the last slash is that of a registry's port
+    repository = re.sub(r":[^/]*$", "", _HUB.sub("", without_digest))
     repository = re.sub(r".*/(?=library/[^/]+$)", "", repository)  # of a mirror
-    return any(re.fullmatch(known, repository) for known in _table("images")["without_python"])
+    return any(re.fullmatch(pattern, repository) for pattern in _table("images")["without_python"])
 
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """A named hazard, interruptions per node-hour of running on spot, and what it rests on."""
+    """A named hazard, interruptions per node-hour of running on spot,
+    and what it rests on."""
 
     name: str
     per_node_hour: float
@@ -64,28 +78,36 @@ class Preset:
 
 @functools.cache
 def presets() -> Mapping[str, Preset]:
-    """All presets by name, from calm to hostile. `presets()["rough"].per_node_hour` is 0.1."""
+    """All presets by name, from calm to hostile.
+    `presets()["rough"].per_node_hour` is 0.1."""
+    # YAML reads a day as a date
     return {row["name"]: Preset(**{**row, "as_of": str(row["as_of"])}) for row in _table("hazards")}
 
 
 def network(machine: str) -> Mapping[str, str]:
-    """The variables of NCCL and libfabric that several machines of this name need to talk to each
-    other; nothing for one that is not known. What a row `needs`, a step does not bring.
-    `network("ml.p5.48xlarge")["FI_PROVIDER"]` is `efa`."""
-    rows = (row for row in _table("network") if re.fullmatch(row["machines"], machine))
-    return next((row["environment"] for row in rows), {})
+    """The variables of NCCL and libfabric that several machines of this name need to talk
+    to each other; nothing for one that is not known. What a row `needs`, a step does not
+    bring. `network("ml.p5.48xlarge")["FI_PROVIDER"]` is `efa`."""
+    for row in _table("network"):
+        if re.fullmatch(row["machines"], machine):
+            environment: Mapping[str, str] = row["environment"]
+            return environment
+    return {}
 
 
 def azure_zone(zone: str) -> str | None:
-    """Azure's name of IANA's `zone`, or None: `Europe/Berlin` is `W. Europe Standard Time`."""
-    zones = _table("azure_zones")["zones"]
-    return next((name for name, among in zones.items() if zone in among.split()), None)
+    """Azure's name of IANA's `zone`, or None:
+    `Europe/Berlin` is `W. Europe Standard Time`."""
+    for azure_name, iana_names in _table("azure_zones")["zones"].items():
+        if zone in iana_names.split():
+            return str(azure_name)
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Carried:
-    """How a platform carries a feature: `how` it is emulated, what is ignored, or why it is
-    refused, by which `source`."""
+    """How a platform carries a feature: `how` it is emulated, what is ignored, or why it
+    is refused, by which `source`."""
 
     verdict: Verdict
     how: str = ""
@@ -103,16 +125,19 @@ class Feature:
 
 @functools.cache
 def feature_rows() -> Mapping[str, Feature]:
-    """All features by name: the one contract for admission, documentation and tests, of which
-    `make generate` writes docs/features.md."""
-    found = {}
+    """All features by name: the one contract for admission, documentation and tests, of
+    which `make generate` writes docs/features.md."""
+    features = {}
     for name, row in _table("features").items():
-        on = {}
-        for platform, cell in row.items():
-            if isinstance(cell, dict):
-                verdict = next(word for word in get_args(Verdict) if word in cell)
-                on[platform] = Carried(verdict, cell[verdict], cell.get("source", ""))
-            elif platform != "what":
-                on[platform] = Carried(cell)
-        found[name] = Feature(name, row["what"], on)
-    return found
+        on = {platform: _carried(cell) for platform, cell in row.items() if platform != "what"}
+        features[name] = Feature(name, row["what"], on)
+    return features
+
+
+def _carried(cell: Verdict | Mapping[str, str]) -> Carried:
+    """A cell of the table: a verdict alone, or one with its reason and its source."""
+    if isinstance(cell, str):
+        return Carried(cell)
+    # the verdict is the key, and its value the reason or the way
+    verdict = next(word for word in get_args(Verdict) if word in cell)
+    return Carried(verdict, cell[verdict], cell.get("source", ""))

@@ -1,4 +1,5 @@
-"""Why this engine and this strategy, in words, and what the other engine would do: `advice`."""
+"""Why this engine and this strategy, in words,
+and what the other engine would do: `advice`."""
 
 import dataclasses
 import json
@@ -47,39 +48,47 @@ _ZERO_SECTIONS: tuple[dict[str, object], ...] = (
 
 
 def advice(plan: "Plan") -> Iterator[str]:
-    """Sentences: what is done, why nothing simpler, and the other engine with its command."""
+    """Sentences: what is done, why nothing simpler,
+    and the other engine with its command."""
     option = plan.chosen.option
     if option.cluster.gpu.name == CPU:
         return
-    name, other = ("DeepSpeed", _ours) if option.work.zero else ("rekindle's engine", instead)
-    yield f"{name}: {strategy(option.work)}"
-    if not (option.work.zero or option.work.layout.only_replicates):
+    if option.work.zero:
+        yield f"DeepSpeed: {strategy(option.work)}"
+        yield from _with_our_engine(plan.asked, option.cluster, option)
+        return
+    yield f"rekindle's engine: {strategy(option.work)}"
+    if not option.work.layout.only_replicates:
         replicas = str(Layout(option.work.layout.world))  # the simplest
-        for one in plan.rejected:
-            if one.layout == replicas:
-                yield f"not replicas alone: {one.reason}"
-                if one.needed_bytes:
-                    yield f"GPUs with {one.needed_bytes / _GIB:,.0f} GiB would change that"
-    yield from other(plan.asked, option.cluster, option)
+        for rejected in plan.rejected:
+            if rejected.layout == replicas:
+                yield f"not replicas alone: {rejected.reason}"
+                if rejected.needed_bytes:
+                    yield f"GPUs with {rejected.needed_bytes / _GIB:,.0f} GiB would change that"
+    yield from instead(plan.asked, option.cluster, option)
 
 
 def strategy(work: Work) -> str:
-    layout, zero = work.layout, work.zero
+    """What the GPUs of a layout do, in words."""
+    layout = work.layout
+    zero = work.zero
     if layout.world == 1:
-        return "one GPU does everything" + (_host(zero) if zero else "")
+        return "one GPU does everything" + _offload_words(zero)
     if zero is not None:
-        text = f"{layout.world} GPUs train a share of each batch and divide "
-        return f"{text}{_DIVIDED[zero.stage]} among them{_host(zero)}"
-    texts = []
-    for axis, text in _AXES.items():
+        divided = _DIVIDED[zero.stage]
+        text = f"{layout.world} GPUs train a share of each batch and divide {divided} among them"
+        return text + _offload_words(zero)
+    clauses = []
+    for axis, template in _AXES.items():
         degree = getattr(layout, axis)
         if degree > 1:
-            texts.append(text.format(degree))
-    return ", ".join(texts)
+            clauses.append(template.format(degree))
+    return ", ".join(clauses)
 
 
 def instead(asked: Asked, cluster: Cluster, best: Option | None = None) -> Iterator[str]:
-    """DeepSpeed's lowest stage that fits; nothing where DeepSpeed does not train what is asked."""
+    """Advises DeepSpeed's lowest stage that fits, with the command that tries it; nothing
+    where DeepSpeed does not train what is asked."""
     train = asked.train
     other_numbers = train.weights == "bf16" or train.precision in ("fp16", "fp64", "fp8")
     is_quantised = asked.lora is not None and asked.lora.base == "4bit"
@@ -100,7 +109,8 @@ def instead(asked: Asked, cluster: Cluster, best: Option | None = None) -> Itera
     yield "DeepSpeed's ZeRO does not fit either, with everything in the host's memory"
 
 
-def _ours(asked: Asked, cluster: Cluster, best: Option) -> Iterator[str]:
+def _with_our_engine(asked: Asked, cluster: Cluster, best: Option) -> Iterator[str]:
+    """Advises the fastest layout of rekindle's engine, with the command that tries it."""
     train = asked.train.model_copy(update={"engine": "rekindle"})
     options = search(dataclasses.replace(asked, train=train, zero=None), cluster).options
     if not options:
@@ -112,14 +122,21 @@ def _ours(asked: Asked, cluster: Cluster, best: Option) -> Iterator[str]:
 
 
 def _beside(option: Option, best: Option | None) -> str:
+    """The memory of an option, and its time beside that of the best, in words."""
     size = needed(option.memory.peak_bytes)
     room = f"{size / _GIB:,.0f} of {option.cluster.gpu.memory_bytes / _GIB:,.0f} GiB"
     if best is None:
         return room
     change = option.step.seconds / best.step.seconds - 1
+    # less than half a per cent would be printed as +0%
     speed = f"{change:+.0%} time" if abs(change) >= 0.005 else "as fast"
     return f"{room}, {speed}, a guess"
 
 
-def _host(zero: Zero) -> str:
-    return f"; {str(zero).partition(', ')[2]}" if zero.optimizer_offloaded else ""
+def _offload_words(zero: Zero | None) -> str:
+    """What lies in the host's memory, as an addition to a sentence; "" for nothing."""
+    if zero is None or not zero.optimizer_offloaded:
+        return ""
+    # `ZeRO 3, optimizer and weights in the host's memory` without the stage
+    _, _, offloaded = str(zero).partition(", ")
+    return f"; {offloaded}"

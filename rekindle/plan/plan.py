@@ -1,15 +1,15 @@
 """The plan of a config: machines, layout, memory, time, money, and why not the others.
 
-`make` is pure. Of machines that it may choose it takes the cheapest that keep the limits; of
-layouts, what search.py says. What neither the config nor the catalog knows is assumed
-(assumptions.yaml). `told` makes a record of it, for the command line, notebooks and cards."""
+`make` is pure. Of machines that it may choose it takes the cheapest that keep the limits;
+of layouts, what search.py says. What neither the config nor the catalog knows is assumed
+(assumptions.yaml). `plan_record` makes a record of a plan, for the command line,
+notebooks and cards."""
 
 import dataclasses
 import datetime
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from rekindle import outputs
 from rekindle.catalog.prices import PriceBook
@@ -29,9 +29,8 @@ from rekindle.spec.layout import AXES
 from rekindle.spec.model import DEFAULT_EPOCHS, Spec
 from rekindle.tables import rows
 
-SHOWN = 5
+SHOWN = 5  # other choices beside the best
 _SHORT_SECONDS = 600.0  # of a training; what is not counted matters there
-_AND_OFFLOADED = " and what is offloaded"
 NOT_COUNTED = "steps besides training are not counted: no run of this name is known that ended well"
 NOTHING = Known()
 ASSUMED = Path(__file__).with_name("assumptions.yaml")
@@ -39,9 +38,10 @@ ASSUMED = Path(__file__).with_name("assumptions.yaml")
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The chosen layout and machines. `hours` of training: least, expected, most (nine of ten lie
-    within); None where the number of steps is not known. `others` are the next best, `rejected` why
-    not the rest, `weighed` how many candidates. `notes` say what is assumed or not known."""
+    """The chosen layout and machines. `hours` of training: least, expected, most (nine of
+    ten lie within); None where the number of steps is not known. `others` are the next
+    best, `rejected` why not the rest, `weighed` how many candidates. `notes` say what is
+    assumed or not known."""
 
     name: str
     asked: Asked
@@ -67,38 +67,37 @@ def make(
     today: datetime.date | None = None,
     known: Known = NOTHING,
 ) -> Plan:
-    """RequestError where it cannot be planned, or where nothing fits: with the nearest miss.
-    `asked` is what the config asks for, if the caller knows it already; prices that were old
-    `today` are marked; `known` is what earlier runs told, of which `examples` counts more."""
+    """Plans a config. RequestError where it cannot be planned, or where nothing fits:
+    with the nearest miss. `asked` is what the config asks for, if the caller knows it
+    already; prices that were old `today` are marked; `known` is what earlier runs have
+    shown, of which `examples` counts more."""
     asked = asked or asked_of(spec)
-    counted = list[str]()
+    notes: list[str] = []
     if examples is None and known.examples is not None and spec.train.steps is None:
         examples = known.examples
-        counted = [f"as many examples as in {known.counted_in}: {examples:,}"]
+        notes.append(f"as many examples as in {known.counted_in}: {examples:,}")
     steps = steps_of(spec, examples)
     offered = fleets(spec.resources, platform, region, book, spec.platforms.local.ranks)
     if offered[0].gpu.name == CPU:
         asked = as_on_a_cpu(asked, offered[0].gpus_per_node)
-    choices, found = choose(spec, asked, offered, steps, known.speeds)
+    choices, result = choose(spec, asked, offered, steps, known.speeds)
     chosen = choices[0]
     spot = spot_of(spec, chosen, steps)
+    notes += _notes(chosen, steps, known.speeds)
+    notes += _price_notes(chosen.fleet, spot, today)
     return Plan(
         name=spec.name,
         asked=asked,
         chosen=chosen,
         others=tuple(choices[1 : SHOWN + 1]),
-        rejected=found.rejected,
-        weighed=found.weighed,
+        rejected=result.rejected,
+        weighed=result.weighed,
         steps=steps,
         hours=chosen.hours(steps),
         usd=chosen.usd(steps),
         spot=spot,
         if_else=tuple(_if_else(chosen.option)),
-        notes=(
-            *counted,
-            *_notes(chosen, steps, known.speeds),
-            *_of_prices(chosen.fleet, spot, today),
-        ),
+        notes=tuple(notes),
     )
 
 
@@ -113,99 +112,153 @@ def steps_of(spec: Spec, examples: int | None) -> int | None:
 
 
 def refusals(plan: Plan, spec: Spec) -> Iterator[Problem]:
-    """Why it should not be submitted: it would not end in time, or cost more than it may."""
+    """Why it should not be submitted: it would not end in time, or cost more than it may,
+    or a checkpoint would not fit in a machine's memory."""
     limits = spec.resources
-    for name, limit in (
-        ("max_run_hours", limits.max_run_hours),
-        ("deadline_hours", limits.deadline_hours),
-    ):
-        if plan.hours is not None and limit is not None and plan.hours[0] > limit:
-            message = f"training takes {plan.hours[0]:.1f} to {plan.hours[2]:.1f} hours; "
-            message += f"resources.{name} is {limit:g}"
-            fix = "raise the limit, take faster machines (resources.machine: auto), or reduce "
-            fix += "train.steps or train.epochs"
-            yield Problem(message, f"resources.{name}", fix)
+    if plan.hours is not None:
+        yield from _missed_hours(plan.hours, "max_run_hours", limits.max_run_hours)
+        yield from _missed_hours(plan.hours, "deadline_hours", limits.deadline_hours)
     if plan.usd is not None and limits.budget_usd is not None and plan.usd > limits.budget_usd:
-        cheaper = plan.spot is not None and plan.spot.together.expected_usd <= limits.budget_usd
-        if not (limits.spot and cheaper):
-            message = f"training costs about ${plan.usd:,.0f}; "
-            message += f"resources.budget_usd is ${limits.budget_usd:,.0f}"
+        spot_is_cheaper = False
+        if plan.spot is not None:
+            spot_is_cheaper = plan.spot.together.expected_usd <= limits.budget_usd
+        if not (limits.spot and spot_is_cheaper):
             fix = "raise the budget, or reduce train.steps or train.epochs"
-            if cheaper:
+            if spot_is_cheaper:
                 fix += ", or set resources.spot: true"
-            yield Problem(message, "resources.budget_usd", fix)
-    size, has = _snapshot(plan.chosen)
-    if has is not None and size > has:
-        more = _AND_OFFLOADED if offloaded_bytes(plan.chosen.option.work) else ""
-        message = f"a checkpoint needs {size / 2**30:,.0f} GiB of host memory a machine for its "
-        message += f"copies{more}, and {plan.chosen.fleet.name} has {has / 2**30:,.0f} GiB"
-        fix = "shard the model over more machines (train.layout.shard), take machines with more "
-        fix += "memory, or train adapters (model.lora)"
-        yield Problem(message, "train.checkpoint", fix)
+            yield Problem(
+                f"training costs about ${plan.usd:,.0f}; "
+                f"resources.budget_usd is ${limits.budget_usd:,.0f}",
+                "resources.budget_usd",
+                fix,
+            )
+    size, machine_bytes = _snapshot(plan.chosen)
+    if machine_bytes is not None and size > machine_bytes:
+        offloaded = _offloaded_words(plan.chosen)
+        yield Problem(
+            f"a checkpoint needs {size / 2**30:,.0f} GiB of host memory a machine for its "
+            f"copies{offloaded}, and {plan.chosen.fleet.name} has "
+            f"{machine_bytes / 2**30:,.0f} GiB",
+            "train.checkpoint",
+            "shard the model over more machines (train.layout.shard), take machines with more "
+            "memory, or train adapters (model.lora)",
+        )
+
+
+def _missed_hours(hours: Hours, name: str, limit: float | None) -> Iterator[Problem]:
+    """A limit of `resources` that even the least hours exceed."""
+    if limit is not None and hours[0] > limit:
+        yield Problem(
+            f"training takes {hours[0]:.1f} to {hours[2]:.1f} hours; resources.{name} is {limit:g}",
+            f"resources.{name}",
+            "raise the limit, take faster machines (resources.machine: auto), or reduce "
+            "train.steps or train.epochs",
+        )
 
 
 def _snapshot(choice: Choice) -> tuple[int, int | None]:
-    """Host memory of a machine that the copies of a save take, and what it has, if that is known.
-    Every rank copies what it holds, replicas too; what is offloaded is there besides."""
-    ranks, work = choice.fleet.gpus_per_node, choice.option.work
+    """Host memory of a machine that the copies of a save take, and what it has, if that
+    is known. Every rank copies what it holds, replicas too; what is offloaded is there
+    besides."""
+    ranks = choice.fleet.gpus_per_node
+    work = choice.option.work
     size = snapshot_bytes(work) + offloaded_bytes(work)
     return ranks * size, choice.fleet.machine.memory_bytes
 
 
+def _offloaded_words(choice: Choice) -> str:
+    """What the host holds beside a save's copies, in words; "" for nothing."""
+    return " and what is offloaded" if offloaded_bytes(choice.option.work) else ""
+
+
+def _assumed(name: str) -> float:
+    """A number of assumptions.yaml."""
+    value: float = rows(ASSUMED)[name]["value"]
+    return value
+
+
 def training(choice: Choice, steps: int) -> risk.Work:
     """What saving, starting and waiting take, as far as it is known."""
-    known, option = rows(ASSUMED), choice.option
-    work, shape = option.work, option.work.shape
-    saved = work.weights_bytes * shape.parameters
-    saved += updates.moments_bytes(work, shape.parameters, shape.layers, work.weights_bytes)
+    option = choice.option
+    work = option.work
+    shape = option.work.shape
+    checkpoint_bytes = work.weights_bytes * shape.parameters + updates.moments_bytes(
+        work, shape.parameters, shape.layers, work.weights_bytes
+    )
+    # every rank copies its share at once; every node writes its own to the store
     ranks = option.cluster.gpus
-    stored = known["store_bytes_per_second"]["value"] * choice.fleet.nodes
+    store_seconds = checkpoint_bytes / (_assumed("store_bytes_per_second") * choice.fleet.nodes)
     return risk.Work(
         steps=steps,
         step_seconds=option.step.seconds,
-        save_seconds=saved / ranks / known["save_bytes_per_second"]["value"],
-        commit_seconds=saved / stored,
-        restart_seconds=known["start_seconds"]["value"] + saved / stored,
-        wait_seconds=known["wait_seconds"]["value"],
+        save_seconds=checkpoint_bytes / ranks / _assumed("save_bytes_per_second"),
+        commit_seconds=store_seconds,
+        # a start reads the checkpoint back, as fast as it was written
+        restart_seconds=_assumed("start_seconds") + store_seconds,
+        wait_seconds=_assumed("wait_seconds"),
     )
 
 
 def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
-    """Spot machines instead; None if the steps, or a price below on demand, are not known."""
-    dear, cheap = choice.fleet.usd_per_hour(), choice.fleet.usd_per_hour(spot=True)
-    if steps is None or dear is None or cheap is None:
+    """Spot machines instead; None if the steps, or a price below on demand,
+    are not known."""
+    on_demand_usd = choice.fleet.usd_per_hour()
+    spot_usd = choice.fleet.usd_per_hour(spot=True)
+    if steps is None or on_demand_usd is None or spot_usd is None:
         return None
     limits = spec.resources
     needs = Needs(limits.max_run_hours, limits.budget_usd, limits.deadline_hours)
-    work = training(choice, steps)
-    given = "every" in spec.train.checkpoint.model_fields_set
-    every = spec.train.checkpoint.every if given else None
-    hazard = risk.hazard(limits.hazard)
-    return weigh(work, hazard, choice.fleet.nodes, Offer(cheap, dear), needs, every)
+    every = None
+    if "every" in spec.train.checkpoint.model_fields_set:
+        every = spec.train.checkpoint.every
+    return weigh(
+        training(choice, steps),
+        risk.hazard(limits.hazard),
+        choice.fleet.nodes,
+        Offer(spot_usd, on_demand_usd),
+        needs,
+        every,
+    )
 
 
 def _if_else(option: Option) -> Iterator[str]:
-    cluster, constants = option.cluster, option.profile.constants
+    """What would change with slower links, and with longer sequences."""
+    cluster = option.cluster
+    constants = option.profile.constants
+    # without what a measured run corrected, which the other predictions lack, too
     seconds = option.step.seconds / option.profile.factor
-    links = ("inside_bytes_per_second", "between_bytes_per_second")
-    known = {link: speed for link in links if (speed := getattr(cluster, link)) is not None}
-    slow = dataclasses.replace(cluster, **{link: speed / 2 for link, speed in known.items()})
     if cluster.gpus > 1:
-        by = step_time(option.work, slow, constants).seconds / seconds - 1
-        yield f"with links half as fast: {by:+.0%} time"
+        slower_links = dataclasses.replace(
+            cluster,
+            inside_bytes_per_second=_half(cluster.inside_bytes_per_second),
+            between_bytes_per_second=_half(cluster.between_bytes_per_second),
+        )
+        change = step_time(option.work, slower_links, constants).seconds / seconds - 1
+        yield f"with links half as fast: {change:+.0%} time"
+    # attention grows with the square of the sequence
     longer = dataclasses.replace(option.work, sequence=2 * option.work.sequence)
-    size, has = needed(memory(longer).peak_bytes), cluster.gpu.memory_bytes
-    by = step_time(longer, cluster, constants).seconds / seconds / 2 - 1
-    then = f"{by:+.0%} time a token, {size / 2**30:.0f} GiB"
-    if size > has:
-        then = f"{size / 2**30:.0f} of {has / 2**30:.0f} GiB, does not fit as it is"
-    yield f"with sequences twice as long: {then}"
+    gib = needed(memory(longer).peak_bytes) / 2**30
+    device_gib = cluster.gpu.memory_bytes / 2**30
+    change = step_time(longer, cluster, constants).seconds / seconds / 2 - 1
+    outcome = f"{change:+.0%} time a token, {gib:.0f} GiB"
+    if gib > device_gib:
+        outcome = f"{gib:.0f} of {device_gib:.0f} GiB, does not fit as it is"
+    yield f"with sequences twice as long: {outcome}"
+
+
+def _half(speed: float | None) -> float | None:
+    return None if speed is None else speed / 2
 
 
 def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
-    fleet, profile, work = choice.fleet, choice.option.profile, choice.option.work
-    measure = "; after a run, rekindle plan --calibrate RUN measures it"
-    yield f"speed: {profile}{measure if profile.guessed and profile.factor == 1 else ''}"
+    """What of the time and the memory is assumed or not known."""
+    fleet = choice.fleet
+    profile = choice.option.profile
+    work = choice.option.work
+    speed = f"speed: {profile}"
+    if profile.guessed and profile.factor == 1:
+        speed += "; after a run, rekindle plan --calibrate RUN measures it"
+    yield speed
     if choice.option.work.optimizer in updates.MOVED:
         yield updates.UNMEASURED
     if choice.option.work.quantised:
@@ -219,46 +272,60 @@ def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
         yield f"{run} was measured against an older planner: rekindle plan --calibrate {run}"
     if steps is None:
         yield "the number of steps depends on the data: pass --examples N, or set train.steps"
-    size, has = _snapshot(choice)
-    of = f" of {has / 2**30:,.0f} GiB" if has else ""
-    more = _AND_OFFLOADED if offloaded_bytes(choice.option.work) else ""
-    yield f"host memory: a save copies{more} {size / 2**30:,.1f}{of or ' GiB'} on each machine"
+    size, machine_bytes = _snapshot(choice)
+    copied = f"{size / 2**30:,.1f} GiB"
+    if machine_bytes:
+        copied = f"{size / 2**30:,.1f} of {machine_bytes / 2**30:,.0f} GiB"
+    yield f"host memory: a save copies{_offloaded_words(choice)} {copied} on each machine"
     if fleet.nodes > 1 and fleet.machine.between_bytes_per_second is None:
         yield f"the network of {fleet.name} is not known: taken as no limit"
 
 
-def _of_prices(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -> Iterator[str]:
-    price, where = fleet.price, f" in {fleet.region}" if fleet.region else ""
+def _price_notes(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -> Iterator[str]:
+    """What of the money is assumed, old or not known."""
     if fleet.here:
         return
+    price = fleet.price
+    where = f" in {fleet.region}" if fleet.region else ""
     if price is None or fleet.usd_per_hour() is None:
         yield f"the price of {fleet.name}{where} is not known: rekindle plan --prices FILE"
     elif fleet.usd_per_hour(spot=True) is None:
         yield f"no spot price of {fleet.name}{where}, or none below on demand"
     if price is not None and price.assumed:
         yield f"price: {price.assumed}"
-    if (
-        price is not None
-        and today is not None
-        and (price.is_old(today) or (spot is not None and price.is_old(today, spot=True)))
-    ):
-        read = min(price.as_of, price.spot_as_of or price.as_of)
-        yield f"the price is old, read on {read} or later: rekindle plan --prices FILE"
+    if price is not None and today is not None:
+        spot_is_old = spot is not None and price.is_old(today, spot=True)
+        if price.is_old(today) or spot_is_old:
+            read_on = min(price.as_of, price.spot_as_of or price.as_of)
+            yield f"the price is old, read on {read_on} or later: rekindle plan --prices FILE"
     if spot is not None:
-        start, wait = (rows(ASSUMED)[name]["value"] for name in ("start_seconds", "wait_seconds"))
+        store_gb_per_second = _assumed("store_bytes_per_second") / 1e9
         yield (
-            f"spot: assumed are {start} s to start, {wait} s to wait for machines, and a node's "
-            f"{rows(ASSUMED)['store_bytes_per_second']['value'] / 1e9:g} GB/s to the store"
+            f"spot: assumed are {_assumed('start_seconds')} s to start, "
+            f"{_assumed('wait_seconds')} s to wait for machines, and a node's "
+            f"{store_gb_per_second:g} GB/s to the store"
         )
 
 
-def told(
+def plan_record(
     plan: Plan, refused: Iterable[Problem] = (), rest: outputs.PlannedRest | None = None
 ) -> outputs.Planned:
-    """All that a plan says; `refused`: why it should not be submitted, `rest`: other steps."""
-    option, problems = plan.chosen.option, list(refused)
-    notes = plan.notes if rest else (*plan.notes, NOT_COUNTED)
-    usd, hours = plan.chosen.fleet.usd_per_hour(), plan.hours
+    """All that a plan says; `refused`: why it should not be submitted, `rest`:
+    other steps."""
+    option = plan.chosen.option
+    problems = list(refused)
+    notes = plan.notes
+    if not rest:
+        notes = (*notes, NOT_COUNTED)
+    usd_per_hour = plan.chosen.fleet.usd_per_hour()
+    on_demand_usd = None
+    if usd_per_hour is not None and plan.hours is not None:
+        least, expected, most = plan.hours
+        on_demand_usd = (
+            usd_per_hour * least,
+            usd_per_hour * expected,
+            usd_per_hour * most,
+        )
     return outputs.Planned(
         name=plan.name,
         parameters=plan.asked.shape.parameters,
@@ -267,10 +334,8 @@ def told(
         chosen=_layout(plan.chosen),
         memory=_terms(option.memory.terms.items()),
         time=_terms(option.step.terms.items()),
-        hours=hours,
-        on_demand_usd=None
-        if usd is None or hours is None
-        else (usd * hours[0], usd * hours[1], usd * hours[2]),
+        hours=plan.hours,
+        on_demand_usd=on_demand_usd,
         spot=_spot(plan.spot) if plan.spot else None,
         rest=rest,
         others=tuple(_layout(other) for other in plan.others),
@@ -288,11 +353,14 @@ def _terms(terms: Iterable[tuple[str, float]]) -> tuple[outputs.PlannedTerm, ...
 
 
 def _layout(choice: Choice) -> outputs.PlannedLayout:
-    fleet, option = choice.fleet, choice.option
-    work, layout = option.work, option.work.layout
+    """A layout on its machines, as records have it."""
+    fleet = choice.fleet
+    option = choice.option
+    work = option.work
+    layout = option.work.layout
     low, high = option.seconds_between
-    each = work.shape.flops_per_token(option.sequence, frozen=work.lora_rank > 0)
-    flops = each * option.tokens_per_second
+    flops_per_token = work.shape.flops_per_token(option.sequence, frozen=work.lora_rank > 0)
+    flops = flops_per_token * option.tokens_per_second
     tflops = option.cluster.gpu.product_tflops(work.precision, work.tf32) or 0.0
     peak = tflops * 1e12 * option.cluster.gpus
     return outputs.PlannedLayout(
@@ -322,15 +390,20 @@ def _layout(choice: Choice) -> outputs.PlannedLayout:
 
 
 def _spot(spot: Spot) -> outputs.PlannedSpot:
+    """Both ends of how reclaims may be correlated, the better one first."""
     ends = (spot.together, spot.independent)
-    # on-demand machines for the deadline; nothing where there is none, or where it is lost
-    rescue: dict[str, Any] = {}
-    known = [(end.fallback, end.fallback_usd) for end in ends]
-    safe = [(one, usd) for one, usd in known if one and one.feasible and usd is not None]
-    if len(safe) == len(ends):
-        chances, dollars = zip(*((one.chance, usd) for one, usd in safe), strict=True)
-        rescue = {"slack_hours": safe[0][0].slack_hours, "fallback": chances}
-        rescue["fallback_usd"] = dollars
+    # on-demand machines for the deadline; nothing where there is none, or where it is
+    # lost
+    rescues = []
+    for end in ends:
+        if end.fallback is not None and end.fallback.feasible and end.fallback_usd is not None:
+            rescues.append((end.fallback, end.fallback_usd))
+    slack_hours = chances = rescue_usd = None
+    if len(rescues) == len(ends):
+        (first, first_usd), (second, second_usd) = rescues
+        slack_hours = first.slack_hours
+        chances = (first.chance, second.chance)
+        rescue_usd = (first_usd, second_usd)
     return outputs.PlannedSpot(
         viable=spot.viable,
         hazard_per_node_hour=spot.hazard.per_node_hour,
@@ -341,6 +414,9 @@ def _spot(spot: Spot) -> outputs.PlannedSpot:
         interruptions=(ends[0].expected.interruptions, ends[1].expected.interruptions),
         in_time=(ends[0].in_time, ends[1].in_time),
         in_budget=(ends[0].in_budget, ends[1].in_budget),
-        **rescue,
+        slack_hours=slack_hours,
+        fallback=chances,
+        fallback_usd=rescue_usd,
+        # a reason of both ends once
         reasons=tuple(dict.fromkeys(reason for end in ends for reason in end.reasons)),
     )

@@ -1,7 +1,8 @@
-"""What a base in 4 bits takes (`model.lora.base: 4bit`): its bytes, and what it costs in time.
+"""What a base in 4 bits takes (`model.lora.base: 4bit`): its bytes, and what it costs in
+time.
 
-A matrix is brought back to the type of the products in each pass, so a step is not faster than one
-with a base in full. Counted from operations; no GPU has measured it."""
+A matrix is brought back to the type of the products in each pass, so a step is not faster
+than one with a base in full. Counted from operations; no GPU has measured it."""
 
 from rekindle.plan.work import Work
 
@@ -11,13 +12,18 @@ UNMEASURED = "the time of bringing back a base in 4 bits is counted, not measure
 
 
 def block_bytes(work: Work) -> int:
-    """Of the matrices of a block. Llama 3 8B: 123 MB, where fp32 takes 872 MB."""
-    counts = [m.inputs * m.outputs for m in work.shape.matrices]
-    return sum(-(-n // 2) + SCALE_BYTES * -(-n // BLOCK) for n in counts)
+    """Bytes of the matrices of a block. Llama 3 8B: 123 MB, where fp32 takes 872 MB."""
+    size = 0
+    for matrix in work.shape.matrices:
+        elements = matrix.inputs * matrix.outputs
+        code_bytes = -(-elements // 2)  # two codes a byte
+        size += code_bytes + SCALE_BYTES * -(-elements // BLOCK)
+    return size
 
 
 def seconds(work: Work, bandwidth: float) -> float:
-    """To bring back a block's matrices in each pass of a micro-batch, recomputation included."""
+    """Seconds to bring back a block's matrices in each pass of a micro-batch,
+    recomputation included."""
     passes = 2 if work.checkpointing == "none" else 3
     written = work.compute_bytes * sum(m.inputs * m.outputs for m in work.shape.matrices)
     return passes * (block_bytes(work) + written) / bandwidth

@@ -1,5 +1,5 @@
-"""What a config asks to be trained, as the planner sees it: the model's shape, the length of its
-sequences, what it leaves open. Reads no more than a config.json."""
+"""What a config asks to be trained, as the planner sees it: the model's shape, the length
+of its sequences, what it leaves open. Reads no more than a config.json."""
 
 import contextlib
 import dataclasses
@@ -18,6 +18,7 @@ from rekindle.spec.layout_support import KIND_OF, Kind
 from rekindle.spec.model import LayoutSpec, LoraSpec, Spec, TokenizerSpec, TrainSpec
 
 _PLANNED = ("causal_lm", "text_classification", "text_regression")
+# what a config may leave to the planner
 _FREE = ("layout", "micro_batch_size", "activation_checkpointing")
 _NAME_A_FOLDER = (
     "name a local folder with its config.json, or install `rekindle[hub]` and a network"
@@ -26,8 +27,9 @@ _NAME_A_FOLDER = (
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What a config asks to be trained. `free` names what it leaves to the planner: `layout`,
-    `micro_batch_size`, `activation_checkpointing`. `zero`: by DeepSpeed, with that stage."""
+    """What a config asks to be trained. `free` names what it leaves to the planner:
+    `layout`, `micro_batch_size`, `activation_checkpointing`. `zero`: by DeepSpeed, with
+    that stage."""
 
     kind: Kind
     shape: ModelShape
@@ -40,7 +42,8 @@ class Asked:
 
 
 def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
-    """With the precision that `auto` has there; the engine decides alike (train/rank.py)."""
+    """The same work with the precision that `auto` has there;
+    the engine decides alike (train/rank.py)."""
     if asked.train.precision != "auto":
         return asked
     precision = "bf16" if "bf16" in gpu.tflops else "fp32"
@@ -49,8 +52,9 @@ def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
 
 
 def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
-    """What the config asks of the planner; RequestError for networks of images, the user's own
-    networks and scripts, and models whose config is out of reach (the hub is asked last)."""
+    """What the config asks of the planner; RequestError for networks of images, the
+    user's own networks and scripts, and models whose config is out of reach (the hub is
+    asked last)."""
     _refuse_unplanned(spec)
     assert spec.data is not None
     kind = KIND_OF[spec.task]
@@ -85,36 +89,49 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
 def _refuse_unplanned(spec: Spec) -> None:
     """RequestError for what the planner has no arithmetic of."""
     if spec.pipeline is not None:
-        message = "the planner does not know what a pipeline of your own computes"
-        fix = "name machines where it needs them: rekindle.distribute(task, nodes=...)"
-        raise RequestError(message, where="pipeline", fix=fix)
+        raise RequestError(
+            "the planner does not know what a pipeline of your own computes",
+            where="pipeline",
+            fix="name machines where it needs them: rekindle.distribute(task, nodes=...)",
+        )
     if spec.train.engine not in ("rekindle", "deepspeed"):
-        message = "the planner does not know what the engine "
-        message += f"{spec.train.engine} holds on each machine"
-        fix = "run it and look, or plan with rekindle's engine (--set train.engine=rekindle)"
-        raise RequestError(message, where="train.engine", fix=fix)
+        raise RequestError(
+            f"the planner does not know what the engine {spec.train.engine} holds on each machine",
+            where="train.engine",
+            fix="run it and look, or plan with rekindle's engine (--set train.engine=rekindle)",
+        )
     if spec.train.engine == "deepspeed" and getattr(spec.train.layout, "tp", 1) > 1:
-        message = "the planner does not know what DeepSpeed's tensor parallelism holds on each "
-        message += "machine"
-        fix = "run it and look, or plan without it (--set train.layout=auto)"
-        raise RequestError(message, where="train.layout.tp", fix=fix)
-    fix = f"it plans {' and '.join(_PLANNED)} of transformers"
+        raise RequestError(
+            "the planner does not know what DeepSpeed's tensor parallelism holds on each machine",
+            where="train.layout.tp",
+            fix="run it and look, or plan without it (--set train.layout=auto)",
+        )
+    planned_tasks = f"it plans {' and '.join(_PLANNED)} of transformers"
     if spec.train.entrypoint:
-        message = "the planner does not know what a script of your own computes"
-        raise RequestError(message, where="train.entrypoint", fix=fix)
+        raise RequestError(
+            "the planner does not know what a script of your own computes",
+            where="train.entrypoint",
+            fix=planned_tasks,
+        )
     if spec.task not in _PLANNED:
-        message = f"the planner does not know what the task `{spec.task}` computes"
-        raise RequestError(message, where="task", fix=fix)
+        raise RequestError(
+            f"the planner does not know what the task `{spec.task}` computes",
+            where="task",
+            fix=planned_tasks,
+        )
 
 
 def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
-    """With a run's layout there, and the largest micro-batch of up to 32 of which every data rank
-    gets one, where the config leaves them open. RequestError for other numbers than fp32."""
+    """The same work with a run's layout there, and the largest micro-batch of up to 32 of
+    which every data rank gets one, where the config leaves them open. RequestError for
+    other numbers than fp32."""
     train = asked.train
     if train.precision not in ("fp32", "auto"):
-        message = f"the planner knows this CPU in fp32, not in {train.precision}"
-        fix = "name GPUs in `resources`, or train in fp32 here"
-        raise RequestError(message, where="train.precision", fix=fix)
+        raise RequestError(
+            f"the planner knows this CPU in fp32, not in {train.precision}",
+            where="train.precision",
+            fix="name GPUs in `resources`, or train in fp32 here",
+        )
     layout = resolve(train, ranks)
     if "micro_batch_size" in asked.free and layout.pp == 1:
         total = train.global_batch_size
@@ -129,29 +146,33 @@ def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
 def left_open(spec: Spec) -> frozenset[str]:
     """What the config leaves to the planner, of all that it may decide."""
     train = spec.train
-    return frozenset(
-        name
-        for name in _FREE
-        if name not in train.model_fields_set or getattr(train, name) == "auto"
-    )
+    left_open = set()
+    for name in _FREE:
+        if name not in train.model_fields_set or getattr(train, name) == "auto":
+            left_open.add(name)
+    return frozenset(left_open)
 
 
 def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
-    """The config in Hugging Face layout: inline, of a local folder, the catalog, or the hub."""
+    """The config in Hugging Face layout: inline, of a local folder, the catalog,
+    or the hub."""
     source = spec.model.source
     if not isinstance(source, str):
         if not source:
             return source
         vocabulary = source.get("vocab_size")
         tokenizer = spec.model.tokenizer
-        if not isinstance(tokenizer, str):  # has at most as many entries as it was asked for
-            vocabulary = max(int(vocabulary or 0), (tokenizer or TokenizerSpec()).vocab_size)
+        if not isinstance(tokenizer, str):
+            # one that is trained has at most as many entries as it was asked for
+            trained = tokenizer or TokenizerSpec()
+            vocabulary = max(int(vocabulary or 0), trained.vocab_size)
         return {**source, "vocab_size": vocabulary}
     return _config(source, spec.model.revision, ask_hub, "model.source")
 
 
 def known_shape(spec: Spec) -> Shape | None:
-    """What of its model has to be divisible, where that is known without the hub."""
+    """The numbers of the model that have to be divisible,
+    where they are known without the hub."""
     with contextlib.suppress(RequestError):
         config = model_config(spec, ask_hub=False)
         return Shape.of(config) if "model_type" in config else None
@@ -159,6 +180,7 @@ def known_shape(spec: Spec) -> Shape | None:
 
 
 def _config(source: str, revision: str | None, ask_hub: bool, where: str) -> Mapping[str, Any]:
+    """A model's config from the cheapest place that has it; the hub comes last."""
     folder = Path(source).expanduser()
     if (folder / "config.json").is_file():
         return _read(folder / "config.json", where)
@@ -169,21 +191,27 @@ def _config(source: str, revision: str | None, ask_hub: bool, where: str) -> Map
     try:  # of the hub's cache on this machine, or of the hub
         from huggingface_hub import hf_hub_download
     except ImportError as error:
-        message = f"the shape of `{source}` is not known here"
-        raise RequestError(message, where=where, fix=_NAME_A_FOLDER) from error
+        raise RequestError(
+            f"the shape of `{source}` is not known here", where=where, fix=_NAME_A_FOLDER
+        ) from error
     try:
         return _read(Path(hf_hub_download(source, "config.json", revision=revision)), where)
     except (OSError, ValueError) as error:
-        message = f"cannot read the config of `{source}`: {first_line(error)}"
-        raise RequestError(message, where=where, fix=_NAME_A_FOLDER) from error
+        raise RequestError(
+            f"cannot read the config of `{source}`: {first_line(error)}",
+            where=where,
+            fix=_NAME_A_FOLDER,
+        ) from error
 
 
 def _read(path: Path, where: str) -> Mapping[str, Any]:
+    """A config.json; RequestError where it is not one."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"it is a {type(config).__name__} and no object")
     except ValueError as error:
-        message = f"{path} is not JSON: {error}"
-        raise RequestError(message, where=where, fix="correct the file") from error
+        raise RequestError(
+            f"{path} is not JSON: {error}", where=where, fix="correct the file"
+        ) from error
     return config

@@ -1,22 +1,25 @@
-"""What interruptions of spot machines cost: hours, paid hours, lost work; and how often to save.
+"""What interruptions of spot machines cost: hours, paid hours, lost work; and how often
+to save.
 
-The model. Machines are waited for (not paid), then start: load the checkpoint and warm up. They
-train in segments of `every` steps, each with a save at its end. Interruptions come at random with a
-constant rate while machines are paid for; one takes all machines, and the work since the last
-committed checkpoint is done again. A save holds training up for `save_seconds` and is committed
-`commit_seconds` later, beside training; the next one waits for that, as train/checkpoint.py does.
+The model. Machines are waited for (not paid), then start: load the checkpoint and warm
+up. They train in segments of `every` steps, each with a save at its end. Interruptions
+come at random with a constant rate while machines are paid for; one takes all machines,
+and the work since the last committed checkpoint is done again. A save holds training up
+for `save_seconds` and is committed `commit_seconds` later, beside training; the next one
+waits for that, as train/checkpoint.py does.
 
-The formula. With rate r and M = 1/r, a stretch of q seconds gets through after e^(rq) attempts and
-M (e^(rq) - 1) seconds of running (Daly 2006, eq. 20), with a wait of mean w before each. A segment
-needs s seconds from the commit before it to its own: it gets through with probability e^(-rs), and
-else a stretch of q seconds is tried: the start, all its steps, the save and its commit. So a
-segment has (1 - e^(-rs)) e^(rq) interruptions, and the running time is M times the interruptions.
-Where saves block and machines are there at once, this is Daly's M e^(rR) (e^(r(t+C)) - 1) a
-segment; the wait and the tail of a save are ours. A notice is not counted on.
+The formula. With rate r and M = 1/r, a stretch of q seconds gets through after e^(rq)
+attempts and M (e^(rq) - 1) seconds of running (Daly 2006, eq. 20), with a wait of mean w
+before each. A segment needs s seconds from the commit before it to its own: it gets
+through with probability e^(-rs), and else a stretch of q seconds is tried: the start, all
+its steps, the save and its commit. So a segment has (1 - e^(-rs)) e^(rq) interruptions,
+and the running time is M times the interruptions. Where saves block and machines are
+there at once, this is Daly's M e^(rR) (e^(r(t+C)) - 1) a segment; the wait and the tail
+of a save are ours. A notice is not counted on.
 
-Sources: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17
-(1974); J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,
-FGCS 22 (2006), doi:10.1016/j.future.2004.11.016."""
+Sources: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM
+17 (1974); J. T. Daly, A higher order estimate of the optimum checkpoint interval for
+restart dumps, FGCS 22 (2006), doi:10.1016/j.future.2004.11.016."""
 
 import dataclasses
 import math
@@ -39,27 +42,33 @@ class Hazard:
     chosen: str
 
     def per_hour(self, nodes: int, reclaims: Reclaims) -> float:
-        """Interruptions of the whole cluster per hour, if nodes are reclaimed one by one, or all at
-        once. The truth lies between: machines of a type in a zone go within minutes of each other
-        (Spot-and-Scoot, arXiv 2604.16457). `hazard("rough").per_hour(8, "independent")` is 0.8."""
-        return self.per_node_hour * (nodes if reclaims == "independent" else 1)
+        """Interruptions of the whole cluster per hour, if nodes are reclaimed one by one,
+        or all at once. The truth lies between: machines of a type in a zone go within
+        minutes of each other (Spot-and-Scoot, arXiv 2604.16457).
+        `hazard("rough").per_hour(8, "independent")` is 0.8."""
+        if reclaims == "independent":
+            return self.per_node_hour * nodes
+        return self.per_node_hour
 
 
 def hazard(choice: str | float) -> Hazard:
-    """By the name of a preset, or a number per node-hour. RequestError for a number below 0."""
+    """The hazard by the name of a preset, or as a number per node-hour.
+    RequestError for a number below 0."""
     if not isinstance(choice, str):
         if not 0 <= choice < math.inf:
-            what = f"a hazard of {choice} interruptions per node-hour"
-            raise RequestError(what, fix="give a number from 0 on")
+            raise RequestError(
+                f"a hazard of {choice} interruptions per node-hour",
+                fix="give a number from 0 on",
+            )
         return Hazard(float(choice), "given")
     return Hazard(presets()[choice].per_node_hour, f"preset {choice}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A training. A save holds it up for `save_seconds` and is committed `commit_seconds` later.
-    `wait_seconds` is the mean time until machines are there, at the start and after each
-    interruption: exponential."""
+    """A training. A save holds it up for `save_seconds` and is committed `commit_seconds`
+    later. `wait_seconds` is the mean time until machines are there, at the start and
+    after each interruption: exponential."""
 
     steps: int
     step_seconds: float
@@ -70,14 +79,15 @@ class Work:
 
     @property
     def whole_save_seconds(self) -> float:
-        """From the beginning of a save until it is committed."""
+        """Seconds from the beginning of a save until it is committed."""
         return self.save_seconds + self.commit_seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A stretch of steps up to a commit: seconds from the commit before it (`through`), seconds
-    of an attempt that starts machines for it (`anew`), and how many like it follow each other."""
+    """A stretch of steps up to a commit: seconds from the commit before it (`through`),
+    seconds of an attempt that starts machines for it (`anew`), and how many like it
+    follow each other."""
 
     through: float
     anew: float
@@ -85,33 +95,39 @@ class Segment:
 
 
 def segments(work: Work, every: int) -> tuple[Segment, ...]:
-    """The first segment, whose `through` lacks start and tail, those in the middle, the last."""
+    """The first segment, whose `through` lacks start and tail, those in the middle,
+    the last."""
     saves = math.ceil(work.steps / every)
     first = _segment(work, min(every, work.steps), 0.0)
     if saves == 1:
         return (first,)
+    # a save waits until the one before it is committed
     last = _segment(work, work.steps - (saves - 1) * every, work.commit_seconds)
+    if saves == 2:
+        return first, last
     middle = dataclasses.replace(_segment(work, every, work.commit_seconds), count=saves - 2)
-    return (first, middle, last) if saves > 2 else (first, last)
+    return first, middle, last
 
 
-def _segment(work: Work, steps: int, shortest: float) -> Segment:
+def _segment(work: Work, steps: int, shortest_seconds: float) -> Segment:
+    """A segment of so many steps, which takes at least `shortest_seconds`."""
     trained = steps * work.step_seconds
     return Segment(
-        through=max(trained, shortest) + work.save_seconds,
+        through=max(trained, shortest_seconds) + work.save_seconds,
         anew=work.restart_seconds + trained + work.whole_save_seconds,
     )
 
 
 def uninterrupted_seconds(work: Work, every: int) -> float:
     """Running time without an interruption: start, steps, saves, and the last commit."""
-    first, *others = segments(work, every)
-    return first.anew + sum(segment.count * segment.through for segment in others)
+    first, *later_segments = segments(work, every)
+    return first.anew + sum(segment.count * segment.through for segment in later_segments)
 
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """Means. `running_hours` are paid, of which `lost_hours` are of work that is done again."""
+    """Means. `running_hours` are paid,
+    of which `lost_hours` are of work that is done again."""
 
     wall_hours: float
     running_hours: float
@@ -124,21 +140,26 @@ class Expectation:
 
 
 def expected(work: Work, every: int, per_hour: float) -> Expectation:
-    """Expected hours with a save every `every` steps and `per_hour` interruptions of the cluster;
-    infinite where an attempt has next to no chance to get through.
+    """Expected hours with a save every `every` steps and `per_hour` interruptions of the
+    cluster; infinite where an attempt has next to no chance to get through.
 
-    An hour in steps of 10 s, saves of 30 s every 60 of them, starts of 2 min, no wait, and two
-    interruptions an hour: 1.3783 h are paid, 0.2072 h of them lost, with 2.757 interruptions."""
+    An hour in steps of 10 s, saves of 30 s every 60 of them, starts of 2 min, no wait,
+    and two interruptions an hour: 1.3783 h are paid, 0.2072 h of them lost, with 2.757
+    interruptions."""
     rate = per_hour / 3600
     useful = work.steps * work.step_seconds
     saving = math.ceil(work.steps / every) * work.save_seconds + work.commit_seconds
     interruptions = _interruptions(work, every, rate)
     if math.isinf(interruptions):
         return Expectation(math.inf, math.inf, math.inf, math.inf)
-    # mean of a start, or of the time until an interruption, if that is shorter
-    alive = _struck(work.restart_seconds, rate) / rate if rate else work.restart_seconds
-    restarting = (1 + interruptions) * alive
-    running = interruptions / rate if rate else uninterrupted_seconds(work, every)
+    # `start`: mean of a start, or of the time until an interruption, if that is shorter
+    if rate:
+        start = _chance_within(work.restart_seconds, rate) / rate
+        running = interruptions / rate
+    else:
+        start = work.restart_seconds
+        running = uninterrupted_seconds(work, every)
+    restarting = (1 + interruptions) * start
     waiting = (1 + interruptions) * work.wait_seconds
     lost = max(0.0, running - useful - saving - restarting)
     return Expectation(
@@ -150,28 +171,34 @@ def expected(work: Work, every: int, per_hour: float) -> Expectation:
 
 
 def _interruptions(work: Work, every: int, rate: float) -> float:
-    """Of a training that goes back to the last commit."""
-    first, *others = segments(work, every)
-    again = (s.count * _struck(s.through, rate) * (1 + _grown(s.anew, rate)) for s in others)
-    return _grown(first.anew, rate) + sum(again)
+    """Expected interruptions of a training that goes back to the last commit."""
+    first, *later_segments = segments(work, every)
+    in_later_segments = 0.0
+    for segment in later_segments:
+        # attempts that go on from the commit before it and fail, and then those that
+        # start for it
+        failed_through = segment.count * _chance_within(segment.through, rate)
+        in_later_segments += failed_through * (1 + _failed_attempts(segment.anew, rate))
+    return _failed_attempts(first.anew, rate) + in_later_segments
 
 
-def _grown(seconds: float, rate: float) -> float:
+def _failed_attempts(seconds: float, rate: float) -> float:
     """Attempts that fail before one of that length gets through: e^(rq) - 1."""
     try:
         return math.expm1(rate * seconds)
     except OverflowError:
-        return math.inf
+        return math.inf  # next to no chance to get through
 
 
-def _struck(seconds: float, rate: float) -> float:
+def _chance_within(seconds: float, rate: float) -> float:
     """Chance of an interruption within that time."""
     return -math.expm1(-rate * seconds)
 
 
 def daly_seconds(save_seconds: float, mtbf_seconds: float) -> float:
-    """Training time between two saves that makes the expected time least: Daly's estimate (eq. 37),
-    whose first term is Young's sqrt(2 C M). `daly_seconds(300, 86_400)`: 117 min, his figure 3."""
+    """Training time between two saves that makes the expected time least: Daly's estimate
+    (eq. 37), whose first term is Young's sqrt(2 C M). `daly_seconds(300, 86_400)`: 117
+    min, his figure 3."""
     if math.isinf(mtbf_seconds) or save_seconds >= 2 * mtbf_seconds:
         return mtbf_seconds
     ratio = save_seconds / (2 * mtbf_seconds)
@@ -180,16 +207,22 @@ def daly_seconds(save_seconds: float, mtbf_seconds: float) -> float:
 
 
 def interval(work: Work, per_hour: float) -> int:
-    """Optimizer steps between two saves: Daly's estimate, or what divides the work evenly near it,
-    whichever is expected to take less. Never shorter than a save takes to be committed, nor longer
-    than an hour, or the time in which saves take 1 %: other things than reclaims end a training."""
+    """Optimizer steps between two saves: Daly's estimate, or what divides the work evenly
+    near it, whichever is expected to take less. Never shorter than a save takes to be
+    committed, nor longer than an hour, or the time in which saves take 1 %: other things
+    than reclaims end a training."""
     best = daly_seconds(work.save_seconds, 3600 / per_hour if per_hour else math.inf)
     longest = max(LONGEST_SECONDS, work.save_seconds / LARGEST_SHARE)
     shortest = min(work.steps, max(1, math.ceil(work.commit_seconds / work.step_seconds)))
+    # an interval is whole steps, and so is what divides the work evenly
     steps = min(best, longest) / work.step_seconds
     most = min(work.steps, max(shortest, math.ceil(steps)))
-    near = {max(1, math.floor(steps)), max(1, math.ceil(steps))}
-    saves = {max(1, round(work.steps / n) + more) for n in near for more in (0, 1)}
-    near |= {math.ceil(work.steps / count) for count in saves}
-    legal = sorted({min(max(n, shortest), most) for n in near}, reverse=True)
+    candidates = {max(1, math.floor(steps)), max(1, math.ceil(steps))}
+    # segments of equal length near it: a short last one would cost a save for little work
+    for candidate in tuple(candidates):
+        saves = round(work.steps / candidate)
+        for count in (saves, saves + 1):
+            candidates.add(math.ceil(work.steps / max(1, count)))
+    # the longest first, so that the fewest saves win where the expectation is the same
+    legal = sorted({min(max(steps, shortest), most) for steps in candidates}, reverse=True)
     return min(legal, key=lambda every: _interruptions(work, every, per_hour / 3600))

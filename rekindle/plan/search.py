@@ -1,9 +1,10 @@
-"""Which layout: every candidate is weighed by time and memory on the machines at hand; what is as
-fast as the best within the model's own error goes to the simplest.
+"""Which layout: every candidate is weighed by time and memory on the machines at hand;
+what is as fast as the best within the model's own error goes to the simplest.
 
-Candidates are the layouts that a config allows there, each with its micro-batches and ways to
-recompute; what is legal, spec/layout.py and spec/layout_support.py say. Decides what fits, and in
-which order options stand. Every layout that is not taken has one reason."""
+Candidates are the layouts that a config allows there, each with its micro-batches and
+ways to recompute; what is legal, spec/layout.py and spec/layout_support.py say. Decides
+what fits, and in which order options stand. Every layout that is not taken has one
+reason."""
 
 import dataclasses
 import itertools
@@ -30,8 +31,9 @@ SHARED = 1 / 3
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A layout that can train there; `proven` as support.level has it, composed otherwise. `met` is
-    how many tokens an example had where this work was measured, 0 where it was not."""
+    """A layout that can train there; `proven` where a test has trained all of it, not
+    only each two parts. `measured_sequence` is how many tokens an example had where this
+    work was measured, 0 where it was not."""
 
     work: Work
     cluster: Cluster
@@ -40,16 +42,16 @@ class Option:
     profile: Profile
     examples: int
     proven: bool = True
-    met: int = 0
+    measured_sequence: int = 0
 
     @property
     def sequence(self) -> int:
-        """Tokens of an example: as many as were met, or as it may have."""
-        return self.met or self.work.sequence
+        """Tokens of an example: as many as were measured, or as it may have."""
+        return self.measured_sequence or self.work.sequence
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the whole cluster."""
+        """Tokens of all GPUs together."""
         return self.examples * self.sequence / self.step.seconds
 
     @property
@@ -61,7 +63,8 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Rejected:
-    """A layout and the reason why it was not taken; `needed_bytes` where that is memory."""
+    """A layout and the reason why it was not taken;
+    `needed_bytes` where that is memory."""
 
     layout: str
     reason: str
@@ -69,46 +72,72 @@ class Rejected:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """The options, best first, one a layout; what was weighed in all; and why not the others."""
+class SearchResult:
+    """The options, best first, one a layout; what was weighed in all;
+    and why not the others."""
 
     options: tuple[Option, ...]
     rejected: tuple[Rejected, ...]
     weighed: int
 
 
-def search(asked: Asked, cluster: Cluster) -> Found:
+def search(asked: Asked, cluster: Cluster) -> SearchResult:
+    """Weighs every layout that the config allows on these machines."""
     asked = on_gpu(asked, cluster.gpu)
-    gpu, precision = cluster.gpu, asked.train.precision
+    gpu = cluster.gpu
+    precision = asked.train.precision
     if precision not in gpu.tflops:
-        knows = f"knows no {precision} peak of {gpu.name}, but {', '.join(gpu.tflops)}"
-        return Found((), (Rejected("all", f"the catalog {knows}"),), 0)
-    profile = profile_of(cluster.gpu.name, asked.train.compile, asked.train.engine)
-    best: dict[str, Option] = {}
-    rejected: dict[str, Rejected] = {}
-    weighed, constants = 0, profile.constants
+        reason = f"the catalog knows no {precision} peak of {gpu.name}, but {', '.join(gpu.tflops)}"
+        return SearchResult((), (Rejected("all", reason),), 0)
+    profile = profile_of(gpu.name, asked.train.compile, asked.train.engine)
+    options: list[Option] = []
+    rejected: list[Rejected] = []
+    weighed = 0
     for layout in _layouts(asked, cluster):
-        name, reason = str(layout), _illegal(asked, cluster, layout)
-        ways = [] if reason else list(_works(asked, layout))
-        if not ways:
-            rejected[name] = Rejected(name, reason or "no micro-batch size feeds it")
+        name = str(layout)
+        reason = _illegal(asked, cluster, layout)
+        timed = []
+        if not reason:
+            for work, proven in _works(asked, layout):
+                timed.append(_Timed(step_time(work, cluster, profile.constants), work, proven))
+        if not timed:
+            rejected.append(Rejected(name, reason or "no micro-batch size feeds it"))
             continue
-        timed = [_Timed(step_time(work, cluster, constants), work, known) for work, known in ways]
         weighed += len(timed)
-        if fitting := _fastest_that_fits(timed, cluster.gpu.memory_bytes):
-            one, held = fitting
-            examples = asked.train.global_batch_size
-            best[name] = Option(one.work, cluster, held, one.step, profile, examples, one.proven)
-        else:
-            rejected[name] = _too_large(name, timed, cluster)
-    tie, ranked = profile.spread * SHARED, sorted(best.values(), key=_order)
-    if ranked:  # the simplest of those that are as fast as the fastest, then by their time
-        fastest = ranked[0].step.seconds
-        as_fast = [option for option in ranked if option.step.seconds <= fastest * (1 + tie)]
-        first = min(as_fast, key=lambda option: _order(option)[::-1])
-        ranked = [first, *(option for option in ranked if option is not first)]
-    late = [Rejected(str(o.work.layout), _slower(o, ranked[0], tie)) for o in ranked[1:]]
-    return Found(tuple(ranked), (*late, *rejected.values()), weighed)
+        fitting = _fastest_that_fits(timed, gpu.memory_bytes)
+        if fitting is None:
+            rejected.append(_too_large(name, timed, cluster))
+            continue
+        candidate, peak_memory = fitting
+        options.append(
+            Option(
+                work=candidate.work,
+                cluster=cluster,
+                memory=peak_memory,
+                step=candidate.step,
+                profile=profile,
+                examples=asked.train.global_batch_size,
+                proven=candidate.proven,
+            )
+        )
+    tie = profile.spread * SHARED
+    ranked = _ranked(options, tie)
+    slower = [
+        Rejected(str(option.work.layout), _slower(option, ranked[0], tie)) for option in ranked[1:]
+    ]
+    return SearchResult(tuple(ranked), (*slower, *rejected), weighed)
+
+
+def _ranked(options: Sequence[Option], tie: float) -> list[Option]:
+    """The simplest of those that are as fast as the fastest within `tie`, a share, then
+    the others by their time."""
+    by_time = sorted(options, key=_order)
+    if not by_time:
+        return []
+    longest = by_time[0].step.seconds * (1 + tie)
+    as_fast = [option for option in by_time if option.step.seconds <= longest]
+    simplest = min(as_fast, key=lambda option: _order(option)[::-1])
+    return [simplest, *(option for option in by_time if option is not simplest)]
 
 
 class _Timed(NamedTuple):
@@ -119,62 +148,95 @@ class _Timed(NamedTuple):
     proven: bool
 
 
-def _fastest_that_fits(timed: Sequence[_Timed], room: int) -> tuple[_Timed, Memory] | None:
-    """With its memory, which takes longer to find than the time of a step."""
-    for one in sorted(timed, key=_order):
-        if needed(least_bytes(one.work)) <= room:
-            held = memory(one.work)
-            if needed(held.peak_bytes) <= room:
-                return one, held
+def _fastest_that_fits(timed: Sequence[_Timed], memory_bytes: int) -> tuple[_Timed, Memory] | None:
+    """The fastest work that a device of so much memory holds,
+    with what it takes there."""
+    for candidate in sorted(timed, key=_order):
+        # the bound first, because memory takes longer to find than the time of a step
+        if needed(least_bytes(candidate.work)) <= memory_bytes:
+            peak_memory = memory(candidate.work)
+            if needed(peak_memory.peak_bytes) <= memory_bytes:
+                return candidate, peak_memory
     return None
 
 
-def _order(one: _Timed | Option) -> tuple[float, tuple[int, ...]]:
-    """Faster ones first; then proven ones, then simple axes and schedules, then recomputation."""
-    layout = one.work.layout
-    data = (layout.shard > 1) + (layout.shard > 1 and layout.dp > 1)
-    axes = 4 * (layout.tp > 1) + 8 * (layout.pp > 1) + 16 * (layout.cp > 1)
-    schedule, again = SCHEDULES.index(layout.schedule), RECOMPUTED.index(one.work.checkpointing)
-    return one.step.seconds, (int(not one.proven), data + axes, schedule, again)
+def _order(candidate: _Timed | Option) -> tuple[float, tuple[int, ...]]:
+    """Faster ones first; then proven ones, then simple axes and schedules,
+    then recomputation."""
+    layout = candidate.work.layout
+    # how complicated the axes are: replicas alone, shards, both, and then each other axis
+    axes = 0
+    if layout.shard > 1:
+        axes += 1
+        if layout.dp > 1:
+            axes += 1
+    if layout.tp > 1:
+        axes += 4
+    if layout.pp > 1:
+        axes += 8
+    if layout.cp > 1:
+        axes += 16
+    schedule = SCHEDULES.index(layout.schedule)
+    recomputed = RECOMPUTED.index(candidate.work.checkpointing)
+    return candidate.step.seconds, (int(not candidate.proven), axes, schedule, recomputed)
 
 
 def _too_large(name: str, timed: Sequence[_Timed], cluster: Cluster) -> Rejected:
-    least = min(one.work.layout.micro_batch_size for one in timed)
-    smallest = (memory(o.work) for o in timed if o.work.layout.micro_batch_size == least)
-    held = min(smallest, key=lambda memory: memory.peak_bytes)
-    size, here = needed(held.peak_bytes), cluster.gpu.memory_bytes / 2**30
-    reason = f"needs {size / 2**30:.0f} of {here:.0f} GiB, most of it {held.dominant}"
+    """Says by how much a layout misses the device's memory,
+    with its smallest micro-batch."""
+    least = min(candidate.work.layout.micro_batch_size for candidate in timed)
+    smallest = []
+    for candidate in timed:
+        if candidate.work.layout.micro_batch_size == least:
+            smallest.append(memory(candidate.work))
+    peak_memory = min(smallest, key=lambda memory: memory.peak_bytes)
+    size = needed(peak_memory.peak_bytes)
+    device_gib = cluster.gpu.memory_bytes / 2**30
+    reason = f"needs {size / 2**30:.0f} of {device_gib:.0f} GiB, most of it {peak_memory.dominant}"
     return Rejected(name, reason, size)
 
 
 def _slower(option: Option, best: Option, tie: float) -> str:
-    by = option.step.seconds / best.step.seconds - 1
-    if by <= tie:
-        return f"as fast within the error ({by:+.0%}), and less simple"
-    ours, its = best.step.terms, option.step.terms
-    return f"slower by {by:.0%}: {max(its, key=lambda name: its[name] - ours.get(name, 0.0))}"
+    """Says why an option is not the best: what costs it most time,
+    or that it is less simple."""
+    change = option.step.seconds / best.step.seconds - 1
+    if change <= tie:
+        return f"as fast within the error ({change:+.0%}), and less simple"
+    terms = option.step.terms
+    best_terms = best.step.terms
+    costliest = max(terms, key=lambda name: terms[name] - best_terms.get(name, 0.0))
+    return f"slower by {change:.0%}: {costliest}"
 
 
 def _layouts(asked: Asked, cluster: Cluster) -> Iterator[Layout]:
-    """Those of as many ranks as there are GPUs; the one that the config asks for, if it does."""
-    world, spec = cluster.gpus, asked.train.layout
+    """The layouts of as many ranks as there are GPUs;
+    or the one that the config asks for."""
+    world = cluster.gpus
+    layout_spec = asked.train.layout
     if asked.zero is not None:  # the engine has no other
         yield Layout(world)
         return
-    if isinstance(spec, LayoutSpec):
-        others = spec.shard * spec.tp * spec.pp * spec.cp
-        dp = spec.dp or max(1, world // others)
-        yield Layout(dp, spec.shard, spec.tp, spec.pp, spec.cp, spec.schedule)
+    if isinstance(layout_spec, LayoutSpec):
+        other_ranks = layout_spec.shard * layout_spec.tp * layout_spec.pp * layout_spec.cp
+        yield Layout(
+            layout_spec.dp or max(1, world // other_ranks),
+            layout_spec.shard,
+            layout_spec.tp,
+            layout_spec.pp,
+            layout_spec.cp,
+            layout_spec.schedule,
+        )
         return
     divisors = [n for n in range(1, world + 1) if world % n == 0]
     for tp, pp, cp in itertools.product(divisors, repeat=3):
-        rest, odd = divmod(world, tp * pp * cp)
-        if odd or not rest:
+        data_ranks, remainder = divmod(world, tp * pp * cp)
+        if remainder or not data_ranks:
             continue
-        shards = {1, rest, math.gcd(rest, max(1, cluster.gpus_per_node // (tp * cp)))}
-        for shard in sorted(shards):
+        # no shards, all of the ranks, or those of a node, whose links are the fast ones
+        in_node = math.gcd(data_ranks, max(1, cluster.gpus_per_node // (tp * cp)))
+        for shard in sorted({1, data_ranks, in_node}):
             for schedule in SCHEDULES if pp > 1 else SCHEDULES[:1]:
-                yield Layout(rest // shard, shard, tp, pp, cp, schedule)
+                yield Layout(data_ranks // shard, shard, tp, pp, cp, schedule)
 
 
 def _illegal(asked: Asked, cluster: Cluster, layout: Layout) -> str:
@@ -188,44 +250,62 @@ def _illegal(asked: Asked, cluster: Cluster, layout: Layout) -> str:
         return "a teacher needs whole examples and scores"
     if layout.data > asked.train.global_batch_size:
         return f"{layout.data} data ranks share {asked.train.global_batch_size} examples"
-    arithmetic = Shape(shape.model_type, shape.layers, shape.heads, shape.kv_heads)
-    problem = next(problems_of(layout, cluster.gpus, arithmetic, asked.train), None)
+    divisible = Shape(shape.model_type, shape.layers, shape.heads, shape.kv_heads)
+    problem = next(problems_of(layout, cluster.gpus, divisible, asked.train), None)
     problem = problem or next(undivided(layout, asked.lora), None)
     if problem is not None:
         return problem.what
-    if not any(True for _ in _ways(asked, layout)):
+    if next(_ways(asked, layout), None) is None:
         cell = cell_of(asked.kind, layout, asked.train, asked.lora is not None)
         return refusal(cell, asked.train.untested)
     return ""
 
 
 def _ways(asked: Asked, layout: Layout) -> Iterator[tuple[Checkpointing, bool]]:
-    """Ways to recompute with which the layout trains, and whether a test has shown that."""
-    free = "activation_checkpointing" in asked.free
-    for choice in RECOMPUTED if free else (asked.train.activation_checkpointing,):
-        train = asked.train.model_copy(update={"activation_checkpointing": choice})
+    """Ways to recompute with which the layout trains,
+    and whether a test has shown that."""
+    choices = RECOMPUTED
+    if "activation_checkpointing" not in asked.free:
+        choices = (asked.train.activation_checkpointing,)
+    for checkpointing in choices:
+        train = asked.train.model_copy(update={"activation_checkpointing": checkpointing})
         cell = cell_of(asked.kind, layout, train, asked.lora is not None)
         if not refusal(cell, asked.train.untested):
-            yield choice, level(cell) == "proven"
+            yield checkpointing, level(cell) == "proven"
 
 
 def _works(asked: Asked, layout: Layout) -> Iterator[tuple[Work, bool]]:
-    train, total = asked.train, asked.train.global_batch_size
-    each = total // layout.data
-    sizes = [n for n in range(1, min(each, LARGEST_MICRO_BATCH) + 1) if each % n == 0]
+    """What ranks do with each micro-batch size and way to recompute,
+    and whether it is proven."""
+    train = asked.train
+    examples = train.global_batch_size // layout.data
+    largest = min(examples, LARGEST_MICRO_BATCH)
+    sizes = [size for size in range(1, largest + 1) if examples % size == 0]
     if "micro_batch_size" not in asked.free and isinstance(train.micro_batch_size, int):
         sizes = [train.micro_batch_size]
     for checkpointing, proven in _ways(asked, layout):
         for size in sizes:
-            work = work_of(asked, dataclasses.replace(layout, micro_batch_size=size), checkpointing)
-            turns, even = work.accumulation, layout.schedule != "1f1b"
-            if layout.pp == 1 or (turns >= layout.pp and not (even and turns % layout.pp)):
+            sized = dataclasses.replace(layout, micro_batch_size=size)
+            work = work_of(asked, sized, checkpointing)
+            if _feeds_pipeline(layout, work.accumulation):
                 yield work, proven
 
 
+def _feeds_pipeline(layout: Layout, micro_batches: int) -> bool:
+    """Whether there are enough micro-batches for every stage, in whole rounds where the
+    schedule asks for them: all but 1F1B do."""
+    if layout.pp == 1:
+        return True
+    if micro_batches < layout.pp:
+        return False
+    return layout.schedule == "1f1b" or micro_batches % layout.pp == 0
+
+
 def work_of(asked: Asked, layout: Layout, checkpointing: Checkpointing) -> Work:
-    """What each rank does in one step of that layout, on a GPU that `asked` is for (`on_gpu`)."""
-    train, lora = asked.train, asked.lora
+    """What each rank does in one step of that layout,
+    on a GPU that `asked` is for (`on_gpu`)."""
+    train = asked.train
+    lora = asked.lora
     assert train.precision != "auto"
     micro_batches = math.ceil(train.global_batch_size / layout.micro_batch_size)
     return Work(

@@ -1,8 +1,8 @@
-"""Spot machines or not: time and money at both ends of how reclaims may be correlated, the chance
-of keeping the limits, and what speaks against it, as data.
+"""Spot machines or not: time and money at both ends of how reclaims may be correlated,
+the chance of keeping the limits, and what speaks against it, as data.
 
-Prices are for all machines together. Waiting is not paid: where a platform keeps the rest of a
-cluster while it waits for one machine, give that as part of `restart_seconds`."""
+Prices are for all machines together. Waiting is not paid: where a platform keeps the rest
+of a cluster while it waits for one machine, give that as part of `restart_seconds`."""
 
 import dataclasses
 import math
@@ -14,8 +14,8 @@ from rekindle.plan import risk
 from rekindle.plan.risk import Expectation, Hazard, Reclaims, Work, interval
 from rekindle.plan.simulation import Fallback, fallback, simulate
 
-# Below so many saves and starts between two interruptions time grows like an exponential of the
-# hazard, which is not known to a factor of two.
+# Below so many saves and starts between two interruptions time grows like an exponential
+# of the hazard, which is not known to a factor of two.
 FEWEST_CHANGEOVERS = 5.0
 HALVINGS = 6  # of the interval, in search of one that suits a deadline
 SEARCH_RUNS = 1024  # of each: they share their interruptions, so that costs compare
@@ -31,8 +31,9 @@ class Offer:
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What is asked of the training, and with which chance. Hours count from the first request for
-    machines, waits included; by `deadline_hours` it is done for sure, on demand if need be."""
+    """What is asked of the training, and with which chance. Hours count from the first
+    request for machines, waits included; by `deadline_hours` it is done for sure, on
+    demand if need be."""
 
     max_run_hours: float | None = None
     budget_usd: float | None = None
@@ -42,9 +43,9 @@ class Needs:
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """Spot machines at one rate of interruptions; no chances where no limit was given. `in_both`:
-    of keeping time and budget at once; `fallback_usd`: with on-demand machines at the end;
-    `reasons`: why they do not do, in words."""
+    """Spot machines at one rate of interruptions; no chances where no limit was given.
+    `in_both`: of keeping time and budget at once; `fallback_usd`: with on-demand machines
+    at the end; `reasons`: why they do not do, in words."""
 
     mtbf_hours: float
     expected: Expectation
@@ -59,7 +60,8 @@ class Outlook:
 
 @dataclasses.dataclass(frozen=True)
 class Spot:
-    """Machines that are reclaimed one by one, and all at once, with a save every `every` steps."""
+    """Machines that are reclaimed one by one, and all at once,
+    with a save every `every` steps."""
 
     every: int
     hazard: Hazard
@@ -68,101 +70,128 @@ class Spot:
 
     @property
     def viable(self) -> Literal["yes", "only if reclaimed together", "no"]:
-        """Whether nothing speaks against it at both ends, at the better one, or at neither."""
+        """Whether nothing speaks against it at both ends, at the better one,
+        or at neither."""
         if not self.independent.reasons:
             return "yes"
         return "no" if self.together.reasons else "only if reclaimed together"
 
 
 def weigh(
-    work: Work, hazard: Hazard, nodes: int, offer: Offer, needs: Needs, every: int | None = None
+    work: Work,
+    hazard: Hazard,
+    nodes: int,
+    offer: Offer,
+    needs: Needs,
+    every: int | None = None,
 ) -> Spot:
-    """Everything about spot machines for one training on `nodes` nodes, in tens of milliseconds."""
+    """Everything about spot machines for one training on `nodes` nodes,
+    in tens of milliseconds."""
     chosen = every or best_interval(work, hazard.per_hour(nodes, "independent"), offer, needs)
     hours = risk.uninterrupted_seconds(work, every or interval(work, 0.0)) / 3600
     on_demand_usd = hours * offer.on_demand_usd_per_hour
 
     def at(reclaims: Reclaims) -> Outlook:
-        found = outlook(work, chosen, hazard.per_hour(nodes, reclaims), offer, needs)
-        reasons = tuple(_reasons(found, work, on_demand_usd, needs))
-        return dataclasses.replace(found, reasons=reasons)
+        unjudged = outlook_at(work, chosen, hazard.per_hour(nodes, reclaims), offer, needs)
+        reasons = tuple(_reasons(unjudged, work, on_demand_usd, needs))
+        return dataclasses.replace(unjudged, reasons=reasons)
 
     return Spot(chosen, hazard, at("independent"), at("together"))
 
 
 def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> int:
-    """Steps between two saves: `interval`, or with a deadline a cheaper fraction of it."""
+    """Steps between two saves: `interval`,
+    or with a deadline a cheaper fraction of it."""
     longest = interval(work, per_hour)
     deadline = needs.deadline_hours
     if deadline is None:
         return longest
+    # a save has to be committed before the next one is due
     shortest = math.ceil(work.commit_seconds / work.step_seconds)
-    halves = {max(1, shortest, math.ceil(longest / 2**n)) for n in range(HALVINGS)} | {longest}
+    candidates = {longest}
+    for halving in range(HALVINGS):
+        candidates.add(max(1, shortest, math.ceil(longest / 2**halving)))
 
     def cost_usd(every: int) -> float:
         mixed = fallback(work, every, per_hour, deadline, SEARCH_RUNS)
         return mixed.cost_usd(offer.spot_usd_per_hour, offer.on_demand_usd_per_hour)
 
-    return min(sorted(halves, reverse=True), key=cost_usd)
+    # the longest first: of two that cost as much it saves less often
+    return min(sorted(candidates, reverse=True), key=cost_usd)
 
 
-def outlook(work: Work, every: int, per_hour: float, offer: Offer, needs: Needs) -> Outlook:
-    """What to expect at `per_hour` interruptions of all machines together; no reasons yet."""
+def outlook_at(work: Work, every: int, per_hour: float, offer: Offer, needs: Needs) -> Outlook:
+    """What to expect at `per_hour` interruptions of all machines together;
+    no reasons yet."""
     mean = risk.expected(work, every, per_hour)
     price = offer.spot_usd_per_hour
     runs = simulate(work, every, per_hour)
-    paid_hours = None if needs.budget_usd is None else needs.budget_usd / price
-    mixed, mixed_usd = None, None
+    in_time = in_budget = in_both = None
+    if needs.max_run_hours is not None:
+        in_time = runs.at_most(needs.max_run_hours)
+    if needs.budget_usd is not None:
+        paid_hours = needs.budget_usd / price
+        in_budget = runs.at_most(None, paid_hours)
+        if needs.max_run_hours is not None:
+            in_both = runs.at_most(needs.max_run_hours, paid_hours)
+    mixed = mixed_usd = None
     if needs.deadline_hours is not None:
         mixed = fallback(work, every, per_hour, needs.deadline_hours)
         mixed_usd = mixed.cost_usd(price, offer.on_demand_usd_per_hour)
-    limits = needs.max_run_hours, paid_hours
     return Outlook(
         mtbf_hours=1 / per_hour if per_hour else math.inf,
         expected=mean,
         expected_usd=mean.cost_usd(price),
-        in_time=None if needs.max_run_hours is None else runs.at_most(needs.max_run_hours),
-        in_budget=None if paid_hours is None else runs.at_most(None, paid_hours),
-        in_both=None if None in limits else runs.at_most(*limits),
+        in_time=in_time,
+        in_budget=in_budget,
+        in_both=in_both,
         fallback=mixed,
         fallback_usd=mixed_usd,
     )
 
 
-def _reasons(found: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> Iterator[str]:
+def _reasons(outlook: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> Iterator[str]:
     """What speaks against spot machines, the plainest first."""
-    changeover = (work.whole_save_seconds + work.restart_seconds) / 3600
-    every, each = duration(3600 * found.mtbf_hours), duration(3600 * changeover)
-    if found.mtbf_hours < FEWEST_CHANGEOVERS * changeover:
-        yield f"an interruption every {every}, and {each} go into saving and starting again"
-    cost = found.expected_usd if found.fallback_usd is None else found.fallback_usd
-    if found.fallback is not None and not found.fallback.feasible:
+    changeover_hours = (work.whole_save_seconds + work.restart_seconds) / 3600
+    if outlook.mtbf_hours < FEWEST_CHANGEOVERS * changeover_hours:
+        between = duration(3600 * outlook.mtbf_hours)
+        changeover = duration(3600 * changeover_hours)
+        yield (
+            f"an interruption every {between}, and {changeover} go into saving and starting again"
+        )
+    cost_usd = outlook.expected_usd if outlook.fallback_usd is None else outlook.fallback_usd
+    if outlook.fallback is not None and not outlook.fallback.feasible:
         yield f"on-demand machines would not make {needs.deadline_hours:g} h either"
-    elif cost >= on_demand_usd:
-        yield f"${cost:,.2f} expected against ${on_demand_usd:,.2f} on demand"
-    missed = tuple(_missed(found, needs))
-    yield from missed
-    both = None if missed or found.fallback is not None else found.in_both
-    if both is not None and both < needs.chance:
+    elif cost_usd >= on_demand_usd:
+        yield f"${cost_usd:,.2f} expected against ${on_demand_usd:,.2f} on demand"
+    missed_limits = tuple(_missed_limits(outlook, needs))
+    yield from missed_limits
+    if missed_limits or outlook.fallback is not None:
+        return
+    # each limit alone is kept often enough, and both at once may not be
+    if outlook.in_both is not None and outlook.in_both < needs.chance:
         limits = f"take at most {needs.max_run_hours:g} h and cost at most ${_usd(needs)}"
-        yield f"{both:.0%} chance to {limits}"
+        yield f"{outlook.in_both:.0%} chance to {limits}"
 
 
 def _usd(needs: Needs) -> str:
     return f"{needs.budget_usd or 0.0:,.2f}".removesuffix(".00")
 
 
-def _missed(found: Outlook, needs: Needs) -> Iterator[str]:
-    """Limits that are kept too rarely. With on-demand machines at the end it is never later than
-    the deadline, and the budget is kept at least where they are not needed."""
-    rescue, limit = found.fallback, needs.max_run_hours
+def _missed_limits(outlook: Outlook, needs: Needs) -> Iterator[str]:
+    """Limits that are kept too rarely. With on-demand machines at the end it is never
+    later than the deadline, and the budget is kept at least where they are not needed."""
+    rescue = outlook.fallback
+    limit = needs.max_run_hours
     latest = math.inf
     if rescue is not None and rescue.feasible and needs.deadline_hours is not None:
         latest = needs.deadline_hours
-    late = found.in_time is not None and found.in_time < needs.chance
+    late = outlook.in_time is not None and outlook.in_time < needs.chance
     if late and limit is not None and latest > limit:
-        yield f"{found.in_time:.0%} chance to take at most {limit:g} h"
-    if found.in_budget is not None:
-        chance = max(0.0, found.in_budget - (rescue.chance if rescue else 0.0))
+        yield f"{outlook.in_time:.0%} chance to take at most {limit:g} h"
+    if outlook.in_budget is not None:
+        chance = outlook.in_budget
+        if rescue is not None:
+            chance = max(0.0, chance - rescue.chance)
         if chance < needs.chance:
             yield f"{chance:.0%} chance to cost at most ${_usd(needs)}"

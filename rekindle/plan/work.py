@@ -1,4 +1,5 @@
-"""One optimizer step as numbers: the model, the layout, how many tokens a rank sees at a time."""
+"""One optimizer step as numbers: the model, the layout,
+how many tokens a rank sees at a time."""
 
 import dataclasses
 import math
@@ -14,28 +15,31 @@ Checkpointing = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp64"]
 Kernels = Literal["eager", "fused", "compiled"]
 Attention = Literal["flash2", "written"]
-# a weight is kept for either of the two
-_KEPT = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
+# DeepSpeed keeps a weight for either of the two
+_KEPT_FOR = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
 
 
 def lora_targets(shape: ModelShape, targets: Iterable[str]) -> tuple[str, ...]:
-    """Our names of the matrices that `model.lora.targets` names: `q_proj` of Llama is `q`."""
-    wanted, modules = tuple(targets), DIVISIBLE.get(shape.model_type)
-    known = modules.matrices if modules else {}
+    """Our names of the matrices that `model.lora.targets` names:
+    `q_proj` of Llama is `q`."""
+    modules = DIVISIBLE.get(shape.model_type)
+    if modules is None:
+        return ()
+    suffixes = tuple(f".{target}" for target in targets)
+    # whole parts of a module's path, as peft compares them
     return tuple(
-        name
-        for name, module in known.items()
-        if any(f".{module}".endswith(f".{target}") for target in wanted)
+        name for name, module in modules.matrices.items() if f".{module}".endswith(suffixes)
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Zero:
-    """What a `ds_config.json` says of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054): a stage and
-    its buffers, in elements, and what lies in the host's memory; the defaults are DeepSpeed's
-    (0.19.8). `buckets` of `bucket` elements collect gradients; `overlaps`: they are reduced, and
-    weights are gathered, beside computing; a rank of stage 3 keeps up to `gathered` elements of
-    weights beyond its own, and updates `updated` at a time."""
+    """What a `ds_config.json` says of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054): a
+    stage and its buffers, in elements, and what lies in the host's memory; the defaults
+    are DeepSpeed's (0.19.8). `buckets` of `bucket` elements collect gradients;
+    `overlaps`: they are reduced, and weights are gathered, beside computing; a rank of
+    stage 3 keeps up to `gathered` elements of weights beyond its own, and updates
+    `updated` at a time."""
 
     stage: int = 1
     optimizer_offloaded: bool = False
@@ -48,41 +52,52 @@ class Zero:
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | None) -> Self:
-        """As `train.engine_config` says it; what it leaves open, or to "auto", is the default."""
+        """ZeRO as `train.engine_config` has it; what it leaves open, or to "auto",
+        is the default."""
         section = (config or {}).get("zero_optimization") or {}
-        given = {k: v for k, v in section.items() if v not in (None, AUTO)}
-        stage = int(given.get("stage", cls.stage))
-        overlaps = bool(given.get("overlap_comm", stage == 3))
-        collected = stage > 0 and bool(given.get("contiguous_gradients", True))
+        settings = {k: v for k, v in section.items() if v not in (None, AUTO)}
+        stage = int(settings.get("stage", cls.stage))
+        overlaps = bool(settings.get("overlap_comm", stage == 3))
+        bucket = 0
+        if stage > 0 and settings.get("contiguous_gradients", True):
+            bucket = int(settings.get("reduce_bucket_size", cls.bucket))
+        # one is filled while the other is reduced
+        buckets = 2 if overlaps and stage in (1, 2) else 1
         return cls(
             stage=stage,
-            optimizer_offloaded=_on_host(given.get("offload_optimizer")),
-            parameters_offloaded=_on_host(given.get("offload_param")),
-            bucket=int(given.get("reduce_bucket_size", cls.bucket)) if collected else 0,
-            buckets=1 + (overlaps and stage in (1, 2)),
+            optimizer_offloaded=_on_host(settings.get("offload_optimizer")),
+            parameters_offloaded=_on_host(settings.get("offload_param")),
+            bucket=bucket,
+            buckets=buckets,
             overlaps=overlaps,
-            gathered=max(int(given.get(name, cls.gathered)) for name in _KEPT),
-            updated=int(given.get("sub_group_size", cls.updated)),
+            gathered=max(int(settings.get(name, cls.gathered)) for name in _KEPT_FOR),
+            updated=int(settings.get("sub_group_size", cls.updated)),
         )
 
     def __str__(self) -> str:
-        moved = {"optimizer": self.optimizer_offloaded, "weights": self.parameters_offloaded}
-        host = " and ".join(name for name, there in moved.items() if there)
-        return f"ZeRO {self.stage}" + (f", {host} in the host's memory" if host else "")
+        offloaded = []
+        if self.optimizer_offloaded:
+            offloaded.append("optimizer")
+        if self.parameters_offloaded:
+            offloaded.append("weights")
+        if not offloaded:
+            return f"ZeRO {self.stage}"
+        return f"ZeRO {self.stage}, {' and '.join(offloaded)} in the host's memory"
 
 
-def _on_host(section: Any) -> bool:
+def _on_host(section: object) -> bool:
     return isinstance(section, Mapping) and section.get("device") == "cpu"
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
     """What each rank does in one optimizer step: `accumulation` micro-batches of
-    `layout.micro_batch_size` sequences of `sequence` tokens. `sharding`: `layout.shard` divides all
-    states (FSDP), or those of the optimizer only. `lora_rank` adapts the matrices that
-    `lora_targets` names, or all, and freezes the others. `quantised`: frozen matrices have 4 bits.
-    `teacher`: whom the model learns from. `tf32`: products in fp32 use it, where the GPU has it.
-    `zero`: DeepSpeed divides the replicas' states."""
+    `layout.micro_batch_size` sequences of `sequence` tokens. `sharding`: `layout.shard`
+    divides all states (FSDP), or those of the optimizer only. `lora_rank` adapts the
+    matrices that `lora_targets` names, or all, and freezes the others. `quantised`:
+    frozen matrices have 4 bits. `teacher`: whom the model learns from. `tf32`: products
+    in fp32 use it, where the GPU has it. `zero`: DeepSpeed divides the replicas' states.
+    """
 
     shape: ModelShape
     layout: Layout
@@ -107,7 +122,7 @@ class Work:
 
     @property
     def tokens(self) -> int:
-        """Of one micro-batch on one rank."""
+        """Tokens of one micro-batch on one rank."""
         return self.layout.micro_batch_size * self.sequence // self.layout.cp
 
     @property
@@ -124,22 +139,26 @@ class Work:
     def factors(self) -> tuple[tuple[float, float], ...]:
         """Inputs and outputs, on one tp rank, of what a block multiplies tokens with."""
         tp = self.layout.tp
-        return tuple(
-            (
-                m.inputs / (tp if m.divided == "row" else 1),
-                m.outputs / (tp if m.divided == "column" else 1),
-            )
-            for m in self.shape.matrices
-        )
+        sizes = []
+        for matrix in self.shape.matrices:
+            inputs = float(matrix.inputs)
+            outputs = float(matrix.outputs)
+            if matrix.divided == "row":
+                inputs /= tp
+            elif matrix.divided == "column":
+                outputs /= tp
+            sizes.append((inputs, outputs))
+        return tuple(sizes)
 
     @property
     def kernels(self) -> Kernels:
-        """Of what is neither a product nor attention."""
+        """How what is neither a product nor attention is computed."""
         return "compiled" if self.compile else "eager"
 
     @property
     def attention(self) -> Attention:
-        """The kernel that runs it: written out where ranks have to draw the same dropout."""
+        """The kernel that runs it:
+        written out where ranks have to draw the same dropout."""
         written = self.shape.attention_dropout > 0 and self.layout.tp * self.layout.cp > 1
         return "written" if written else "flash2"
 
@@ -150,38 +169,61 @@ class Work:
 
     @property
     def compute_bytes(self) -> int:
-        """Of a number in the forward pass."""
+        """Bytes of a number in the forward pass."""
         return {"fp64": 8, "fp32": 4}.get(self.precision, 2)
 
     def block_share(self) -> int:
         """Elements of one block on one tp rank; those of norms are on all."""
-        tp, shape = self.layout.tp, self.shape
-        total = shape.block_norms
-        for m in shape.matrices:
-            total += m.inputs * m.outputs // (tp if m.divided else 1)
-            total += m.outputs // (tp if m.divided == "column" else 1) if m.bias else 0
+        tp = self.layout.tp
+        total = self.shape.block_norms
+        for matrix in self.shape.matrices:
+            weights = matrix.inputs * matrix.outputs
+            bias = matrix.outputs
+            if matrix.divided:
+                weights //= tp
+            # ranks that divide rows add up their results, to which the whole bias is
+            # added once
+            if matrix.divided == "column":
+                bias //= tp
+            total += weights
+            if matrix.bias:
+                total += bias
         return total
 
     def ends_share(self) -> tuple[int, int]:
-        """Elements on one tp rank of what lies before the first block, and behind the last; a tied
-        head is the first's table, which the last stage of a pipeline holds once more."""
-        shape, tp = self.shape, self.layout.tp if self.shape.causal else 1
-        first = shape.table // tp + shape.before
-        head = shape.head.parameters // tp if shape.head else 0
-        tied = shape.causal and shape.head is None and self.layout.pp > 1
-        return first, shape.after + (shape.table // tp if tied else head)
+        """Elements on one tp rank of what lies before the first block, and behind the
+        last; a tied head is the first's table, which the last stage of a pipeline holds
+        once more."""
+        shape = self.shape
+        # tp ranks divide the table and the head of a language model only
+        tp = self.layout.tp if shape.causal else 1
+        head = 0
+        if shape.head is not None:
+            head = shape.head.parameters // tp
+        elif shape.causal and self.layout.pp > 1:
+            head = shape.table // tp
+        return shape.table // tp + shape.before, shape.after + head
 
     @property
     def adapted(self) -> tuple[Matrix, ...]:
+        """The matrices that have adapters: those that are named, or all."""
         if not self.lora_rank:
             return ()
-        named = self.lora_targets
-        return tuple(m for m in self.shape.matrices if not named or m.name in named)
+        if not self.lora_targets:
+            return self.shape.matrices
+        return tuple(m for m in self.shape.matrices if m.name in self.lora_targets)
 
     def adapters_share(self) -> int:
-        """Elements of a block's adapters on one tp rank: the side that is not divided is on all."""
-        tp, total = self.layout.tp, 0
-        for m in self.adapted:
-            total += m.inputs // (tp if m.divided == "row" else 1)
-            total += m.outputs // (tp if m.divided == "column" else 1)
+        """Elements of a block's adapters on one tp rank:
+        the side that is not divided is on all."""
+        tp = self.layout.tp
+        total = 0
+        for matrix in self.adapted:
+            inputs = matrix.inputs
+            outputs = matrix.outputs
+            if matrix.divided == "row":
+                inputs //= tp
+            elif matrix.divided == "column":
+                outputs //= tp
+            total += inputs + outputs
         return total * self.lora_rank

@@ -1,10 +1,11 @@
-"""Several runs side by side: what differs in config and data, what came of it, and whether a model
-is better than the first run's beyond chance.
+"""Several runs side by side: what differs in config and data, what came of it, and
+whether a model is better than the first run's beyond chance.
 
-Two models are compared as the gate compares them (evaluate/bounds.py) where both were judged on the
-same examples and labels and their scores are still there; else a note says why not. Language
-models with different tokenizers are compared in bits per byte only. The page is one HTML file, like
-a card: tables of what differs, and the curves of the trainings in one plot."""
+Two models are compared as the gate compares them (evaluate/bounds.py) where both were
+judged on the same examples and labels and their scores are still there; else a note says
+why not. Language models with different tokenizers are compared in bits per byte only. The
+page is one HTML file, like a card: tables of what differs, and the curves of the
+trainings in one plot."""
 
 from __future__ import annotations
 
@@ -29,182 +30,251 @@ if TYPE_CHECKING:
     Judged = tuple[Scores, Any]
 Pair = tuple[RunRecord, Findings]
 Row = tuple[str, ...]
-_TRAINING = "finetune"
+_TRAINING = "finetune"  # the step of the shipped pipeline that trains
+# rows of the table -> fields of `Churn`
 _CHURN = {"churn": "share", "churn_fixed": "fixed", "churn_broken": "broken"}
-_MOST_LETTERS = 60
+_MOST_LETTERS = 60  # of a value, so that runs stand side by side on a terminal
+# classes of the style sheet; a run beyond these has no line
 COLOURS = ("a", "b", "c", "a dashed", "b dashed", "c dashed")
 
 
 def compared(runs: Sequence[Pair]) -> Compared:
     """The runs in the order given; the others are compared with the first."""
     notes: list[str] = []
-    settings = _different([_flat(record.spec) for record, _ in runs])
-    data, metrics = _different([_data(found) for _, found in runs]), _metrics(runs, notes)
-    shown = tuple(_run(*pair) for pair in runs)
-    return Compared(runs=shown, settings=settings, data=data, metrics=metrics, notes=tuple(notes))
+    return Compared(
+        runs=tuple(_run(record, findings) for record, findings in runs),
+        settings=_different([_leaves(record.spec) for record, _ in runs]),
+        data=_different([_data(findings) for _, findings in runs]),
+        metrics=_metrics(runs, notes),
+        notes=tuple(notes),
+    )
 
 
-def _run(record: RunRecord, found: Findings) -> ComparedRun:
-    gate, model = gate_of(found), model_of(found)
-    trained = [s for s in record.steps if s.name.rpartition("/")[2] == _TRAINING]
-    seconds = None
-    if trained and (trained[-1].cached or trained[-1].status not in ("pending", "skipped")):
-        seconds = 0.0 if trained[-1].cached else trained[-1].seconds
+def _run(record: RunRecord, findings: Findings) -> ComparedRun:
+    """What a run came to, as the comparison lists it."""
+    gate = gate_of(findings)
+    model = model_of(findings)
     return ComparedRun(
         run_id=record.run_id,
         started_at=record.started_at,
         status=record.status,
         seconds=record.seconds,
-        training_seconds=seconds,
+        training_seconds=_training_seconds(record),
         decision=gate.decision if gate else None,
         model=f"{model.name} v{model.version}" if model else "",
-        rows=found.evidence.rows if found.evidence else None,
+        rows=findings.evidence.rows if findings.evidence else None,
     )
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
+def _training_seconds(record: RunRecord) -> float | None:
+    """How long the last training took: nothing from the cache,
+    None where there was none."""
+    # a step of a nested pipeline has the names of those around it before its own
+    trainings = [step for step in record.steps if step.name.rpartition("/")[2] == _TRAINING]
+    if not trainings:
+        return None
+    last = trainings[-1]
+    if last.cached:
+        return 0.0
+    return None if last.status in ("pending", "skipped") else last.seconds
+
+
+def _leaves(value: object, path: str = "") -> dict[str, object]:
     """The leaves of nested mappings by their dotted path."""
     if not isinstance(value, Mapping) or not value:
         return {path: value}
-    found: dict[str, Any] = {}
+    leaves: dict[str, object] = {}
     for name, inner in value.items():
-        found |= _flat(inner, f"{path}.{name}" if path else str(name))
-    return found
+        leaves |= _leaves(inner, f"{path}.{name}" if path else str(name))
+    return leaves
 
 
-def _data(found: Findings) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    if found.fingerprint:
-        facts |= {"content": found.fingerprint.data[:12], "window": found.fingerprint.window}
-    if found.shards:
-        facts |= {f"{split} rows": rows for split, rows in found.shards.rows.items()}
-        facts["classes"] = list(found.shards.labels)
-    if found.evidence:
-        facts["examples"] = found.evidence.examples[:12]
+def _data(findings: Findings) -> dict[str, object]:
+    """What the data of a run were, by name."""
+    facts: dict[str, object] = {}
+    if findings.fingerprint:
+        facts["content"] = findings.fingerprint.data[:12]
+        facts["window"] = findings.fingerprint.window
+    if findings.shards:
+        for split, rows in findings.shards.rows.items():
+            facts[f"{split} rows"] = rows
+        facts["classes"] = list(findings.shards.labels)
+    if findings.evidence:
+        facts["examples"] = findings.evidence.examples[:12]
     return facts
 
 
 def _different(sides: Sequence[Mapping[str, Any]]) -> tuple[ComparedFact, ...]:
-    """What is not the same everywhere, in the order of first sight; null where a side lacks it."""
-    names = dict.fromkeys(name for side in sides for name in side)
-    rows = {name: tuple(side.get(name) for side in sides) for name in names}
-    unlike = (row for row in rows.items() if any(value != row[1][0] for value in row[1]))
-    return tuple(ComparedFact(name=name, values=values) for name, values in unlike)
+    """What is not the same everywhere, in the order of first sight;
+    null where a side lacks it."""
+    names: dict[str, None] = {}
+    for side in sides:
+        names |= dict.fromkeys(side)
+    different = []
+    for name in names:
+        values = tuple(side.get(name) for side in sides)
+        if any(value != values[0] for value in values):
+            different.append(ComparedFact(name=name, values=values))
+    return tuple(different)
 
 
 def _metrics(runs: Sequence[Pair], notes: list[str]) -> tuple[ComparedMetric, ...]:
-    judged = [found.evidence.metrics if found.evidence else {} for _, found in runs]
-    names = dict.fromkeys(name for metrics in judged for name in metrics)
+    """The metrics of the runs and their changes from the first, and its churn."""
+    metrics_of_runs: list[Mapping[str, float]] = []
+    names: dict[str, None] = {}  # in the order of first sight
+    for _, findings in runs:
+        metrics_of_run = findings.evidence.metrics if findings.evidence else {}
+        metrics_of_runs.append(metrics_of_run)
+        names |= dict.fromkeys(metrics_of_run)
     first = _judged(*runs[0], notes)
-    churns = dict[str, Churn]()
-    others = [_changes(runs[0], first, pair, notes, churns) if first else {} for pair in runs[1:]]
-    metrics = []
+    churns: dict[str, Churn] = {}
+    changes_of_runs: list[Mapping[str, Comparison]] = [{} for _ in runs]
+    if first:
+        for position, pair in enumerate(runs[1:], 1):
+            changes_of_runs[position] = _changes(runs[0], first, pair, notes, churns)
+    rows = []
     for name in names:
-        values = tuple(each.get(name) for each in judged)
-        changes = (None, *(each.get(name) for each in others))
-        metrics.append(ComparedMetric(name=name, values=values, changes=changes))
-    for name, field in _CHURN.items() if churns else ():
-        values = tuple(getattr(churns.get(run.run_id), field, None) for run, _ in runs)
-        metrics.append(ComparedMetric(name=name, values=values, changes=(None,) * len(runs)))
-    return tuple(metrics)
+        values = tuple(metrics.get(name) for metrics in metrics_of_runs)
+        changes = tuple(changes.get(name) for changes in changes_of_runs)
+        rows.append(ComparedMetric(name=name, values=values, changes=changes))
+    if churns:
+        for name, field in _CHURN.items():
+            values = tuple(getattr(churns.get(run.run_id), field, None) for run, _ in runs)
+            unchanged = (None,) * len(runs)
+            rows.append(ComparedMetric(name=name, values=values, changes=unchanged))
+    return tuple(rows)
 
 
 def _changes(
     base: Pair, first: Judged, pair: Pair, notes: list[str], churns: dict[str, Churn]
 ) -> dict[str, Comparison]:
-    """How much better the model of a run is than the first one, by metric, and its churn; a note
-    says why some metrics, or all, cannot be compared."""
+    """How much better the model of a run is than the first one, by metric, and its churn;
+    a note says why some metrics, or all, cannot be compared."""
     from rekindle.evaluate.evaluate import churn_of, compare
     from rekindle.spec.model import GateSpec
 
-    (record, found), before = pair, base[0].run_id
-    assert base[1].evidence is not None
-    told = base[1].evidence.examples, base[1].evidence.rows
-    if found.evidence is not None and (found.evidence.examples, found.evidence.rows) != told:
-        notes.append(f"{record.run_id} was judged on other examples than {before}.")
+    base_record, base_findings = base
+    record, findings = pair
+    base_evidence = base_findings.evidence
+    evidence = findings.evidence
+    assert base_evidence is not None
+    base_rows = (base_evidence.examples, base_evidence.rows)
+    if evidence is not None and (evidence.examples, evidence.rows) != base_rows:
+        notes.append(f"{record.run_id} was judged on other examples than {base_record.run_id}.")
         return {}
-    judged = _judged(record, found, notes)
+    judged = _judged(record, findings, notes)
     if judged is None:
         return {}
-    (scores, right), (theirs, theirs_right) = judged, first
-    names = [name for name in theirs.metrics if name in scores.metrics]
-    if type(scores) is not type(theirs):
-        notes.append(f"{record.run_id} learnt another task than {before}.")
+    scores, labels = judged
+    base_scores, base_labels = first
+    if type(scores) is not type(base_scores):
+        notes.append(f"{record.run_id} learnt another task than {base_record.run_id}.")
         return {}
-    if right != theirs_right:
+    names = [name for name in base_scores.metrics if name in scores.metrics]
+    # churn counts answers that changed, which only the same labels tell right from wrong
+    if labels == base_labels:
+        churn = churn_of(scores, base_scores)
+        if churn:
+            churns[record.run_id] = churn
+    else:
+        # bits a byte do not depend on how a tokenizer cuts the bytes
         names = [name for name in names if name == "bits_per_byte"]
-        what = "other tokens" if names else "other labels or classes"
-        only = "; only bits_per_byte compares them" if names else ""
-        notes.append(f"{record.run_id} was judged on {what} than {before}{only}.")
-    elif churn := churn_of(scores, theirs):
-        churns[record.run_id] = churn
-    return {name: compare(GateSpec(), name, scores, theirs) for name in names}
+        difference = "other labels or classes"
+        exception = ""
+        if names:
+            difference = "other tokens"
+            exception = "; only bits_per_byte compares them"
+        notes.append(
+            f"{record.run_id} was judged on {difference} than {base_record.run_id}{exception}."
+        )
+    return {name: compare(GateSpec(), name, scores, base_scores) for name in names}
 
 
-def _judged(record: RunRecord, found: Findings, notes: list[str]) -> Judged | None:
+def _judged(record: RunRecord, findings: Findings, notes: list[str]) -> Judged | None:
     """What the run's model scored and what was right, or None with a note."""
-    if found.evidence is None:
+    if findings.evidence is None:
         notes.append(f"{record.run_id} was not evaluated.")
         return None
     try:
         from rekindle.evaluate.evaluate import candidate_scores
 
-        judging = record.spec.get("evaluate", {}).get("audit", 0.0)
-        salt = ((record.spec.get("data") or {}).get("split") or {}).get("salt", "")
-        return candidate_scores(found.files["scores"].parent, judging, salt)
-    except KeyError:
+        audit_share = record.spec.get("evaluate", {}).get("audit", 0.0)
+        split = (record.spec.get("data") or {}).get("split") or {}
+        folder = findings.files["scores"].parent
+        return candidate_scores(folder, audit_share, split.get("salt", ""))
+    except KeyError:  # of `files`
         notes.append(f"{record.run_id} has no scores by example: its step `score` is not there.")
     except (OSError, ValueError, ImportError) as error:
         notes.append(f"the scores of {record.run_id} cannot be read: {first_line(error)}")
     return None
 
 
-def lines(found: Compared) -> list[str]:
+def lines(result: Compared) -> list[str]:
     """The tables, and what could not be compared."""
-    about: list[Row] = [("run", *(run.run_id for run in found.runs))]
-    about += [(name.lower(), *values) for name, values in facts(found.runs)]
-    interval = "with 95% interval; marked where it holds no zero"
-    title = f"metrics, and changes from the first run ({interval})"
-    config, data = _fact_rows(found.settings), _fact_rows(found.data)
+    run_rows: list[Row] = [("run", *(run.run_id for run in result.runs))]
+    run_rows += [(name.lower(), *values) for name, values in facts(result.runs)]
+    tables = {
+        "metrics, and changes from the first run "
+        "(with 95% interval; marked where it holds no zero)": _metric_rows(result.metrics),
+        "config": _fact_rows(result.settings),
+        "data": _fact_rows(result.data),
+    }
+    text = formats.aligned(run_rows)
+    for title, rows in tables.items():
+        text += ["", title, *formats.aligned(rows)]
+    if result.notes:
+        text.append("")
+        text += [f"note: {note}" for note in result.notes]
+    return text
+
+
+def _metric_rows(metrics: Sequence[ComparedMetric]) -> list[Row]:
+    """A row of values for each metric, and below it the changes where there are some."""
     rows: list[Row] = []
-    for metric in found.metrics:
+    for metric in metrics:
         rows.append((metric.name, *(formats.metric(value) for value in metric.values)))
         if any(metric.changes):
-            rows.append(("", *(f"{change_text(c)} {certainly(c)}".strip() for c in metric.changes)))
-    metrics = rows or [("no run was evaluated",)]
-    text = formats.aligned(about)
-    for name, rows in ((title, metrics), ("config", config), ("data", data)):
-        text += ["", name, *formats.aligned(rows)]
-    return [*text, *(["", *(f"note: {note}" for note in found.notes)] if found.notes else [])]
+            changes = [f"{change_text(c)} {certainly(c)}".strip() for c in metric.changes]
+            rows.append(("", *changes))
+    return rows or [("no run was evaluated",)]
 
 
 def facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
     """What the runs came to: of each fact its name, and a value for each run."""
     columns = [_facts(run) for run in runs]
-    return [(rows[0][0], [value for _, value in rows]) for rows in zip(*columns, strict=True)]
+    rows = []
+    for cells in zip(*columns, strict=True):
+        name = cells[0][0]
+        rows.append((name, [value for _, value in cells]))
+    return rows
 
 
 def _facts(run: ComparedRun) -> tuple[tuple[str, str], ...]:
-    trained = "from the cache" if run.training_seconds == 0 else None
+    """What a run came to, as names and words."""
+    training = formats.duration(run.training_seconds)
+    if run.training_seconds == 0:
+        training = "from the cache"
     return (
         ("Started", formats.date(run.started_at)),
         ("Status", run.status),
         ("Time", formats.duration(run.seconds)),
-        ("Training", trained or formats.duration(run.training_seconds)),
+        ("Training", training),
         ("Gate", (run.decision or "–").replace("_", " ")),
         ("Model", run.model or "–"),
         ("Judged on", f"{formats.count(run.rows)} rows" if run.rows is not None else "–"),
     )
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """A setting as a config would have it; "–" for one that is not there."""
     if value is None:
         return "–"
+    # 3.0 and 3 are the same setting
     if isinstance(value, float) and value.is_integer():
         return f"{value:g}"
-    is_line = isinstance(value, str) and "\n" not in value
-    return value if is_line else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and "\n" not in value:
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def change_text(change: Comparison | None) -> str:
@@ -225,19 +295,21 @@ def certainly(change: Comparison | None) -> str:
     return "better" if change.lower > 0 else "worse"
 
 
-def _fact_rows(rows: tuple[ComparedFact, ...]) -> list[Row]:
-    return [
-        (row.name, *(shorten_middle(value_text(value), _MOST_LETTERS) for value in row.values))
-        for row in rows
-    ] or [("the same",)]
+def _fact_rows(facts: Sequence[ComparedFact]) -> list[Row]:
+    """A row of values for each fact that is not the same in all runs."""
+    rows: list[Row] = []
+    for fact in facts:
+        cells = [shorten_middle(value_text(value), _MOST_LETTERS) for value in fact.values]
+        rows.append((fact.name, *cells))
+    return rows or [("the same",)]
 
 
-def render_comparison(target: Path, runs: Sequence[Pair], found: Compared) -> None:
+def render_comparison(target: Path, runs: Sequence[Pair], result: Compared) -> None:
     """Write the page to `target`; the same records give the same bytes."""
     text = page.render(
         "compare.html.j2",
-        compared=found,
-        facts=facts(found.runs),
+        compared=result,
+        facts=facts(result.runs),
         change_text=change_text,
         certainly=certainly,
         value_text=value_text,
@@ -249,16 +321,25 @@ def render_comparison(target: Path, runs: Sequence[Pair], found: Compared) -> No
 
 def _curves(runs: Sequence[Pair]) -> list[Curve]:
     """Figures with a line for each run."""
-    shown = list(zip(COLOURS, runs, strict=False))
-    legend = tuple((css, shorten(record.run_id, 60)) for css, (record, _) in shown)
-    training, validation = [], []
-    for css, (record, found) in shown:
-        loss, held_out = (points(found.history, f) for f in ("loss", "validation_loss"))
-        if width := window(len(loss)):
+    legend = []
+    training = []
+    validation = []
+    # not strict: there are as many lines as colours
+    for css, (record, findings) in zip(COLOURS, runs, strict=False):
+        legend.append((css, shorten(record.run_id, 60)))
+        loss = points(findings.history, "loss")
+        width = window(len(loss))
+        if width:
             loss = running_mean(loss, width)
         training.append(Series(record.run_id, loss, css))
+        held_out = points(findings.history, "validation_loss")
         validation.append(Series(record.run_id, held_out, css, marks=len(held_out) <= 40))
     return [
-        Curve(name, plots.line(series, label=f"{name} of {len(series)} runs.", zero=True), legend)
-        for name, series in (("Training loss", training), ("Validation loss", validation))
+        _curve("Training loss", training, tuple(legend)),
+        _curve("Validation loss", validation, tuple(legend)),
     ]
+
+
+def _curve(title: str, series: Sequence[Series], legend: tuple[tuple[str, str], ...]) -> Curve:
+    label = f"{title} of {len(series)} runs."
+    return Curve(title, plots.line(series, label=label, zero=True), legend)

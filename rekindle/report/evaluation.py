@@ -1,5 +1,5 @@
-"""What the card draws and sorts of the evidence: the gate's interval, confusion, calibration,
-classes and slices. All else the template reads from the record."""
+"""What the card draws and sorts of the evidence: the gate's interval, confusion,
+calibration, classes and slices. All else the template reads from the record."""
 
 import dataclasses
 import math
@@ -14,7 +14,8 @@ from rekindle.report.collect import Findings
 
 @dataclasses.dataclass(frozen=True)
 class SliceTable:
-    """The slices of one column, the worst change first, and the `top` of the bars of its metric."""
+    """The slices of one column, the worst change first,
+    and the `top` of the bars of its metric."""
 
     column: str
     metric: str
@@ -25,31 +26,33 @@ class SliceTable:
 
 
 def interval(run: RunRecord, evidence: Evidence) -> tuple[Markup, str]:
-    """The interval of the gate, drawn and said; nothing without a comparison."""
-    if (comparison := evidence.comparison) is None:
+    """The interval of the gate, drawn and in words; nothing without a comparison."""
+    comparison = evidence.comparison
+    if comparison is None:
         return Markup(""), ""
-    needed = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
+    threshold = texts.number_setting(run.spec, "evaluate", "gate", "min_delta")
     if texts.setting(run.spec, "evaluate", "gate", "mode") == "noninferiority":
-        needed = -float(texts.setting(run.spec, "evaluate", "gate", "margin"))
-    ends = comparison.estimate, comparison.lower, comparison.upper
-    gain, lower, upper = map(formats.signed, ends)
-    drawn_from = "exact bounds of paired answers"
+        # a loss of up to the margin is allowed
+        threshold = -float(texts.setting(run.spec, "evaluate", "gate", "margin"))
+    method = "exact bounds of paired answers"
     if comparison.resamples:
-        drawn_from = f"{formats.count(comparison.resamples)} resamples, seed {comparison.seed}"
+        method = f"{formats.count(comparison.resamples)} resamples, seed {comparison.seed}"
     text = (
-        f"The gain in {texts.metric_name(comparison.metric)} is {gain}, with"
-        f" {100 * comparison.confidence:g}% confidence between {lower} and {upper} ({drawn_from})."
+        f"The gain in {texts.metric_name(comparison.metric)} is "
+        f"{formats.signed(comparison.estimate)}, with {100 * comparison.confidence:g}% confidence "
+        f"between {formats.signed(comparison.lower)} and {formats.signed(comparison.upper)} "
+        f"({method})."
     )
     if comparison.detectable:
         text += f" A gain of {formats.metric(comparison.detectable)} would show in 80% of cases."
-    drawn = plots.interval(
+    drawing = plots.interval(
         lower=comparison.lower,
         estimate=comparison.estimate,
         upper=comparison.upper,
-        threshold=needed,
+        threshold=threshold,
         label=text,
     )
-    return drawn, text
+    return drawing, text
 
 
 def confusion(evidence: Evidence) -> Markup:
@@ -61,12 +64,16 @@ def confusion(evidence: Evidence) -> Markup:
 
 
 def calibration(evidence: Evidence) -> Markup:
-    """The reliability diagram, if there are predictions; of numbers, true over predicted ones."""
-    bins = [(part.confidence, part.accuracy, part.rows) for part in evidence.calibration]
-    bins = [each for each in bins if each[2] > 0]
+    """The reliability diagram, if there are predictions; of numbers,
+    true over predicted ones."""
+    bins = []
+    for part in evidence.calibration:
+        if part.rows > 0:  # a bin into which nothing fell has no accuracy
+            bins.append((part.confidence, part.accuracy, part.rows))
     count = f"{sum(rows for _, _, rows in bins)} predictions, {len(bins)} bins"
     label = f"Reliability diagram: accuracy over confidence, {count}."
-    if is_numeric := numeric(evidence):
+    is_numeric = numeric(evidence)
+    if is_numeric:
         label = f"True over predicted numbers, {count}."
     return plots.reliability(bins, label=label, numeric=is_numeric)
 
@@ -78,35 +85,62 @@ def numeric(evidence: Evidence) -> bool:
 
 def by_class(evidence: Evidence) -> list[ClassResult]:
     """The classes, or types of entity, the worst F1 first."""
+    # of two that are as bad the one with more rows
     return sorted(evidence.classes, key=lambda part: (part.f1 or 0.0, -part.rows))
 
 
-def slices(run: RunRecord, found: Findings) -> list[SliceTable]:
+def slices(run: RunRecord, findings: Findings) -> list[SliceTable]:
     """A table for each column that was sliced by."""
-    every = found.evidence.slices if found.evidence else ()
+    if not findings.evidence:
+        return []
     smallest = texts.number_setting(run.spec, "evaluate", "gate", "min_slice_size")
-    wanted = verdicts.gate_metric(run, found)
-    columns = dict.fromkeys(part.column for part in every)
-    parts = ([part for part in every if part.column == column] for column in columns)
-    return [_slice_table(each, wanted, smallest) for each in parts]
+    gate_metric = verdicts.gate_metric(run, findings)
+    by_column: dict[str, list[Slice]] = {}
+    for part in findings.evidence.slices:
+        by_column.setdefault(part.column, []).append(part)
+    return [_slice_table(parts, gate_metric, smallest) for parts in by_column.values()]
 
 
-def _slice_table(parts: list[Slice], wanted: str, smallest: float | None) -> SliceTable:
-    available = dict.fromkeys(name for part in parts for name in part.candidate)
-    metric = next((n for n in (wanted, "accuracy", *available) if n in available), "")
-    values = [side.get(metric) for part in parts for side in (part.candidate, part.champion)]
-    top = max((value for value in values if value and value < math.inf), default=1.0)
-    top = 1.0 if 0 < top <= 1 else top
-    rows = []
+def _slice_table(parts: list[Slice], gate_metric: str, smallest: float | None) -> SliceTable:
+    """The slices of a column by the gate's metric, or another that they have."""
+    available: dict[str, None] = {}  # in the order of first sight
     for part in parts:
-        candidate, champion = part.candidate.get(metric), part.champion.get(metric)
-        small = smallest is not None and part.rows < smallest
-        change, _ = verdicts.improvement(metric, candidate, champion)
-        value = change if change is not None else candidate
-        sign = -1 if texts.lower_is_better(metric) else 1
-        badness = sign * value if value is not None and math.isfinite(value) else -math.inf
-        rows.append((small, badness, part.value or "(empty)", part))
-    rows.sort(key=lambda row: row[:3])
-    has_champion = any(part.champion for part in parts)
-    shown = [row[3] for row in rows]
-    return SliceTable(parts[0].column, metric, has_champion, top, shown, smallest)
+        available |= dict.fromkeys(part.candidate)
+    metric = next((name for name in (gate_metric, "accuracy", *available) if name in available), "")
+    return SliceTable(
+        column=parts[0].column,
+        metric=metric,
+        has_champion=any(part.champion for part in parts),
+        top=_top(parts, metric),
+        rows=sorted(parts, key=lambda part: _slice_order(part, metric, smallest)),
+        smallest=smallest,
+    )
+
+
+def _top(parts: list[Slice], metric: str) -> float:
+    """Where the bars of a metric end: at one,
+    or at the largest value where some are beyond."""
+    values = []
+    for part in parts:
+        for value in (part.candidate.get(metric), part.champion.get(metric)):
+            # NaN is below nothing
+            if value and value < math.inf:
+                values.append(value)
+    largest = max(values, default=1.0)
+    return 1.0 if 0 < largest <= 1 else largest
+
+
+def _slice_order(part: Slice, metric: str, smallest: float | None) -> tuple[bool, float, str]:
+    """Slices that are too small to judge come last; of the others the worst change first,
+    or the worst value where there is no champion."""
+    is_small = smallest is not None and part.rows < smallest
+    candidate = part.candidate.get(metric)
+    change, _ = verdicts.improvement(metric, candidate, part.champion.get(metric))
+    value = change if change is not None else candidate
+    name = part.value or "(empty)"
+    # what could not be computed is looked at first
+    if value is None or not math.isfinite(value):
+        return is_small, -math.inf, name
+    if texts.lower_is_better(metric):
+        value = -value
+    return is_small, value, name

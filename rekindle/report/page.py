@@ -1,9 +1,9 @@
 """Turns a template into one HTML file that needs nothing else and may load nothing else.
 
-Style and script are written into the page and named in its Content-Security-Policy by their hashes;
-everything remote, every other script and every inline style is forbidden by it (inline styles are
-allowed where a page frames a document that a step wrote). Values are escaped by jinja2's
-autoescape."""
+Style and script are written into the page and named in its Content-Security-Policy by
+their hashes; everything remote, every other script and every inline style is forbidden by
+it (inline styles are allowed where a page frames a document that a step wrote). Values
+are escaped by jinja2's autoescape."""
 
 import base64
 import functools
@@ -24,11 +24,14 @@ _TEMPLATES = Path(__file__).with_name("templates")
 def render(template: str, **values: Any) -> str:
     """The page as text that UTF-8 can hold, without credentials."""
     page = _environment().get_template(template).render(**values)
+    # a lone surrogate, as undecodable names of files have, is no UTF-8
     return texts.without_credentials(page).encode("utf-8", "replace").decode("utf-8")
 
 
 @functools.cache
 def _environment() -> jinja2.Environment:
+    """The environment of the templates: what they may name,
+    and how they write numbers."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -37,25 +40,46 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    files = (_TEMPLATES / "style.css", _TEMPLATES / "page.js")
-    style, script = (file.read_text(encoding="utf-8") for file in files)
-    environment.globals.update(style=Markup(style), script=Markup(script))  # noqa: S704 - files of ours
-    environment.globals.update(policy=_policy(f"'{_hash(style)}'", script), foreign=False)
-    # frames take over the page's policy, and documents of others have styles of their own
-    environment.globals.update(foreign_policy=_policy("'unsafe-inline'", script))
-    shown = ("metric", "signed", "count", "percent", "share", "size", "duration", "date", "window")
-    environment.filters |= {name: getattr(formats, name) for name in shown}
-    words = ("metric_name", "shorten", "shorten_middle", "plain")
-    environment.filters |= {name: getattr(texts, name) for name in words}
-    environment.filters["tick_text"], environment.tests["finite"] = drawing.tick_text, math.isfinite
-    environment.globals.update(improvement=verdicts.improvement, Axis=drawing.Axis)
+    style = (_TEMPLATES / "style.css").read_text(encoding="utf-8")
+    script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
+    environment.globals.update(
+        style=Markup(style),  # noqa: S704 - a file of ours
+        script=Markup(script),  # noqa: S704 - a file of ours
+        policy=_policy(f"'{_hash(style)}'", script),
+        # frames take over the page's policy, and documents of others have styles of their
+        # own
+        foreign_policy=_policy("'unsafe-inline'", script),
+        foreign=False,
+        improvement=verdicts.improvement,
+        Axis=drawing.Axis,
+    )
+    environment.filters.update(
+        metric=formats.metric,
+        signed=formats.signed,
+        count=formats.count,
+        percent=formats.percent,
+        share=formats.share,
+        size=formats.size,
+        duration=formats.duration,
+        date=formats.date,
+        window=formats.window,
+        metric_name=texts.metric_name,
+        shorten=texts.shorten,
+        shorten_middle=texts.shorten_middle,
+        plain=texts.plain,
+        tick_text=drawing.tick_text,
+    )
+    environment.tests["finite"] = math.isfinite
     return environment
 
 
 def _policy(styles: str, script: str) -> str:
+    """A Content-Security-Policy that allows these styles, this script,
+    and images in the page."""
     allowed = f"img-src data:; style-src {styles}; script-src '{_hash(script)}'"
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
 def _hash(text: str) -> str:
+    """The hash by which a policy names a style sheet or a script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

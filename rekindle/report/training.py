@@ -13,7 +13,8 @@ from rekindle.report import plots, texts
 from rekindle.report.drawing import Point
 from rekindle.report.plots import Series
 
-_SMOOTHED_FROM = 60
+_SMOOTHED_FROM = 60  # points, from which on a curve is drawn behind its mean
+_MARKED_UP_TO = 40  # points; more of them would be one thick line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,65 +39,99 @@ def measured(history: Sequence[HistoryRow]) -> list[tuple[str, str]]:
     rates = [row.samples_per_second for row in history if math.isfinite(row.samples_per_second)]
     if rates:
         facts.append(("Median throughput", f"{formats.count(statistics.median(rates))} samples/s"))
-    for name, field, say in (
-        ("Median token rate", "tokens_per_second", lambda rate: f"{formats.count(rate)} tokens/s"),
-        ("Model FLOPs utilisation", "mfu", formats.percent),
-        ("Time waiting for data", "data_wait", formats.percent),
-    ):
-        if known := points(history, field):
-            facts.append((name, say(statistics.median(value for _, value in known))))
-    if peaks := [row.memory_bytes for row in history if row.memory_bytes is not None]:
+    token_rate = _median(history, "tokens_per_second")
+    if token_rate is not None:
+        facts.append(("Median token rate", f"{formats.count(token_rate)} tokens/s"))
+    utilisation = _median(history, "mfu")
+    if utilisation is not None:
+        facts.append(("Model FLOPs utilisation", formats.percent(utilisation)))
+    waiting = _median(history, "data_wait")
+    if waiting is not None:
+        facts.append(("Time waiting for data", formats.percent(waiting)))
+    peaks = [row.memory_bytes for row in history if row.memory_bytes is not None]
+    if peaks:
         facts.append(("Peak memory of rank 0", formats.size(max(peaks))))
     return facts
 
 
+def _median(history: Sequence[HistoryRow], field: str) -> float | None:
+    """The median of a figure; None where it was not measured."""
+    values = [value for _, value in points(history, field)]
+    return statistics.median(values) if values else None
+
+
 def points(history: Sequence[HistoryRow], field: str) -> list[Point]:
     """The steps at which a figure was measured, each with its value."""
-    values = ((float(row.step), getattr(row, field)) for row in history)
-    return [(step, value) for step, value in values if value is not None]
+    measured_points = []
+    for row in history:
+        value = getattr(row, field)
+        if value is not None:
+            measured_points.append((float(row.step), value))
+    return measured_points
 
 
 def _curves(history: tuple[HistoryRow, ...], clip_norm: float | None) -> list[Curve]:
+    """All figures that a history allows, those without a point included."""
     if not history:
         return []
+    curves = [_loss(history)]
+    accuracy = points(history, "validation_accuracy")
+    if accuracy:
+        curves.append(_accuracy(accuracy))
+    norms = points(history, "grad_norm")
     rates = points(history, "samples_per_second")
-    right, learning = points(history, "validation_accuracy"), points(history, "lr")
-    end = formats.metric(right[-1][1]) if right else ""
-    validation = [Series("validation", right, "b", marks=len(right) <= 40)]
-    label = f"Validation accuracy at {len(right)} points, {end} at the end."
-    accuracy = plots.line(validation, label=label)
-    high = max((y for _, y in learning if math.isfinite(y)), default=0.0)
-    label = f"Learning rate over {len(learning)} steps, at most {formats.metric(high)}."
-    rate = plots.line([Series("learning rate", learning)], label=label, zero=True)
-    return [
-        _loss(history),
-        *([Curve("Validation accuracy", accuracy, (("b", "validation"),))] if right else []),
-        Curve("Learning rate", rate),
-        _noisy("Gradient norm", "norm", points(history, "grad_norm"), clip_norm),
+    curves += [
+        _learning_rate(points(history, "lr")),
+        _noisy("Gradient norm", "norm", norms, clip_norm),
         _noisy("Throughput, samples per second", "samples/s", rates, None),
     ]
+    return curves
+
+
+def _accuracy(accuracy: list[Point]) -> Curve:
+    series = [Series("validation", accuracy, "b", marks=len(accuracy) <= _MARKED_UP_TO)]
+    last = formats.metric(accuracy[-1][1])
+    label = f"Validation accuracy at {len(accuracy)} points, {last} at the end."
+    return Curve("Validation accuracy", plots.line(series, label=label), (("b", "validation"),))
+
+
+def _learning_rate(rates: list[Point]) -> Curve:
+    highest = max((rate for _, rate in rates if math.isfinite(rate)), default=0.0)
+    label = f"Learning rate over {len(rates)} steps, at most {formats.metric(highest)}."
+    series = [Series("learning rate", rates)]
+    return Curve("Learning rate", plots.line(series, label=label, zero=True))
 
 
 def _loss(history: tuple[HistoryRow, ...]) -> Curve:
-    loss, held_out = points(history, "loss"), points(history, "validation_loss")
+    """The training's loss, with its mean, and that on the validation split."""
+    loss = points(history, "loss")
+    held_out = points(history, "validation_loss")
     series = _with_mean("training", loss)
     legend = [("a", "training")]
+    label = f"Loss over {len(loss)} steps, training from {formats.metric(loss[0][1])} to "
+    label += formats.metric(loss[-1][1])
     if held_out:
-        series.append(Series("validation", held_out, "b", marks=len(held_out) <= 40))
+        series.append(Series("validation", held_out, "b", marks=len(held_out) <= _MARKED_UP_TO))
         legend.append(("b", "validation"))
-    broken = next((row.step for row in history if not math.isfinite(row.loss)), None)
-    remark = f"The loss is not a number from step {broken}." if broken is not None else ""
-    ends = f"{formats.metric(loss[0][1])} to {formats.metric(loss[-1][1])}"
-    label = f"Loss over {len(loss)} steps, training from {ends}"
-    label += f", validation at the end {formats.metric(held_out[-1][1])}." if held_out else "."
+        label += f", validation at the end {formats.metric(held_out[-1][1])}"
+    label += "."
+    remark = ""
+    broken_step = next((row.step for row in history if not math.isfinite(row.loss)), None)
+    if broken_step is not None:
+        remark = f"The loss is not a number from step {broken_step}."
     return Curve("Loss", plots.line(series, label=label, zero=True), tuple(legend), remark)
 
 
 def _noisy(title: str, name: str, points: list[Point], limit: float | None) -> Curve:
+    """A figure that scatters, with its mean, and a level at which it is cut off."""
     series = _with_mean(name, points)
-    guide = (f"clipped at {formats.metric(limit)}", limit) if limit is not None else None
-    middle = statistics.median([y for _, y in points if math.isfinite(y)] or [math.nan])
-    label = f"{title} over {len(points)} steps, median {formats.metric(middle)}."
+    guide = None
+    if limit is not None:
+        guide = (f"clipped at {formats.metric(limit)}", limit)
+    # the norm of a step that overflowed is not finite
+    finite = [value for _, value in points if math.isfinite(value)]
+    median = statistics.median(finite or [math.nan])
+    label = f"{title} over {len(points)} steps, median {formats.metric(median)}."
     return Curve(title, plots.line(series, label=label, zero=True, guide=guide))
 
 
@@ -115,16 +150,20 @@ def window(points: int) -> int:
 
 
 def running_mean(points: list[Point], window: int) -> list[Point]:
-    """The mean of the last `window` finite values at each point, NaN where the value is."""
+    """The mean of the last `window` finite values at each point,
+    NaN where the value is."""
     recent: list[float] = []
     result: list[Point] = []
     total = 0.0
     for x, y in points:
+        # a loss that is not a number is a gap, and does not spoil the means after it
         if not math.isfinite(y):
             result.append((x, math.nan))
             continue
         recent.append(y)
         total += y
+        # the sum is carried along: a mean of each window would take `window` times as
+        # long
         if len(recent) > window:
             total -= recent[-window - 1]
         result.append((x, total / min(len(recent), window)))

@@ -1,27 +1,33 @@
 """What came of a run, in one plain sentence, and the one number that stands for it.
 
-The registry's record has the last word, then the gate's evidence, then the run's own status.
-Nothing is claimed that no record says: a run that failed after its gate passed is a failure."""
+The registry's record has the last word, then the gate's evidence, then the run's own
+status. Nothing is claimed that no record says: a run that failed after its gate passed is
+a failure."""
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rekindle import formats
-from rekindle.records import Comparison, Registration, RunRecord, Slice, StepRecord
+from rekindle.records import (
+    Comparison,
+    Evidence,
+    Registration,
+    RunRecord,
+    Slice,
+    StepRecord,
+)
 from rekindle.report import texts
 from rekindle.report.collect import Findings
-from rekindle.tables import rows
 
 _CHANCE = 0.025  # one-sided, as of an interval of 95 %
-_VERDICTS = Path(__file__).with_name("verdicts.yaml")
 Tone = Literal["good", "bad", "wait", "quiet"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """`word` for a badge, `sentence` for a person, `reason` as the gate or the error put it."""
+    """`word` for a badge, `sentence` for a person,
+    `reason` as the gate or the error put it."""
 
     tone: Tone
     word: str
@@ -37,81 +43,143 @@ class Headline(NamedTuple):
     champion: float | None = None
 
 
-def verdict(run: RunRecord, found: Findings) -> Verdict:
+def verdict(run: RunRecord, findings: Findings) -> Verdict:
     """What the reader wants to know first."""
     if run.status != "succeeded":
-        return _unfinished(run, found)
-    if found.registration:
-        return _registered(found.registration, found)
-    if evidence := found.evidence:
-        return _said("passed" if evidence.promote else "not passed", evidence.reason)
+        return _unfinished(run, findings)
+    if findings.registration:
+        return _registered(findings.registration, findings)
+    if findings.evidence:
+        return _judged(findings.evidence)
     if run.platform != "local" and not run.steps:
-        return _said("finished elsewhere", platform=run.platform)
+        sentence = f"Finished on {run.platform}, which has its steps and logs."
+        return Verdict("quiet", "finished", sentence)
     if run.settings:
-        loss = (found.training.validation if found.training else {}).get("loss")
-        score = "" if loss is None else f": validation loss {formats.metric(loss)}"
-        return _said("of a grid", settings=" ".join(run.settings), score=score)
+        return _trained_in_grid(run, findings)
+    # a pipeline of the user's own may have no gate
     done = sum(step.status == "succeeded" for step in run.steps)
-    return _said("finished", steps=f"{done} step{'' if done == 1 else 's'}")
+    steps = "1 step" if done == 1 else f"{done} steps"
+    return Verdict("quiet", "finished", f"Finished: {steps} done, and no gate in this pipeline.")
 
 
-def _said(case: str, reason: str = "", **facts: str) -> Verdict:
-    """The verdict of that name in verdicts.yaml, with `facts` in its sentence."""
-    tone, word, sentence = rows(_VERDICTS)[case]
-    return Verdict(tone, word, sentence.format(**facts), reason)
+def _judged(evidence: Evidence) -> Verdict:
+    """The verdict on a run whose pipeline has a gate and registers no model."""
+    if evidence.promote:
+        sentence = "The gate passed; this run registered no model."
+        return Verdict("quiet", "passed", sentence, evidence.reason)
+    sentence = "Refused by the gate; this run registered no model."
+    return Verdict("bad", "refused", sentence, evidence.reason)
 
 
-def gate_metric(run: RunRecord, found: Findings) -> str:
-    """The metric that decides: the compared one, else the configured one, else accuracy."""
-    if found.evidence and found.evidence.comparison:
-        return found.evidence.comparison.metric
+def _trained_in_grid(run: RunRecord, findings: Findings) -> Verdict:
+    """The verdict on one training of a grid, which the gate does not see alone."""
+    loss = findings.training.validation.get("loss") if findings.training else None
+    score = "" if loss is None else f": validation loss {formats.metric(loss)}"
+    return Verdict(
+        "quiet",
+        "trained",
+        f"A training of a grid, with {' '.join(run.settings)}{score}. "
+        "Only the best of the grid is judged.",
+    )
+
+
+def gate_metric(run: RunRecord, findings: Findings) -> str:
+    """The metric that decides: the compared one, else the configured one,
+    else accuracy."""
+    if findings.evidence and findings.evidence.comparison:
+        return findings.evidence.comparison.metric
+    # a spec may be of another version, or of a pipeline without a gate
     configured = texts.setting(run.spec, "evaluate", "gate", "metric")
     return configured if isinstance(configured, str) else "accuracy"
 
 
-def headline(run: RunRecord, found: Findings) -> Headline | None:
+def headline(run: RunRecord, findings: Findings) -> Headline | None:
     """The gate's metric on held-out data; without it, the first metric that there is."""
-    evidence = found.evidence
+    evidence = findings.evidence
     if not evidence or not evidence.metrics:
         return None
-    wanted = gate_metric(run, found)
-    name = wanted if wanted in evidence.metrics else next(iter(evidence.metrics))
+    name = gate_metric(run, findings)
+    if name not in evidence.metrics:
+        name = next(iter(evidence.metrics))
     return Headline(name, evidence.metrics[name], evidence.champion_metrics.get(name))
 
 
 def failed_steps(run: RunRecord) -> tuple[StepRecord, ...]:
     """The steps to look at when a run did not succeed: failed, or else under way."""
     failed = tuple(step for step in run.steps if step.status == "failed")
-    begun = (step for step in run.steps if step.started_at)
-    return failed or tuple(step for step in begun if step.status in ("running", "cancelled"))
+    if failed:
+        return failed
+    under_way = []
+    for step in run.steps:
+        if step.started_at and step.status in ("running", "cancelled"):
+            under_way.append(step)
+    return tuple(under_way)
 
 
-def _unfinished(run: RunRecord, found: Findings) -> Verdict:
+def _unfinished(run: RunRecord, findings: Findings) -> Verdict:
+    """The verdict on a run that has not succeeded, or not yet."""
     if run.status == "running":
-        case = "running" if run.platform == "local" else "running elsewhere"
-        return _said(case, platform=run.platform)
+        sentence = f"Running on {run.platform} when last looked at."
+        if run.platform == "local":
+            sentence = (
+                "Still running, or killed: the record was never closed. "
+                "If nothing is at work on it, resume it."
+            )
+        return Verdict("wait", "running", sentence)
     steps = failed_steps(run)
     where = f" in step {steps[0].name}" if steps else ""
-    champion, held = "No model was promoted.", found.registration
-    if held and "champion" in held.aliases:
-        champion = f"Version {held.version} of {held.name} had become champion before."
+    # a run may fail after it has promoted its model
+    champion = "No model was promoted."
+    registration = findings.registration
+    if registration and "champion" in registration.aliases:
+        champion = f"Version {registration.version} of {registration.name} "
+        champion += "had become champion before."
     error = run.error or next((step.error for step in steps if step.error), "")
+    # the first line says what, and the rest is on the card
     reason = (error.strip().splitlines() or [""])[0].strip()
-    return _said(run.status, reason, where=where, champion=champion)
+    if run.status == "submitting":
+        sentence = "Sent, or about to be; it is not known whether it arrived. Submit it again."
+        return Verdict("wait", "submitting", sentence, reason)
+    if run.status == "cancelled":
+        return Verdict("wait", "cancelled", f"Cancelled{where}. {champion}", reason)
+    if run.status == "preempted":
+        sentence = f"Stopped from outside{where}, after a save. {champion}"
+        return Verdict("wait", "preempted", sentence, reason)
+    return Verdict("bad", "failed", f"Failed{where}. {champion}", reason)
 
 
-def _registered(registration: Registration, found: Findings) -> Verdict:
-    case: str = registration.decision
-    reason, old = "", ""
-    if found.evidence:
-        reason, old = found.evidence.reason, found.evidence.champion_version
-    if case == "rolled_back":
-        reason = registration.tags.get("rolled_back_for", "") or reason
-    elif not registration.created:
-        case = "known champion" if "champion" in registration.aliases else "known challenger"
+def _registered(registration: Registration, findings: Findings) -> Verdict:
+    """The verdict on a run that has registered a model,
+    or found its own among those that are registered."""
     model = f"version {registration.version} of {registration.name}"
-    remains = f"version {old} stays champion" if old else "there is still no champion"
-    return _said(case, reason, model=model, remains=remains)
+    reason = findings.evidence.reason if findings.evidence else ""
+    if registration.decision == "rolled_back":
+        reason = registration.tags.get("rolled_back_for", "") or reason
+        sentence = f"Rolled back: {model} was champion, and is not promoted again by itself."
+        return Verdict("bad", "rolled back", sentence, reason)
+    if not registration.created:
+        nothing_new = f"Nothing new: the same work is already {model}"
+        if "champion" in registration.aliases:
+            sentence = f"{nothing_new}, the champion. No version was made."
+            return Verdict("good", "champion", sentence, reason)
+        sentence = f"{nothing_new}, a challenger. No version was made."
+        return Verdict("quiet", "unchanged", sentence, reason)
+    if registration.decision == "promoted":
+        return Verdict("good", "promoted", f"Promoted: {model} is now the champion.", reason)
+    if registration.decision == "approval_needed":
+        return Verdict(
+            "wait",
+            "approval needed",
+            f"Waiting for approval: {model} passed the gate and becomes champion when a person "
+            "promotes it.",
+            reason,
+        )
+    champion_version = findings.evidence.champion_version if findings.evidence else ""
+    remains = "there is still no champion"
+    if champion_version:
+        remains = f"version {champion_version} stays champion"
+    sentence = f"Refused: {model} is kept as a challenger, {remains}."
+    return Verdict("bad", "refused", sentence, reason)
 
 
 def improvement(
@@ -121,17 +189,23 @@ def improvement(
     comparison: Comparison | None = None,
     slice_: Slice | None = None,
 ) -> tuple[float | None, Tone]:
-    """Candidate minus champion, and whether that is good for this metric, where chance does not
-    explain it: by the interval of `comparison` if it is of this metric, as `rekindle compare` has
-    it, or by the p-value of the `slice_`, which knows losses only. Else it is quiet."""
+    """Candidate minus champion, and whether that is good for this metric, where chance
+    does not explain it: by the interval of `comparison` if it is of this metric, as
+    `rekindle compare` has it, or by the p-value of the `slice_`, which knows losses only.
+    Else it is quiet."""
     if candidate is None or champion is None or not math.isfinite(candidate - champion):
         return None, "quiet"
     change = candidate - champion
     if comparison is not None and comparison.metric == name:
+        # a comparison is turned so that more is better
         if comparison.lower > 0:
             return change, "good"
-        return change, "bad" if comparison.upper < 0 else "quiet"
-    is_loss = (change > 0) == texts.lower_is_better(name) and change != 0
-    if slice_ is not None and slice_.p_value is not None and is_loss:
-        return change, "bad" if slice_.p_value <= _CHANCE else "quiet"
+        if comparison.upper < 0:
+            return change, "bad"
+        return change, "quiet"
+    if slice_ is None or slice_.p_value is None or change == 0:
+        return change, "quiet"
+    is_loss = (change > 0) == texts.lower_is_better(name)
+    if is_loss and slice_.p_value <= _CHANCE:
+        return change, "bad"
     return change, "quiet"

@@ -109,13 +109,15 @@ class _Stack(_Model):
         products = sum(
             self._product(self.work.tokens, *sizes, self.peak) for sizes in self.work.factors
         )
-        return self._exposed(exchanging, products * (FORWARD + self.backward), self.c.overlapped)
+        return self._exposed(
+            exchanging, products * (FORWARD + self.backward), self.constants.overlapped
+        )
 
     def _context(self) -> float:
         exchanging = super()._context()
         if "cp" not in self.software.overlapped:
             return exchanging
-        return self._exposed(exchanging, sum(self._core()), self.c.overlapped)
+        return self._exposed(exchanging, sum(self._core()), self.constants.overlapped)
 
     def _moved_by_attention(self) -> tuple[float, float] | None:
         known = MOVED.get((self.work.attention, self.work.shape.attention_dropout > 0))

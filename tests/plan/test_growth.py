@@ -67,7 +67,7 @@ def rule(work):
     """What decides how states are held; another axis of more than one may change it."""
     rank, layout = Rank(work, 0), work.layout
     replicas = layout.only_replicates and layout.world > 1
-    return rank.sharded, rank.group > 1, replicas, layout.pp > 1, layout.cp > 1
+    return rank.sharded, rank.shard_ranks > 1, replicas, layout.pp > 1, layout.cp > 1
 
 
 def divides(work):
@@ -99,7 +99,7 @@ def test_more_gpus_never_need_more_memory_a_rank_under_the_same_layout_rule(work
         # (p - 1) / 2p more blocks, which grows (Korthikanti et al. 2022), and zero bubble puts off more, the more ranks there are
         assume(work.layout.schedule == "1f1b")
         rank = Rank(work, 0)
-        each = rank.norm + rank.stream * rank.size
+        each = rank.norm_bytes + rank.stream * rank.size
         beside = (more.layout.stages - work.layout.stages) * each
     assert peak(more) <= peak(work) + beside
 

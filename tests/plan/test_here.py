@@ -11,7 +11,7 @@ from rekindle.catalog.machines import THIS_CPU, gpu, machines
 from rekindle.errors import RequestError
 from rekindle.plan import fleet as module
 from rekindle.plan.constants import CPU
-from rekindle.plan.fleet import here
+from rekindle.plan.fleet import local_devices
 
 
 @pytest.fixture
@@ -31,19 +31,19 @@ def driver(tmp_path, monkeypatch):
 
 def test_ranks_share_the_cpu_where_there_is_no_gpu(driver):
     driver("No devices were found", code=6)
-    one, count, link = here(1)
+    one, count, link = local_devices(1)
     assert (one.name, count, link) == (CPU, 1, None)
     assert one.memory_bytes == machines()[THIS_CPU].memory_bytes
     assert 1e9 < one.tflops["fp32"] * 1e12 < 1e13, "a core's products"
     assert 1e8 < one.bandwidth_bytes_per_second < 1e12
-    many, _, _ = here(64)
+    many, _, _ = local_devices(64)
     assert many.memory_bytes == one.memory_bytes // 64
     assert many.tflops["fp32"] < one.tflops["fp32"], "more ranks than cores take turns"
 
 
 def test_gpus_are_known_by_the_name_that_the_driver_says(driver):
     driver("NVIDIA A100-SXM4-80GB\\n" * 4)
-    found, count, speed = here(2)
+    found, count, speed = local_devices(2)
     assert (found, count) == (gpu("A100-80GB"), 4)
     assert speed == 300e9, "NVLink 3, one way"
 
@@ -58,4 +58,4 @@ def test_gpus_are_known_by_the_name_that_the_driver_says(driver):
 def test_gpus_that_do_not_suffice_or_nobody_knows_are_refused(driver, said, ranks, says):
     driver(said)
     with pytest.raises(RequestError, match=says):
-        here(ranks)
+        local_devices(ranks)

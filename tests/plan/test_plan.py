@@ -16,7 +16,7 @@ from rekindle.catalog.tables import known_configs
 from rekindle.errors import RequestError
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.memory import needed, snapshot_bytes
-from rekindle.plan.plan import make, refusals, told
+from rekindle.plan.plan import make, plan_record, refusals
 from rekindle.plan.request import Asked, asked_of
 from rekindle.plan.search import search
 from rekindle.plan.shape import shape_of
@@ -40,7 +40,7 @@ def test_a_scenario_is_planned_with_what_the_engine_takes_and_the_gpus_hold(path
         rejected.layout for rejected in plan.rejected
     }
     assert plan.hours[0] < plan.hours[1] < plan.hours[2]
-    said = told(plan)
+    said = plan_record(plan)
     assert sum(term.amount for term in said.memory) == said.chosen.memory_bytes
     assert sum(t.amount for t in said.time) == pytest.approx(said.chosen.step_seconds[1])
 

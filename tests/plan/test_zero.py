@@ -14,7 +14,7 @@ from rekindle.app.plan import settled
 from rekindle.catalog.prices import shipped
 from rekindle.errors import RequestError
 from rekindle.plan.memory import ZeroPeak, memory, offloaded_bytes, snapshot_bytes
-from rekindle.plan.plan import make, told
+from rekindle.plan.plan import make, plan_record
 from rekindle.plan.shape import shape_of
 from rekindle.plan.work import Work, Zero
 from rekindle.spec.layout import Layout
@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_answered_with_the_stage_that_does_and_the_command(
     assert words[::2] == ["--set", "--set"]
     plan = planned(OFFLOADED, *OURS, *words[1::2])
     assert plan.asked.zero == Zero(3, True, True, overlaps=True)
-    record = told(plan)
+    record = plan_record(plan)
     assert (record.chosen.layout, record.chosen.zero) == ("one rank", str(plan.asked.zero))
     assert record.advice == (
         "DeepSpeed: one GPU does everything; optimizer and weights in the host's memory",
@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_answered_with_the_stage_that_does_and_the_command(
 
 
 def test_advice_says_what_is_done_why_and_what_the_other_engine_would_do():
-    first, why, change, other = told(planned("plan/7b-spot.yaml")).advice
+    first, why, change, other = plan_record(planned("plan/7b-spot.yaml")).advice
     assert (
         first
         == "rekindle's engine: 8 GPUs divide weights, gradients and optimizer among them (FSDP)"
@@ -186,7 +186,7 @@ def test_advice_says_what_is_done_why_and_what_the_other_engine_would_do():
     words = shlex.split(other.split("; ", 1)[1])
     plan = planned("plan/7b-spot.yaml", *words[1::2])
     assert plan.chosen.option.work.engine == "deepspeed"
-    back = told(plan).advice[-1]
+    back = plan_record(plan).advice[-1]
     assert back.startswith("or rekindle's engine, shard 8: ")
     again = planned("plan/7b-spot.yaml", *words[1::2], *shlex.split(back.split("; ", 1)[1])[1::2])
     assert again.chosen.option.work.engine == "rekindle"
@@ -194,7 +194,7 @@ def test_advice_says_what_is_done_why_and_what_the_other_engine_would_do():
 
 def test_the_command_gives_up_a_layout_that_deepspeed_does_not_have():
     fixed = ("train.layout={shard: 8}",)
-    other = told(planned("plan/7b-spot.yaml", *fixed)).advice[-1]
+    other = plan_record(planned("plan/7b-spot.yaml", *fixed)).advice[-1]
     words = shlex.split(other.split("; ", 1)[1])
     assert words[-1] == "train.layout=auto"
     assert (
@@ -205,7 +205,7 @@ def test_the_command_gives_up_a_layout_that_deepspeed_does_not_have():
 def test_no_advice_names_deepspeed_where_it_refuses_the_config():
     assert not any(
         "DeepSpeed" in line
-        for line in told(planned("plan/7b-spot.yaml", "train.compile=true")).advice
+        for line in plan_record(planned("plan/7b-spot.yaml", "train.compile=true")).advice
     )
 
 
