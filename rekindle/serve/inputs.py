@@ -39,16 +39,28 @@ class Inputs:
     @classmethod
     def of(cls, model: ServedModel, opened: ModelFolder) -> Inputs:
         """Those of a model. Raises RequestError where the config has documents of another form."""
-        names, modality = model.columns, opened.task.modality
-        form, shape = opened.settings.get("form", ""), opened.settings.get("image_shape")
+        names = model.columns
+        modality = opened.task.modality
+        form = opened.settings.get("form", "")
         if modality == "document" and names.form != form:
             what = f"the model was trained on documents of the form {form}, not {names.form}"
             raise RequestError(what, where="data.columns", fix="name the columns as in training")
-        columns = {"words": names.words, "image": names.image, "chat": names.messages}
-        column = {**columns, "completion": names.prompt}.get(form or modality) or names.text
+        columns = {
+            "words": names.words,
+            "image": names.image,
+            "chat": names.messages,
+            "completion": names.prompt,
+        }
+        column = columns.get(form or modality) or names.text
         key = model.log.key if model.log else ""
-        shape = tuple(shape) if shape else None
-        size = (shape[0], shape[1]) if shape and model.image_size else None  # the version's own
+        shape: tuple[int, int, int] | None = None
+        size: tuple[int, int] | None = None
+        trained_shape = opened.settings.get("image_shape")
+        if trained_shape:
+            height, width, depth = trained_shape
+            shape = (height, width, depth)
+            if model.image_size:  # the config says that images are scaled, the version to what
+                size = (height, width)
         return cls(modality, column, form, size, shape, key, opened.task.objective)
 
     @property
@@ -60,11 +72,11 @@ class Inputs:
             "chat": "a chat",
         }
         kinds = {"text": "a text", "words": "a list of words", "image": "an image"}
-        what = forms[self.form] if self.modality == "document" else kinds[self.modality]
+        kind = forms[self.form] if self.modality == "document" else kinds[self.modality]
         if self.image_shape is not None and self.image_size is None:
             height, width, depth = self.image_shape
-            what += f" of {height} x {width} x {depth}"
-        return f"{what} in the column {self.column}"
+            kind += f" of {height} x {width} x {depth}"
+        return f"{kind} in the column {self.column}"
 
     def contents(self, instances: list[dict[str, Any]]) -> list[Any]:
         """The contents of a request's instances; RefusedError 400 for the first that has none."""
@@ -75,7 +87,8 @@ class Inputs:
         if self.column not in instance:
             listed = ", ".join(f"`{name}`" for name in instance) or "none"
             raise RefusedError(400, f"{place}: there is no column `{self.column}`; it has {listed}")
-        value, place = instance[self.column], f"{place}, `{self.column}`"
+        value = instance[self.column]
+        place = f"{place}, `{self.column}`"
         if self.modality == "image":
             return self._pixels(value, place)
         if self.modality == "words":
@@ -84,8 +97,12 @@ class Inputs:
             return [_text(word, place) for word in value]
         if self.form == "chat":
             return _turns(value, place)
-        role = {"completion": "prompt", "text": "text"}.get(self.form)
-        return [(role, _text(value, place))] if role else _text(value, place)
+        text = _text(value, place)
+        if self.form == "completion":
+            return [("prompt", text)]
+        if self.form == "text":
+            return [("text", text)]
+        return text
 
     def encoded(self, text: str, place: str) -> Any:
         """The value of the column where a wire form has text alone: lists and chats are JSON."""
@@ -97,7 +114,8 @@ class Inputs:
             raise RefusedError(400, f"{place}: not JSON: {error}") from None
 
     def _pixels(self, value: Any, place: str) -> np.ndarray:
-        findings, images = Findings(), ImageColumn(self.image_size)
+        findings = Findings()
+        images = ImageColumn(self.image_size)
         images.shape = self.image_shape
         if isinstance(value, str):
             try:
@@ -107,8 +125,8 @@ class Inputs:
                 raise RefusedError(400, what) from None
         pixels = images.pixels(value, place, findings)
         if pixels is None:
-            found = findings.problems()[0]
-            raise RefusedError(400, f"{found.where}: {found.what}")
+            problem = findings.problems()[0]
+            raise RefusedError(400, f"{problem.where}: {problem.what}")
         return np.frombuffer(pixels, np.uint8).reshape(self.image_shape or (-1,))
 
 
@@ -119,22 +137,42 @@ def _text(value: Any, place: str) -> str:
 
 
 def _turns(value: Any, place: str) -> list[tuple[str, str]]:
-    turns = [_said(turn) for turn in value] if isinstance(value, list) else []
-    fine = all(turn.get("role") in ROLES and len(turn) == 2 for turn in turns)
-    if not turns or not fine or turns[-1]["role"] == "assistant":
+    turns = [_plain_turn(turn) for turn in value] if isinstance(value, list) else []
+    is_chat = all(turn.get("role") in ROLES and len(turn) == 2 for turn in turns)
+    if not turns or not is_chat or turns[-1]["role"] == "assistant":
         what = f"a list of {{role, content}} is needed, role {', '.join(ROLES)}, the user's last"
         raise RefusedError(400, f"{place}: {what}")
-    return [(t["role"], _text(t.get("content"), f"{place}, turn {i}")) for i, t in enumerate(turns)]
+    content = list[tuple[str, str]]()
+    for number, turn in enumerate(turns):
+        text = _text(turn.get("content"), f"{place}, turn {number}")
+        content.append((turn["role"], text))
+    return content
 
 
-def _said(turn: Any) -> dict[str, Any]:
+def _plain_turn(turn: Any) -> dict[str, Any]:
     """A turn without what is null; what consists of parts of text alone is one text."""
-    said = {k: v for k, v in turn.items() if v is not None} if isinstance(turn, dict) else {}
-    if isinstance(parts := said.get("content"), list) and all(isinstance(p, dict) for p in parts):
-        texts = [part.get("text") for part in parts if part.get("type") == "text"]
-        if len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
-            said["content"] = "\n".join(texts)
-    return said
+    if not isinstance(turn, dict):
+        return {}
+    fields = {name: value for name, value in turn.items() if value is not None}
+    parts = fields.get("content")
+    if isinstance(parts, list):
+        texts = _part_texts(parts)
+        if texts is not None:
+            fields["content"] = "\n".join(texts)
+    return fields
+
+
+def _part_texts(parts: list[Any]) -> list[str] | None:
+    """The texts of OpenAI's content parts, None where one of them is another kind of part."""
+    texts = list[str]()
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            return None
+        text = part.get("text")
+        if not isinstance(text, str):
+            return None
+        texts.append(text)
+    return texts
 
 
 def described(model: ServedModel) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import socket
-from typing import Any
+from contextlib import AbstractContextManager
 
 import uvicorn
 from starlette.routing import Route, Router
@@ -14,7 +14,7 @@ from rekindle.errors import RequestError
 class _Uvicorn(uvicorn.Server):
     """Signals are ours."""
 
-    def capture_signals(self) -> Any:
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
 
 
@@ -41,7 +41,8 @@ def listen(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
         what = f"cannot listen at {host}:{port}: {error.strerror or error}"
-        fix = "pass another --port, or 0 for any free one" if taken else "check --host and --port"
-        raise RequestError(what, where="--port" if taken else "--host", fix=fix) from None
+        if error.errno == errno.EADDRINUSE:
+            fix = "pass another --port, or 0 for any free one"
+            raise RequestError(what, where="--port", fix=fix) from None
+        raise RequestError(what, where="--host", fix="check --host and --port") from None

@@ -23,10 +23,10 @@ from rekindle.train.modelfolder import ModelFolder, digest_of, open_model
 _HIDING = threading.Lock()  # a version and the one in its shadow are loaded side by side
 
 
-def loaded(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]], str]]:
+def load_served(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]], str]]:
     """The model on the GPU, if there is one; its inputs; and what makes text of tokens. All of it
     is in memory: nothing of the folder is read later. Raises RequestError where the files are not
-    those with the digest, UnsupportedError as `answering` does."""
+    those with the digest, UnsupportedError as `model_for` does."""
     check_files(served)
     opened = open_model(Path(served.path), served.code)
     inputs = Inputs.of(served, opened)
@@ -39,8 +39,11 @@ def loaded(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]], st
             raise UnsupportedError("vLLM serves one version in a process", where=VLLM, fix=fix)
         model = VllmWriter(opened, opened.task, served.precision)
     else:
-        model = answering(opened, device, served.precision)
-    return model, inputs, model.decoded if isinstance(model, LanguageModel) else str
+        model = model_for(opened, device, served.precision)
+    decode: Callable[[list[int]], str] = str
+    if isinstance(model, LanguageModel):
+        decode = model.decoded
+    return model, inputs, decode
 
 
 def check_files(served: ServedModel) -> None:
@@ -56,10 +59,11 @@ def check_files(served: ServedModel) -> None:
         raise RequestError(what, where=served.path, fix=fix)
 
 
-def answering(opened: ModelFolder, device: torch.device, precision: str) -> Classifier | Writer:
-    """What answers in the precision; UnsupportedError for a language model of a user's own task."""
+def model_for(opened: ModelFolder, device: torch.device, precision: str) -> Classifier | Writer:
+    """The model that answers in the precision. Raises UnsupportedError for a language model of a
+    user's own task."""
     transformers.utils.logging.disable_progress_bar()
-    _quantizers_without_torchao()
+    _import_quantizers_without_torchao()
     if opened.task.objective != "tokens":
         return Classifier(opened, device, precision)
     if not isinstance(opened.task, CausalLM):
@@ -68,10 +72,11 @@ def answering(opened: ModelFolder, device: torch.device, precision: str) -> Clas
     return Writer(opened, opened.task, device, precision)
 
 
-def _quantizers_without_torchao() -> None:
+def _import_quantizers_without_torchao() -> None:
     """Let transformers not find torchao, which it imports to see whether it is there: that warns of
     each of torchao's libraries for other machines, and what is served needs none of them."""
     with _HIDING:
+        # None in sys.modules makes an import of the name fail; one that is there already stays
         if sys.modules.setdefault("torchao", None) is None:  # type: ignore[arg-type]
             try:
                 importlib.import_module("transformers.quantizers")

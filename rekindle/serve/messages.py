@@ -108,6 +108,7 @@ class Traffic:
     refused: int = 0
 
 
+# client errors that say nothing of what a model reads: see `is_refusal`
 _NO_REFUSALS = frozenset({404, 408, 413, 429, 499})
 
 

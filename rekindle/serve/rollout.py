@@ -28,7 +28,7 @@ from rekindle.train.storage import Storage
 
 ENDS = ("settled", "rolled_back", "deleted")
 _MOST_REASON = 2_000
-Seen = tuple[Traffic, Callable[[int], str]]
+TrafficAndVerdict = tuple[Traffic, Callable[[int], str]]
 """Requests so far, and the verdict on them at a look."""
 
 
@@ -77,10 +77,10 @@ class Log:
 
     def events(self) -> list[RolloutEvent]:
         """All of them, oldest first; their numbers have no gaps."""
-        found = list[RolloutEvent]()
-        while (content := self.storage.read(_name(len(found) + 1))) is not None:
-            found.append(RolloutEvent.model_validate_json(content))
-        return found
+        events = list[RolloutEvent]()
+        while (content := self.storage.read(_name(len(events) + 1))) is not None:
+            events.append(RolloutEvent.model_validate_json(content))
+        return events
 
     def last(self) -> RolloutEvent | None:
         """The newest of them."""
@@ -112,6 +112,7 @@ class Log:
         try:
             self.storage.put_new(_name(event.number), event.to_json().encode())
         except CheckpointError:
+            # the storage refuses a name that is there, and fails for reasons of its own
             if self.storage.read(_name(event.number)) is None:
                 raise
             what = "another command moved this deployment on meanwhile"
@@ -167,23 +168,24 @@ class Rollout:
     def _check_inputs(self, model: ServedModel, before: str) -> None:
         """Raise RequestError where clients would have to ask the version otherwise than the one
         `before`, which answers now: they would be refused."""
-        asked = ""
+        inputs_before = ""
         for event in self.log.events():
             if event.state == "deleted":
-                asked = ""
+                inputs_before = ""
             elif event.version == before and event.inputs:
-                asked = event.inputs
-        if not before or not asked or not self.inputs or asked == self.inputs:
+                inputs_before = event.inputs
+        # inputs that are not known are not compared
+        if not before or not inputs_before or not self.inputs or inputs_before == self.inputs:
             return
         what = f"version {model.version} reads {self.inputs}, and version {before}, which answers "
-        what += f"now, reads {asked}: clients of today would be refused"
+        what += f"now, reads {inputs_before}: clients of today would be refused"
         fix = "name the columns as before; or, once clients can send what the new version reads, "
         fix += "pass `--set deploy.allow_other_inputs=true`"
         if not self.spec.allow_other_inputs:
             raise RequestError(what, where="data.columns", fix=fix)
         if self.spec.shadow:
             what = "a version in the shadow gets the same requests as the one that answers, and "
-            what += f"version {model.version} reads {self.inputs} in place of {asked}"
+            what += f"version {model.version} reads {self.inputs} in place of {inputs_before}"
             raise RequestError(what, where="deploy.shadow", fix="set it to 0 for this roll-out")
 
     def _check_same(self, model: ServedModel) -> None:
@@ -247,13 +249,14 @@ class Rollout:
                         "deploy.shadow is 0, and a version is in the shadow",
                         fix="set it as it was, or `rekindle deploy rollback`",
                     )
-                both = self.before.with_shadow(model)
-                self.endpoint.create(both, event.number)
-                prove(both, functools.partial(self.endpoint.ask, both))
+                # the version before once more, with the new one in its shadow
+                shadowing = self.before.with_shadow(model)
+                self.endpoint.create(shadowing, event.number)
+                prove(shadowing, functools.partial(self.endpoint.ask, shadowing))
                 share = self.spec.shadow
-                shares = {both.version: share, event.previous: 100 - share}
+                shares = {shadowing.version: share, event.previous: 100 - share}
                 self.endpoint.split(shares, event.number)
-                return self._watch(event, functools.partial(self._in_shadow, both, {}))
+                return self._watch(event, functools.partial(self._look_in_shadow, shadowing, {}))
             case "create":
                 if event.shares:  # which end the shadow
                     self.endpoint.split(event.shares, event.number)
@@ -263,67 +266,80 @@ class Rollout:
                 prove(model, functools.partial(self.endpoint.ask, model))
             case "canary":
                 self.endpoint.split(event.shares, event.number)
-                return self._watch(event, functools.partial(self._as_canary, event))
+                return self._watch(event, functools.partial(self._look_at_canary, event))
             case _:
                 self.endpoint.split(event.shares, event.number)
                 self.endpoint.retain({event.version, event.previous} - {""}, event.number)
         return ""
 
-    def _as_canary(self, event: RolloutEvent) -> Seen:
-        """Those of the canary."""
-        found, nothing = self.endpoint.observe(), Traffic(0, 0, ())
-        canary, stable = (found.get(v, nothing) for v in (event.version, event.previous))
+    def _look_at_canary(self, event: RolloutEvent) -> TrafficAndVerdict:
+        """The requests of the canary, and the verdict on them."""
+        traffic_of = self.endpoint.observe()
+        no_traffic = Traffic(0, 0, ())
+        canary = traffic_of.get(event.version, no_traffic)
+        stable = traffic_of.get(event.previous, no_traffic)
         return canary, functools.partial(breach, canary, stable, self.spec)
 
-    def _in_shadow(self, both: ServedModel, replicas: dict[str, Shadowed]) -> Seen:
-        """Those of the version in the shadow: whichever replica answers tells what it counted."""
+    def _look_in_shadow(
+        self, shadowing: ServedModel, replicas: dict[str, Shadowed]
+    ) -> TrafficAndVerdict:
+        """The requests of the version in the shadow, and the verdict on them. A replica counts for
+        itself, and each look reaches one of them: `replicas` keeps what each counted last."""
         body = {"instances": [ASK_SHADOW]}
-        found = SHADOWED_JSON.validate_python(self.endpoint.ask(both, body)["predictions"][0])
-        replicas[found.replica] = found
-        names = ("answered", "failed", "differed", "spared", "refused")
-        sums = {name: sum(getattr(s, name) for s in replicas.values()) for name in names}
-        all_ = Shadowed("", **sums)
-        times = [s.took_ms + s.before_ms for s in replicas.values() if s.took_ms and s.before_ms]
-        differed = f"{all_.differed:,} otherwise than the version before, {all_.failed:,} failed"
-        differed += f", {all_.refused:,} refused" if all_.refused else ""
-        self.shadowed = f"of {all_.answered:,} requests in the shadow, {differed}"
-        if times:  # those of the slowest machine
-            half, most, *before = (f"{max(one):.0f}" for one in zip(*times, strict=True))
-            self.shadowed += f"; p50 {half} ms and p99 {most} ms, of the version before "
-            self.shadowed += f"{before[0]} ms and {before[1]} ms"
-        traffic = Traffic(all_.answered, all_.failed, (), refused=all_.refused)
-        return traffic, functools.partial(breach_in_shadow, all_, self.spec)
+        answer = self.endpoint.ask(shadowing, body)
+        counts = SHADOWED_JSON.validate_python(answer["predictions"][0])
+        replicas[counts.replica] = counts
+        total = _total(list(replicas.values()))
+        self.shadowed = _shadow_summary(total)
+        traffic = Traffic(total.answered, total.failed, (), refused=total.refused)
+        return traffic, functools.partial(breach_in_shadow, total, self.spec)
 
-    def _watch(self, event: RolloutEvent, seen: Callable[[], Seen]) -> str | None:
-        looked, began = -1, datetime.datetime.fromisoformat(event.at)
+    def _watch(self, event: RolloutEvent, look_at: Callable[[], TrafficAndVerdict]) -> str | None:
+        """Look at the traffic until the verdict is clear; returns as `_do` does."""
+        last_look = -1
+        began = datetime.datetime.fromisoformat(event.at)
         while True:
-            traffic, breach_at = seen()
+            traffic, breach_at = look_at()
             self.on_traffic(event, traffic)
             minutes = (datetime.datetime.now(datetime.UTC) - began).total_seconds() / 60
             # a request that it refused is no evidence of how it answers
-            enough = traffic.requests - traffic.refused >= self.spec.min_requests
-            over, look = enough and minutes >= self.spec.step_minutes, look_of(traffic.requests)
-            # the last look is one of its own: each spends its part of alpha once
-            now = look + over if over or look > looked else -1
-            reason = breach_at(now)
-            if reason or over:
+            has_enough = traffic.requests - traffic.refused >= self.spec.min_requests
+            is_over = has_enough and minutes >= self.spec.step_minutes
+            look = look_of(traffic.requests)
+            if is_over:
+                # the last look is one of its own: each spends its part of alpha once
+                reason = breach_at(look + 1)
+            elif look > last_look:
+                reason = breach_at(look)
+            else:
+                reason = breach_at(-1)
+            if reason or is_over:
                 return reason
             if not self.wait:
                 return None
-            looked = look
+            last_look = look
             time.sleep(self.endpoint.poll_seconds)
 
     def _next(self, event: RolloutEvent) -> RolloutEvent:
         """Announce what follows the event."""
-        version, previous, now = event.version, event.previous, event.shares.get(event.version, 0)
+        version = event.version
+        previous = event.previous
         if event.state == "shadow":
-            shares, why = {previous: 100}, self.shadowed
-            return self.log.put(event, "create", version, previous, shares, why, event.digest)
+            return self.log.put(
+                event,
+                "create",
+                version,
+                previous,
+                shares={previous: 100},
+                reason=self.shadowed,
+                digest=event.digest,
+            )
         if event.state == "create":
             return self.log.put(event, "smoke", version, previous)
         if event.state == "live":
             return self.log.put(event, "settled", version, previous, event.shares)
-        share = next((share for share in self.spec.canary if share > now), 100)
+        share_now = event.shares.get(version, 0)
+        share = next((share for share in self.spec.canary if share > share_now), 100)
         if share < 100 and previous:
             shares = {version: share, previous: 100 - share}
             return self.log.put(event, "canary", version, previous, shares)
@@ -353,10 +369,48 @@ def serving(event: RolloutEvent | None) -> str:
     return event.version if event.state == "settled" else event.previous
 
 
+def _total(replicas: Sequence[Shadowed]) -> Shadowed:
+    """What all replicas counted, with the times of the slowest of them."""
+    took_ms: tuple[float, ...] = ()
+    before_ms: tuple[float, ...] = ()
+    timed = [counts for counts in replicas if counts.took_ms and counts.before_ms]
+    if timed:
+        took_ms = _slowest([counts.took_ms for counts in timed])
+        before_ms = _slowest([counts.before_ms for counts in timed])
+    return Shadowed(
+        replica="",
+        answered=sum(counts.answered for counts in replicas),
+        failed=sum(counts.failed for counts in replicas),
+        differed=sum(counts.differed for counts in replicas),
+        spared=sum(counts.spared for counts in replicas),
+        took_ms=took_ms,
+        before_ms=before_ms,
+        refused=sum(counts.refused for counts in replicas),
+    )
+
+
+def _slowest(quantiles_ms: list[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(max(times_ms) for times_ms in zip(*quantiles_ms, strict=True))
+
+
+def _shadow_summary(total: Shadowed) -> str:
+    summary = f"of {total.answered:,} requests in the shadow, {total.differed:,} otherwise than "
+    summary += f"the version before, {total.failed:,} failed"
+    if total.refused:
+        summary += f", {total.refused:,} refused"
+    if total.took_ms:
+        p50_ms, p99_ms = total.took_ms
+        p50_before_ms, p99_before_ms = total.before_ms
+        summary += f"; p50 {p50_ms:.0f} ms and p99 {p99_ms:.0f} ms, of the version before "
+        summary += f"{p50_before_ms:.0f} ms and {p99_before_ms:.0f} ms"
+    return summary
+
+
 def stood(events: Sequence[RolloutEvent], until: datetime.datetime) -> float:
     """Hours for which versions had their machines, as was announced; each of two that stand at once
     counts. With events oldest first."""
-    hours, standing = 0.0, set[str]()
+    hours = 0.0
+    standing = set[str]()
     for event, after in itertools.zip_longest(events, events[1:]):
         match event.state:
             case "deleted":

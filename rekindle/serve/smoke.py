@@ -19,11 +19,13 @@ from rekindle.train.pieces import HALF
 
 def instance_of(row: SmokeRow, inputs: Inputs) -> dict[str, Any]:
     """A row of the evidence as an instance."""
-    if inputs.modality == "document":
-        turns = json.loads(row.content)
-        chat = [{"role": role, "content": text} for role, text in turns]
-        return {inputs.column: chat if inputs.form == "chat" else turns[-1][1]}
-    return {inputs.column: inputs.encoded(row.content, row.id)}
+    if inputs.modality != "document":
+        return {inputs.column: inputs.encoded(row.content, row.id)}
+    turns = json.loads(row.content)
+    if inputs.form == "chat":
+        return {inputs.column: [{"role": role, "content": text} for role, text in turns]}
+    _, text = turns[-1]
+    return {inputs.column: text}
 
 
 def smoke(host: str, port: int, headers: dict[str, str], kept: Smoke, inputs: Inputs) -> None:
@@ -55,16 +57,17 @@ def question(kept: Smoke, inputs: Inputs) -> dict[str, Any]:
     return body
 
 
-def compare(kept: Smoke, answered: Any) -> None:
-    """Raises StepError with the first difference to what the model was judged by."""
-    found = answered.get("predictions") if isinstance(answered, dict) else None
-    if not isinstance(found, list) or len(found) != len(kept.rows):
-        raise StepError(f"smoke: the server answered {json.dumps(answered)[:300]}")
-    for row, prediction in zip(kept.rows, found, strict=True):
+def compare(kept: Smoke, body: Any) -> None:
+    """Raise StepError with the first difference to what the model was judged by."""
+    predictions = body.get("predictions") if isinstance(body, dict) else None
+    if not isinstance(predictions, list) or len(predictions) != len(kept.rows):
+        raise StepError(f"smoke: the server answered {json.dumps(body)[:300]}")
+    for row, prediction in zip(kept.rows, predictions, strict=True):
         for name, expected in row.answer.items():
             answer = prediction.get(name)
-            if name == "text":  # what was written in half precision is kept in part
-                answer = answer[: len(expected)] if kept.tolerance >= HALF else answer
+            # the evidence keeps the beginning of what was written in half precision
+            if name == "text" and kept.tolerance >= HALF:
+                answer = answer[: len(expected)]
             if not _equal(expected, answer, kept.tolerance):
                 what = f"smoke: to row {row.id} of its test split the model answers {name} "
                 what += f"{prediction.get(name)!r}, and was judged by {expected!r}"
@@ -73,10 +76,12 @@ def compare(kept: Smoke, answered: Any) -> None:
                 raise StepError(what, fix=fix)
 
 
-def _equal(expected: Any, found: Any, tolerance: float) -> bool:
+def _equal(expected: Any, answer: Any, tolerance: float) -> bool:
     if isinstance(expected, list):
-        same = isinstance(found, list) and len(found) == len(expected)
-        return same and all(map(_equal, expected, found, [tolerance] * len(expected)))
+        if not isinstance(answer, list) or len(answer) != len(expected):
+            return False
+        pairs = zip(expected, answer, strict=True)
+        return all(_equal(ours, theirs, tolerance) for ours, theirs in pairs)
     if isinstance(expected, float):
-        return isinstance(found, float) and math.isclose(expected, found, abs_tol=tolerance)
-    return bool(expected == found)
+        return isinstance(answer, float) and math.isclose(expected, answer, abs_tol=tolerance)
+    return bool(expected == answer)
