@@ -31,8 +31,8 @@ def load_task(name: str) -> Task:
         spec = importlib.util.spec_from_file_location(f"rekindle_user_task_{path.stem}", path)
         assert spec is not None
         # modules beside it, as when a pipeline is loaded; last, so that they hide nothing installed
-        own = [str(folder) for folder in folders_of(path.absolute())]
-        sys.path += [folder for folder in own if folder not in sys.path]
+        folders = [str(folder) for folder in folders_of(path.absolute())]
+        sys.path += [folder for folder in folders if folder not in sys.path]
         module = importlib.util.module_from_spec(spec)
         # without bytecode beside it, which would change the files of a model
         exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # noqa: S102 - as an import

@@ -152,7 +152,8 @@ class Task(abc.ABC):
         elif self.modality == "words":
             column = pa.array([json.dumps(list(words)) for words in inputs], pa.string())
         else:
-            column = pa.array([np.asarray(x, np.uint8).tobytes() for x in inputs], pa.binary())
+            pixels = [np.asarray(image, np.uint8).tobytes() for image in inputs]
+            column = pa.array(pixels, pa.binary())
         return pa.table(self.encode(pa.record_batch({self.modality: column}), settings, assets))
 
 

@@ -46,8 +46,10 @@ class ImageClassification(Task):
         return {"pixels": batch.column("image")}
 
     def build(self, model: ModelSpec, labels: Labels, settings: Settings, assets: Path) -> Module:
-        size = {"shape": list(settings["image_shape"]), "classes": len(labels)}
-        return _network({**_architecture(model), **size})
+        architecture = dict(_architecture(model))
+        architecture["shape"] = list(settings["image_shape"])
+        architecture["classes"] = len(labels)
+        return _network(architecture)
 
     def collate(self, table: pa.Table, settings: Settings) -> dict[str, torch.Tensor]:
         import numpy as np
@@ -93,21 +95,27 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
         return source
     unknown = sorted(set(source) - set(DEFAULTS))
     config = {**DEFAULTS, **source}
-    channels, hidden, rate = (config[name] for name in DEFAULTS)
-    few = isinstance(channels, list) and 1 <= len(channels) <= 6
-    narrow = few and all(isinstance(width, int) and 1 <= width <= 4096 for width in channels)
-    small = isinstance(hidden, int) and 1 <= hidden <= 65_536
-    drops = isinstance(rate, int | float) and 0 <= rate < 1
-    if unknown or not (narrow and small and drops):
+    fix = "{channels: [1 to 6 integers], hidden: an integer, dropout: 0 to 1}"
+    if unknown:
+        raise RequestError(f"unknown keys {unknown}", where="model.source", fix=fix)
+    channels = config["channels"]
+    hidden = config["hidden"]
+    dropout = config["dropout"]
+    is_list = isinstance(channels, list) and 1 <= len(channels) <= 6
+    has_widths = is_list and all(
+        isinstance(width, int) and 1 <= width <= 4096 for width in channels
+    )
+    has_hidden = isinstance(hidden, int) and 1 <= hidden <= 65_536
+    has_dropout = isinstance(dropout, int | float) and 0 <= dropout < 1
+    if not (has_widths and has_hidden and has_dropout):
         what = f"not a network this task can build: {source}"
-        fix = "{channels: [1 to 6 integers], hidden: an integer, dropout: 0 to 1}"
-        what = f"unknown keys {unknown}" if unknown else what
         raise RequestError(what, where="model.source", fix=fix)
     return config
 
 
 def _network(architecture: dict[str, Any]) -> torch.nn.Module:
     network = residual(architecture) if "architecture" in architecture else _cnn(architecture)
+    # `save` writes it as the configuration
     network.architecture = architecture  # type: ignore[assignment]
     return network
 
@@ -120,8 +128,12 @@ def _pool(height: int, width: int) -> torch.nn.Module:
         def forward(self, x_BDHW: torch.Tensor) -> torch.Tensor:
             for side, count in ((2, height), (3, width)):
                 size = x_BDHW.shape[side]
-                bins = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
-                means = [x_BDHW.narrow(side, a, b - a).mean(side) for a, b in bins]
+                means = list[torch.Tensor]()
+                for i in range(count):
+                    # the bounds of a bin, as PyTorch's adaptive pooling has them
+                    start = i * size // count
+                    end = -(-(i + 1) * size // count)
+                    means.append(x_BDHW.narrow(side, start, end - start).mean(side))
                 x_BDHW = torch.stack(means, side)
             return x_BDHW
 
@@ -134,14 +146,18 @@ def _cnn(architecture: dict[str, Any]) -> torch.nn.Module:
     height, width, depth = architecture["shape"]
     layers: list[nn.Module] = []
     for channels in architecture["channels"]:
-        groups = next(g for g in (8, 4, 2, 1) if channels % g == 0)
+        groups = next(count for count in (8, 4, 2, 1) if channels % count == 0)
         convolution = nn.Conv2d(depth, channels, 3, padding=1)
         layers += [convolution, nn.GroupNorm(groups, channels), nn.GELU()]
         depth = channels
         if min(height, width) >= 2:
             layers.append(nn.MaxPool2d(2))
-            height, width = height // 2, width // 2
-    hidden, rows, columns = architecture["hidden"], min(height, 4), min(width, 4)
+            height //= 2
+            width //= 2
+    # at most 4 x 4 places, so that the hidden layer does not grow with the images
+    hidden = architecture["hidden"]
+    rows = min(height, 4)
+    columns = min(width, 4)
     pool = _pool(rows, columns) if max(height, width) > 4 else nn.Identity()
     layers += [pool, nn.Flatten(), nn.Linear(depth * rows * columns, hidden), nn.GELU()]
     layers += [nn.Dropout(architecture["dropout"]), nn.Linear(hidden, architecture["classes"])]
@@ -178,9 +194,13 @@ def residual(architecture: dict[str, Any]) -> torch.nn.Module:
 
     height, width, depth = architecture["shape"]
     check_size(height, width)
-    shape, classes = _SHAPES[architecture["architecture"]], architecture["classes"]
-    hidden = _HIDDEN[shape["layer_type"]]
-    config = ResNetConfig(num_channels=depth, hidden_sizes=hidden, num_labels=classes, **shape)
+    shape = _SHAPES[architecture["architecture"]]
+    config = ResNetConfig(
+        num_channels=depth,
+        hidden_sizes=_HIDDEN[shape["layer_type"]],
+        num_labels=architecture["classes"],
+        **shape,
+    )
     body: nn.Module = ResNetForImageClassification(config)
     for path, module in list(body.named_modules()):
         if isinstance(module, nn.BatchNorm2d):
