@@ -49,10 +49,12 @@ class RawBatch:
         if keep.all():
             return self
         mask = pa.array(keep)
-        columns = {
-            name: list(compress(column, keep)) if isinstance(column, list) else column.filter(mask)
-            for name, column in self.columns.items()
-        }
+        columns = dict[str, pa.Array | list[Any]]()
+        for name, column in self.columns.items():
+            if isinstance(column, list):
+                columns[name] = list(compress(column, keep))
+            else:
+                columns[name] = column.filter(mask)
         names = tuple(compress(self.names, keep))
         return dataclasses.replace(self, columns=columns, lines=self.lines[keep], names=names)
 
@@ -87,7 +89,9 @@ def with_mask(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, Mask]
 def content_of(raw: RawBatch, value: Any) -> Any:
     """An image's value: the bytes of the file that text names. Raises OSError or ValueError."""
     value = as_python(value)
-    return raw.fetch(value) if isinstance(value, str) and raw.fetch else value
+    if isinstance(value, str) and raw.fetch:
+        return raw.fetch(value)
+    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,9 +126,10 @@ def texts(raw: RawBatch, column: str, kind: Kind, findings: Findings) -> Texts:
             return Texts.all_fine(binary.cast(pa.string()))
         except pa.ArrowInvalid:
             return _texts_of_objects(raw, binary.to_pylist(), column, "text", findings)
-    scalar = kind == "scalar" and any(is_one(values.type) for is_one in _SCALAR_TYPES)
-    if scalar or pa.types.is_null(values.type):
+    is_scalar = kind == "scalar" and any(is_type(values.type) for is_type in _SCALAR_TYPES)
+    if is_scalar or pa.types.is_null(values.type):
         if pa.types.is_timestamp(values.type):
+            # as ISO 8601 in UTC, of whatever unit; a cast to a naive type leaves the instant
             times = pc.cast(values, pa.timestamp("us", tz=values.type.tz), safe=False)
             plain = pc.cast(times, pa.timestamp("us"))
             return Texts.all_fine(pc.strftime(plain, format="%Y-%m-%dT%H:%M:%S"))
@@ -153,11 +158,13 @@ def scalar_text(value: object) -> str | None:
 
 def number_of(value: Any) -> float:
     """A value of a column, also as text; NaN for what is no finite number."""
+    if isinstance(value, bool):  # which is an int to Python
+        return math.nan
     try:
-        found = math.nan if isinstance(value, bool) else float(value)
+        number = float(value)
     except (ValueError, TypeError, OverflowError):
         return math.nan
-    return found if math.isfinite(found) else math.nan
+    return number if math.isfinite(number) else math.nan
 
 
 _TEXT_TYPES = (
@@ -173,18 +180,24 @@ _SCALAR_TYPES = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp
 def _texts_of_objects(
     raw: RawBatch, values: list[Any], column: str, kind: Kind, findings: Findings
 ) -> Texts:
-    found: list[str | None] = []
+    texts_or_none: list[str | None] = []
     noted = np.zeros(len(values), bool)
     for row, value in enumerate(values):
-        missing = value is None or (isinstance(value, float) and math.isnan(value))
-        text = value if isinstance(value, str) else scalar_text(value) if kind == "scalar" else None
-        if isinstance(value, bytes):  # of a column of texts: encodable if it is UTF-8
-            text = value.decode(errors="surrogateescape")
-        if text is None and not missing:
+        is_missing = value is None or (isinstance(value, float) and math.isnan(value))
+        text = _text_of(value, kind)
+        if text is None and not is_missing:
             findings.add("type", raw.place(row), f"{column}: {value!r}")
         elif text is not None and not encodable(text):
             findings.add("undecodable", raw.place(row), f"{column}: {value!a}")
             text = None
-        noted[row] = text is None and not missing
-        found.append(text)
-    return Texts(pa.array(found, pa.string()), noted)
+        noted[row] = text is None and not is_missing
+        texts_or_none.append(text)
+    return Texts(pa.array(texts_or_none, pa.string()), noted)
+
+
+def _text_of(value: Any, kind: Kind) -> str | None:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):  # of a column of texts: encodable if it is UTF-8
+        return value.decode(errors="surrogateescape")
+    return scalar_text(value) if kind == "scalar" else None

@@ -30,7 +30,7 @@ from rekindle.data.examples import SPLITS, ExamplesFile, ExamplesPart, ExamplesW
 from rekindle.data.executor import Executor, Order
 from rekindle.data.signals import UNSPACED
 from rekindle.data.split import content_hashes, stored_hashes
-from rekindle.data.store import Entry, Store, kept
+from rekindle.data.store import Entry, Store, made_once
 from rekindle.data.validate import Findings
 from rekindle.spec.identity import digest
 
@@ -125,7 +125,7 @@ def _runs(file: ExamplesPart, most: int) -> Iterator[tuple[int, int, int]]:
             first_row = row
 
 
-@kept
+@made_once
 def hash_run(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """With the hashes of a run of rows, dealt into groups."""
     which = order["which"]
@@ -209,7 +209,7 @@ def _of_group(store: Store, runs: Sequence[tuple[str, int]], group: int) -> Entr
     return entries[np.lexsort((entries["low"], entries["high"]))]
 
 
-@kept
+@made_once
 def compare_group(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """With the later copies among one group of hashes, dealt to their files; or `leaks`, the
     findings of contents that stand in several splits."""
@@ -260,7 +260,7 @@ def _describe(store: Store, files: Sequence[Any], entry: np.void) -> tuple[str, 
         return f"{batch.column('id')[row].as_py()} in {split}", value
 
 
-@kept
+@made_once
 def thin(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """With a file of examples without its copies, if it has any, and their labels."""
     dealt = [_dealt(store, key, item["file"], _ROW) for key in order["groups"]]

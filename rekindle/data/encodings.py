@@ -13,23 +13,28 @@ class _AsUtf8(io.RawIOBase):
     """A stream as UTF-8. Bytes that its encoding does not have are kept: their row is refused."""
 
     def __init__(self, stream: BinaryIO, encoding: str) -> None:
-        self._stream, self._encoding, self._rest, self._ended = stream, encoding, b"", False
+        self._stream = stream
+        self._encoding = encoding
+        self._decoded = b""  # as UTF-8, and not read yet
+        self._ended = False
         self._decoder = codecs.getincrementaldecoder(encoding)("surrogateescape")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._rest and not self._ended:
+        # a piece may end within a character, and decode to nothing yet
+        while not self._decoded and not self._ended:
             piece = self._stream.read(_PIECE_BYTES)
             self._ended = not piece
             try:
                 text = self._decoder.decode(piece, self._ended)
-                self._rest = text.encode(errors="surrogateescape")
+                self._decoded = text.encode(errors="surrogateescape")
             except UnicodeError as error:
                 raise OSError(f"it is not {self._encoding}: {error}") from None
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        count = min(len(buffer), len(self._decoded))
+        buffer[:count] = self._decoded[:count]
+        self._decoded = self._decoded[count:]
         return count
 
 
@@ -51,7 +56,7 @@ def encoding_of(head: bytes) -> str:
         return "utf-32"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    if b"\0" in head[:4]:
+    if b"\0" in head[:4]:  # of Latin letters in UTF-16 one byte of two is 0
         return "utf-16-be" if head.startswith(b"\0") else "utf-16-le"
     with contextlib.suppress(UnicodeDecodeError):
         head.decode("cp1252")

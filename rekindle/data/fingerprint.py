@@ -33,6 +33,7 @@ from rekindle.spec.imports import INCLUDED, as_import, closure, contents, folder
 from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec, WindowSpec
 from rekindle.tasks import TASKS, load_task
 
+# which bytes the source holds is in the hash of the data
 _DATA_ASIDE = {"source", "window", "slices", "max_bad_rows", *DataSpec.EXECUTION}
 # how the work is done and kept, not what it is: another layout resumes the same checkpoints
 _TRAIN_ASIDE = {
@@ -74,49 +75,59 @@ def fingerprint(
 ) -> Fingerprint:
     """What the source holds now, and the keys of the work; raises DataError if it holds nothing."""
     window, content, (files, size) = content_in_window(data, load_task(task).modality)
-    own = task not in TASKS or train.entrypoint  # rekindle's code reads no file of the author's
-    included = os.environ.get(INCLUDED, "") if own else ""
-    path, _, class_name = task.rpartition(":")
-    teacher = {"teacher": model.teacher.source} if model.teacher else {}
-    named = {"source": model.source, "tokenizer": model.tokenizer, **teacher}
-    # a hub name has no content here
-    folders = {f"{k}_content": content_behind(v) for k, v in named.items() if isinstance(v, str)}
+    model_contents = _model_contents(model)
+    is_own_task = task not in TASKS
+    task_identity: Any = task
+    if is_own_task:
+        path, _, class_name = task.rpartition(":")
+        task_identity = [class_name, *own_files(Path(path))]
     work = {
-        "task": task if task in TASKS else [class_name, *own_files(Path(path))],
+        "task": task_identity,
         "data": content,
         "window": str(window or ""),
         "settings": [
             data.model_dump(mode="json", exclude=_DATA_ASIDE),
-            {**model.model_dump(mode="json", exclude={"init_from"}), **folders},
+            {**model.model_dump(mode="json", exclude={"init_from"}), **model_contents},
             {**_identifying(train), "best": train.exports_best},
         ],
         "entrypoint": _own_script(train.entrypoint) if train.entrypoint else [],
         "code": source_hash(TRAINING),
-        **({"included": included} if included else {}),
     }
+    included = os.environ.get(INCLUDED, "")
+    # rekindle's own code reads no file of the author's
+    if included and (is_own_task or train.entrypoint):
+        work["included"] = included
     work_key = digest(work)
-    tokenizing = [folders.get(f"{key}_content", "") for key in ("source", "tokenizer")]
-    init_from, known = model.init_from, dict[str, str]()
+    tokenizing = [model_contents.get(f"{key}_content", "") for key in ("source", "tokenizer")]
+    init_from = model.init_from
+    digests_of_versions = dict[str, str]()
     if init_from == "champion" and champion is None:
         init_from = "base"
     elif init_from == "champion" and champion is not None:
         # the work that made the champion starts where the champion did
         init_from = champion.init_from if champion.work_key == work_key else champion.version
-        known = {champion.version: champion.digest, champion.beaten: champion.beaten_digest}
+        digests_of_versions[champion.version] = champion.digest
+        digests_of_versions[champion.beaten] = champion.beaten_digest
     if init_from == "base" and model.lora is not None and isinstance(model.source, dict):
         message = "adapters need trained weights: model.source describes a new network"
         if model.init_from == "champion":
             message += ", and there is no champion yet"
         fix = "name a pretrained model as model.source, or train without model.lora first"
         raise RequestError(message, where="model.lora", fix=fix)
-    init_digest = known.get(init_from) or content_behind(init_from)  # "" of a hub model
+    init_digest = digests_of_versions.get(init_from) or content_behind(
+        init_from
+    )  # "" of a hub model
     run_key = digest([work_key, init_digest or init_from])  # files, wherever they lie
-    version = champion_digest = ""
-    if champion is not None:  # for the champion's own work the one that it beat back then
-        version, champion_digest = champion.version, champion.digest
-        ended = champion.budget_hours not in ("", str(train.budget_hours))
-        if champion.run_key == run_key and not ended:
-            version, champion_digest = champion.beaten, champion.beaten_digest
+    version = ""
+    champion_digest = ""
+    if champion is not None:
+        version = champion.version
+        champion_digest = champion.digest
+        was_cut_short = champion.budget_hours not in ("", str(train.budget_hours))
+        if champion.run_key == run_key and not was_cut_short:
+            # the champion's own work again: it is judged by the one that it beat back then
+            version = champion.beaten
+            champion_digest = champion.beaten_digest
     return Fingerprint(
         data=content,
         tokenizing=digest(tokenizing) if any(tokenizing) else "",
@@ -132,13 +143,26 @@ def fingerprint(
     )
 
 
+def _model_contents(model: ModelSpec) -> dict[str, str]:
+    """The hash of what lies behind each name in `model`; a hub name has no content here."""
+    names = {"source": model.source, "tokenizer": model.tokenizer}
+    if model.teacher:
+        names["teacher"] = model.teacher.source
+    contents_by_name = dict[str, str]()
+    for key, name in names.items():
+        if isinstance(name, str):
+            contents_by_name[f"{key}_content"] = content_behind(name)
+    return contents_by_name
+
+
 def _identifying(train: TrainSpec) -> dict[str, Any]:
-    found = train.model_dump(mode="json", exclude=_TRAIN_ASIDE)
+    """The settings of a training that shape its weights."""
+    settings = train.model_dump(mode="json", exclude=_TRAIN_ASIDE)
     engine = engine_of(train.engine)
     if engine and train.engine_config:
         config = {k: v for k, v in train.engine_config.items() if k not in engine.aside}
-        found["engine_config"] = config or None
-    return found
+        settings["engine_config"] = config or None
+    return settings
 
 
 def _own_script(words: str) -> list[Any]:
@@ -149,12 +173,14 @@ def _own_script(words: str) -> list[Any]:
     else:
         source = {"train.entrypoint": as_import(arguments[0])} if arguments else {}
         code = ["-m", *_hashes([], source, own_folders())]
-    named: list[str] = []
-    for word in arguments:
-        path = Path(word.rpartition("=")[2])
+    file_hashes = list[str]()
+    for argument in arguments:
+        _, _, value = argument.rpartition("=")  # of `--config=FILE`
+        path = Path(value)
         with contextlib.suppress(OSError):  # a text that is too long for a name
-            named += [file_sha256(path)] if path.is_file() else []
-    return [*code, *arguments, *named]
+            if path.is_file():
+                file_hashes.append(file_sha256(path))
+    return [*code, *arguments, *file_hashes]
 
 
 def own_files(path: Path) -> list[list[str]]:
@@ -297,4 +323,6 @@ def content_behind(name: str) -> str:
     path = Path(name).expanduser()
     if "://" in name:
         return content_hash(name)
-    return content_hash(str(path)) if path.is_absolute() and path.exists() else ""
+    if path.is_absolute() and path.exists():
+        return content_hash(str(path))
+    return ""

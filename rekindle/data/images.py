@@ -25,15 +25,15 @@ _UNREADABLE = (
     EOFError,
     struct.error,
 )
-_WAYS = Image.Transpose
-_TURNS = {  # by the orientation that EXIF 2.3 tells
-    2: _WAYS.FLIP_LEFT_RIGHT,
-    3: _WAYS.ROTATE_180,
-    4: _WAYS.FLIP_TOP_BOTTOM,
-    5: _WAYS.TRANSPOSE,
-    6: _WAYS.ROTATE_270,
-    7: _WAYS.TRANSVERSE,
-    8: _WAYS.ROTATE_90,
+# by the orientation that EXIF 2.3 tells; 1 is upright
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
 }
 
 
@@ -67,8 +67,10 @@ class ImageColumn:
             findings.add("image colour", place)
             return None
         if image.shape != self.shape:
-            got, first = (f"{shape[0]}x{shape[1]}" for shape in (image.shape, self.shape))
-            findings.add("image size", place, f"{got}, the first is {first}")
+            height, width, _ = image.shape
+            first_height, first_width, _ = self.shape
+            sizes = f"{height}x{width}, the first is {first_height}x{first_width}"
+            findings.add("image size", place, sizes)
             return None
         return image.tobytes()
 
@@ -76,27 +78,30 @@ class ImageColumn:
 def to_pixels(value: Any, size: tuple[int, int] | None = None) -> Pixels:
     """An image, [height, width, channels]; raises PixelError for numbers, OSError or ValueError."""
     if isinstance(value, pa.Scalar):
-        numbers = pa.types.is_nested(value.type) and not pa.types.is_struct(value.type)
+        is_list = pa.types.is_nested(value.type) and not pa.types.is_struct(value.type)
         # a list of numbers without a Python object each, a list of lists with them
-        flat = numbers and not pa.types.is_nested(value.values.type)
-        value = value.values.to_numpy(zero_copy_only=False) if flat else value.as_py()
-    if isinstance(value, dict):
+        if is_list and not pa.types.is_nested(value.values.type):
+            value = value.values.to_numpy(zero_copy_only=False)
+        else:
+            value = value.as_py()
+    if isinstance(value, dict):  # as `datasets` stores images
         value = value.get("bytes")
     if value is None:
         raise ValueError("none")
     if not isinstance(value, bytes):
         return _from_numbers(value, size)
     try:
-        found = Image.open(io.BytesIO(value))
+        file = Image.open(io.BytesIO(value))
     except UnidentifiedImageError:
         raise ValueError("no image of a known kind") from None
-    with found as opened:
+    with file as opened:
         if opened.mode.startswith(("I", "F")):
             raise ValueError(f"mode {opened.mode}: more than 8 bits a channel; convert it to 8")
         # not by ImageOps.exif_transpose, which writes all tags again, and fails of an odd one
-        way = _TURNS.get(opened.getexif().get(ExifTags.Base.Orientation, 1))
-        picture = opened if way is None else opened.transpose(way)
-        return _array(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
+        turn = _TURNS.get(opened.getexif().get(ExifTags.Base.Orientation, 1))
+        picture = opened if turn is None else opened.transpose(turn)
+        is_grey = picture.mode in ("1", "L")
+        return _array(picture.convert("L" if is_grey else "RGB"))
 
 
 def _array(picture: Image.Image) -> Pixels:
@@ -110,18 +115,21 @@ def _from_numbers(value: Any, size: tuple[int, int] | None) -> Pixels:
     except (TypeError, ValueError):
         raise PixelError(f"no list of numbers of one shape: {value!r}") from None
     if not np.isfinite(numbers).all():
-        what = f"{np.argmin(np.isfinite(numbers.ravel()))} of {numbers.size} is not a number"
-        raise PixelError(what)
-    whole = numbers.size and (numbers == np.floor(numbers)).all()
-    if not whole or numbers.min() < 0 or numbers.max() > 255:
-        span = f"{numbers.min():g} to {numbers.max():g}" if numbers.size else "none"
+        first = np.argmin(np.isfinite(numbers.ravel()))
+        raise PixelError(f"{first} of {numbers.size} is not a number")
+    if not numbers.size:
+        raise PixelError("numbers none, not whole from 0 to 255")
+    is_whole = (numbers == np.floor(numbers)).all()
+    if not is_whole or numbers.min() < 0 or numbers.max() > 255:
+        span = f"{numbers.min():g} to {numbers.max():g}"
         raise PixelError(f"numbers {span}, not whole from 0 to 255")
     pixels = numbers.astype(np.uint8)
     if pixels.ndim == 1:  # give a flat list its height and width
-        height, width = size or (math.isqrt(pixels.size), math.isqrt(pixels.size))
+        side = math.isqrt(pixels.size)
+        height, width = size or (side, side)
         if pixels.size % (height * width):
-            what = f"{pixels.size} numbers make no square image; nest them or set data.image_size"
-            raise PixelError(what)
+            message = f"{pixels.size} numbers make no square image; "
+            raise PixelError(message + "nest them or set data.image_size")
         pixels = pixels.reshape(height, width, -1)
     elif pixels.ndim == 2:
         pixels = pixels[:, :, None]

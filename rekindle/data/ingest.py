@@ -33,7 +33,7 @@ from rekindle.data.records import RecordsHash, Span, before, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.split import Times, digit_counts, hash_splits, time_cuts, time_splits
-from rekindle.data.store import Entry, Store, kept
+from rekindle.data.store import Entry, Store, made_once
 from rekindle.data.validate import Findings, check_splits
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError, RequestError
@@ -387,7 +387,7 @@ def _count(files: Iterable[ExamplesPart]) -> int:
     return sum(sum(file.batches) for file in files)
 
 
-@kept
+@made_once
 def ingest_piece(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """Of a piece of the source, or of all of it. Raises DataError where files are not those that
     were measured."""
@@ -515,7 +515,7 @@ def count_times(order: Order, item: Entry) -> list[list[int]]:
     return [digits.tolist(), total[digits].tolist()]
 
 
-@kept
+@made_once
 def divide_piece(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """Of an undivided piece, divided by the cuts."""
     data = DataSpec.model_validate(order["data"])

@@ -25,19 +25,26 @@ def path_of(filesystem: Any, root: str, folder: str, value: str) -> str:
     if "::" in value or not value.isprintable():
         raise ValueError(f"{value!r} is a chained URI or holds control characters")
     scheme, has_scheme, _ = value.partition("://")
-    own = filesystem.protocol
-    if has_scheme and scheme not in ((own,) if isinstance(own, str) else own):
+    own_schemes = filesystem.protocol
+    if isinstance(own_schemes, str):
+        own_schemes = (own_schemes,)
+    if has_scheme and scheme not in own_schemes:
         raise ValueError(f"{value!r} is not of the source's own scheme")
-    path = str(filesystem._strip_protocol(value)) if has_scheme else value
-    if not has_scheme and not value.startswith("/"):
+    if has_scheme:
+        path = str(filesystem._strip_protocol(value))
+    elif value.startswith("/"):
+        path = value
+    else:
         path = f"{folder}/{value}"
     prefix = f"{root.rstrip('/')}/"
     if not path.startswith(prefix):
         raise ValueError(f"{value!r} is not below {root}, where the source lies")
     below = _decoded(path.removeprefix(prefix))
     # `\` is a letter of a name to some servers and a `/` to others
-    names = [n for text in (below, below.replace("\\", "/")) for n in text.split("/")]
-    if not {*names} - {"", "."} or any(name.startswith(".") and name != "." for name in names):
+    names = [*below.split("/"), *below.replace("\\", "/").split("/")]
+    is_empty = not {*names} - {"", "."}
+    is_hidden = any(name.startswith(".") and name != "." for name in names)
+    if is_empty or is_hidden:
         raise ValueError(f"{value!r} is empty, or goes through `..` or a hidden name")
     if isinstance(filesystem, LocalFileSystem):
         return _without_links(prefix, path, value)
@@ -81,10 +88,11 @@ def _decoded(path: str) -> str:
 
 def _without_links(root: str, path: str, value: str) -> str:
     try:
-        real, top = Path(os.path.realpath(path)), Path(os.path.realpath(root))
+        real = Path(os.path.realpath(path))
+        real_root = Path(os.path.realpath(root))
     except OSError as error:
         raise ValueError(f"{value!r} cannot be followed: {error.strerror}") from error
-    if not real.is_relative_to(top):
+    if not real.is_relative_to(real_root):
         raise ValueError(f"{value!r} is a link that leads out of {root}; copy what it leads to")
     if real.exists() and not real.is_file():  # a pipe would be waited for
         raise ValueError(f"{value!r} is not a file")

@@ -26,7 +26,7 @@ from rekindle.data.manifest import ASSETS, MANIFEST, SHARD, folder_fingerprint, 
 from rekindle.data.order import best_fit
 from rekindle.data.quarantine import QUARANTINE, leave_out
 from rekindle.data.split import stored_hashes
-from rekindle.data.store import Entry, Store, kept
+from rekindle.data.store import Entry, Store, made_once
 from rekindle.data.validate import MOST, Findings
 from rekindle.errors import DataError
 from rekindle.launch.events import emit
@@ -348,7 +348,7 @@ def _indices(column: pa.Array, labels: dict[str, int]) -> pa.Array:
     return pa.array([labels[label] for label in rows], pa.int32())
 
 
-@kept
+@made_once
 def encode(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """Of a shard: `encoded` examples, `rows` of them that hold something to learn from, their
     `tokens`; `refused` that the task cannot encode, and `refusals`: ids of the first with why."""

@@ -83,8 +83,8 @@ class FileSource(Source):
     def fingerprint_of(self, contents: Mapping[str, str], named: str) -> str:
         """The fingerprint, given hashes of files by path, and of those that rows name."""
         by_name = self.files.format == "images" or self._data.split.by == "source"
-        found = self.files.fingerprint(named=by_name, known=contents)
-        return digest([found, named]) if self.names_files else found
+        of_files = self.files.fingerprint(named=by_name, known=contents)
+        return digest([of_files, named]) if self.names_files else of_files
 
     def hash_named(self) -> str:
         """Hash of the files that rows name; what cannot be read is for `ingest` to refuse."""
@@ -115,16 +115,18 @@ class FileSource(Source):
         names = self._data.columns
         if findings.missing_columns(self._data.source, columns, [names.image, names.label]):
             return
-        chosen = []
+        readable = list[SourceFile]()
         for file in self.files.files:
             if names.label in columns and "/" not in file.name:
                 findings.add("no class", file.name)
             elif file.size > MOST_BYTES:
                 findings.add("malformed", file.name, f"it holds more than {MOST_BYTES >> 20} MiB")
             elif self._has_split(file, findings):
-                chosen.append(file)
-        at_once = (lambda file: file.size, MOST_BYTES), (lambda file: 1, _IMAGES_AT_ONCE)
-        for files in grouped(chosen, *at_once):
+                readable.append(file)
+        most_bytes = (lambda file: file.size, MOST_BYTES)
+        most_files = (lambda file: 1, _IMAGES_AT_ONCE)
+        for files in grouped(readable, most_bytes, most_files):
+            # a batch has one split
             for split in dict.fromkeys(file.split for file in files):
                 yield self._batch([file for file in files if file.split == split], split)
 
@@ -155,7 +157,8 @@ class BundledSource(Source):
 
     def __init__(self, data: DataSpec, modality: str) -> None:
         self._columns = data.columns
-        if (name := data.source.removeprefix(BUNDLED)) != "digits":
+        name = data.source.removeprefix(BUNDLED)
+        if name != "digits":
             raise RequestError(
                 f"scikit-learn bundles no images called `{name}`",
                 where="data.source",
@@ -175,6 +178,7 @@ class BundledSource(Source):
         from sklearn import datasets
 
         digits = datasets.load_digits()
+        # their intensities are 0 to 16
         content = list(np.rint(digits.images * (255 / 16)).astype(np.uint8))
         labels = pa.array(digits.target.astype(np.int64))
         for start in range(0, len(content), _BATCH_ROWS):
