@@ -14,16 +14,18 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-EPSILON = 1e-12
+EPSILON = 1e-12  # the least probability that a loss counts with
 
 
-def beats(name: str, metric: str, value: float, than: float, what: str, form: str = ".4f") -> Check:
+def beats(
+    name: str, metric: str, value: float, blind: float, blind_answer: str, form: str = ".4f"
+) -> Check:
     """The check `name`: whether `value` is better than that of an answer blind to the input, which
-    `what` describes; `form` writes both."""
-    passed = value < than if metric in LOWER_IS_BETTER else value > than
+    `blind_answer` describes; `form` writes both."""
+    passed = value < blind if metric in LOWER_IS_BETTER else value > blind
     relation = "beats" if passed else "does not beat"
-    detail = f"{metric} {value:{form}} {relation} {what} ({than:{form}})"
-    return Check(name=name, passed=passed, detail=detail, value=value, threshold=than)
+    detail = f"{metric} {value:{form}} {relation} {blind_answer} ({blind:{form}})"
+    return Check(name=name, passed=passed, detail=detail, value=value, threshold=blind)
 
 
 class Scores(Protocol):
@@ -45,8 +47,10 @@ class Scores(Protocol):
 
     def measured(self, names: Sequence[str]) -> Mapping[str, float]:
         """Metrics of all examples, none where there are no examples."""
-        once = np.ones((1, len(self)))
-        return {n: float(self.weighted(n, once)[0]) for n in names} if len(self) else {}
+        if not len(self):
+            return {}
+        once_1N = np.ones((1, len(self)))
+        return {name: float(self.weighted(name, once_1N)[0]) for name in names}
 
     @property
     def finite(self) -> bool:

@@ -35,8 +35,8 @@ class NumberScores(Scores):
         true_N = np.asarray(rows.column("label"), np.float64)
         if not len(rows):
             return cls(true_N, true_N, 0.0)
-        found = rows.column(who).combine_chunks().field("value")
-        return cls(np.asarray(found, np.float64), true_N, float(true_N.var()))
+        values = rows.column(who).combine_chunks().field("value")
+        return cls(np.asarray(values, np.float64), true_N, float(true_N.var()))
 
     def __len__(self) -> int:
         return len(self.true_N)
@@ -68,13 +68,14 @@ class NumberScores(Scores):
         """An error, which has no bound: what costs as much as the best constant on average, or as
         the most that both differ by in a row. With `rare` as far off as true numbers lie apart."""
         if metric == "mae":
-            differ = np.abs(self._errors_N - other._errors_N).max()
-            blind = np.abs(self.true_N - np.median(self.true_N)).mean()
+            most_differ = np.abs(self._errors_N - other._errors_N).max()
+            blind_error = np.abs(self.true_N - np.median(self.true_N)).mean()
         else:
-            differ = np.sqrt(np.abs(np.square(self._errors_N) - np.square(other._errors_N)).max())
-            blind = math.sqrt(self.variance)
-        far = float(np.ptp(self.true_N)) if rare else 0.0
-        return float(max(differ, blind, far))
+            squares_differ_N = np.abs(np.square(self._errors_N) - np.square(other._errors_N))
+            most_differ = np.sqrt(squares_differ_N.max())
+            blind_error = math.sqrt(self.variance)
+        span = float(np.ptp(self.true_N)) if rare else 0.0
+        return float(max(most_differ, blind_error, span))
 
     def with_one_more(self, cost: float) -> Self:
         true_N = np.append(self.true_N, 0.0)
@@ -82,11 +83,13 @@ class NumberScores(Scores):
 
     def trivial(self, metric: str) -> Check:
         """One number for all: their median has the least absolute errors, their mean the others."""
-        middle = float(np.median(self.true_N) if metric == "mae" else self.true_N.mean())
-        blind = dataclasses.replace(self, values_N=np.full(len(self), middle))
-        value, known = self.metrics[metric], blind.measured([metric])[metric]
-        what = f"always answering {middle:.4g}"
-        return beats("beats_majority", metric, value, known, what, ".4g")
+        constant = float(self.true_N.mean())
+        if metric == "mae":
+            constant = float(np.median(self.true_N))
+        blind = dataclasses.replace(self, values_N=np.full(len(self), constant))
+        blind_value = blind.measured([metric])[metric]
+        answer = f"always answering {constant:.4g}"
+        return beats("beats_majority", metric, self.metrics[metric], blind_value, answer, ".4g")
 
     def picked(self, pick_N: np.ndarray) -> Self:
         return type(self)(self.values_N[pick_N], self.true_N[pick_N], self.variance)
@@ -96,15 +99,18 @@ class NumberScores(Scores):
 
     def calibration(self) -> tuple[CalibrationBin, ...]:
         """Predictions in order, in bins of equal size: their mean, and that of the true numbers."""
+        if not self.finite:
+            return ()
         order_N = np.argsort(self.values_N, kind="stable")
-        parts = [part for part in np.array_split(order_N, BINS) if len(part) and self.finite]
-        return tuple(
-            CalibrationBin(
-                lower=float(self.values_N[part[0]]),
-                upper=float(self.values_N[part[-1]]),
-                rows=len(part),
-                confidence=float(self.values_N[part].mean()),
-                accuracy=float(self.true_N[part].mean()),
-            )
-            for part in parts
-        )
+        bins = list[CalibrationBin]()
+        for part in np.array_split(order_N, BINS):
+            if len(part):  # fewer rows than bins leave some empty
+                calibration_bin = CalibrationBin(
+                    lower=float(self.values_N[part[0]]),
+                    upper=float(self.values_N[part[-1]]),
+                    rows=len(part),
+                    confidence=float(self.values_N[part].mean()),
+                    accuracy=float(self.true_N[part].mean()),
+                )
+                bins.append(calibration_bin)
+        return tuple(bins)
