@@ -1,6 +1,6 @@
-"""Columns as sources have them: `RawBatch` is what every reader yields; `texts` turns a column of
-any admissible type into strings. Integers and booleans become their usual text, whole floats
-integers (a column of integers with a gap)."""
+"""Columns as sources have them: `RawBatch` is what every reader yields; `texts` turns a
+column of any admissible type into strings. Integers and booleans become their usual text,
+whole floats integers (a column of integers with a gap)."""
 
 import dataclasses
 import math
@@ -22,9 +22,10 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclasses.dataclass(frozen=True)
 class RawBatch:
-    """Some rows of a source: `columns` by name, as Arrow arrays or (where types differ by row)
-    lists; `lines` counts from 1; `split` is the source's own, if it tells. `names` calls rows by
-    name (images that are files); `fetch` reads a file that a row names, relative to `file`."""
+    """Some rows of a source: `columns` by name, as Arrow arrays or (where types differ by
+    row) lists; `lines` counts from 1; `split` is the source's own, if it tells. `names`
+    calls rows by name (images that are files); `fetch` reads a file that a row names,
+    relative to `file`."""
 
     columns: Mapping[str, pa.Array | list[Any]]
     lines: npt.NDArray[np.int64]
@@ -60,8 +61,8 @@ class RawBatch:
 
 
 class Source(Protocol):
-    """What `ingest` and `fingerprint` need of a source of any kind; `names_files`: rows may name
-    files beside the source's own."""
+    """What `ingest` and `fingerprint` need of a source of any kind; `names_files`: rows
+    may name files beside the source's own."""
 
     names_files: bool = False
 
@@ -87,7 +88,8 @@ def with_mask(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, Mask]
 
 
 def content_of(raw: RawBatch, value: Any) -> Any:
-    """An image's value: the bytes of the file that text names. Raises OSError or ValueError."""
+    """An image's value, or the bytes of the file that it names.
+    Raises OSError, ValueError."""
     value = as_python(value)
     if isinstance(value, str) and raw.fetch:
         return raw.fetch(value)
@@ -96,7 +98,8 @@ def content_of(raw: RawBatch, value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """A column as strings; `noted` marks the rows that are null because their value was refused."""
+    """A column as strings; `noted` marks rows
+    that are null as their value was refused."""
 
     values: pa.StringArray
     noted: Mask
@@ -129,7 +132,8 @@ def texts(raw: RawBatch, column: str, kind: Kind, findings: Findings) -> Texts:
     is_scalar = kind == "scalar" and any(is_type(values.type) for is_type in _SCALAR_TYPES)
     if is_scalar or pa.types.is_null(values.type):
         if pa.types.is_timestamp(values.type):
-            # as ISO 8601 in UTC, of whatever unit; a cast to a naive type leaves the instant
+            # as ISO 8601 in UTC, of whatever unit; a
+            # cast to a naive type leaves the instant
             times = pc.cast(values, pa.timestamp("us", tz=values.type.tz), safe=False)
             plain = pc.cast(times, pa.timestamp("us"))
             return Texts.all_fine(pc.strftime(plain, format="%Y-%m-%dT%H:%M:%S"))

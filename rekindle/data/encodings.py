@@ -1,5 +1,5 @@
-"""Text files in other encodings than UTF-8: decoded while they are read, so that readers see UTF-8
-and the same lines; and what the beginning of a file says of its encoding."""
+"""Text files in other encodings than UTF-8: decoded while they are read, so that readers
+see UTF-8 and the same lines; and what the beginning of a file says of its encoding."""
 
 import codecs
 import contextlib
@@ -10,7 +10,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class _AsUtf8(io.RawIOBase):
-    """A stream as UTF-8. Bytes that its encoding does not have are kept: their row is refused."""
+    """A stream as UTF-8. Bytes that the encoding lacks are kept: their row is refused."""
 
     def __init__(self, stream: BinaryIO, encoding: str) -> None:
         self._stream = stream
@@ -39,7 +39,8 @@ class _AsUtf8(io.RawIOBase):
 
 
 def as_utf8(stream: BinaryIO, encoding: str) -> BinaryIO:
-    """The stream decoded from `encoding`, as UTF-8. Reading raises OSError where it is another."""
+    """The stream, decoded from `encoding`, as UTF-8.
+    Reading raises OSError for another."""
     if encoding == "utf-8":
         return stream
     return io.BufferedReader(_AsUtf8(stream, encoding), _PIECE_BYTES)
@@ -51,7 +52,7 @@ def encodable(text: str) -> bool:
 
 
 def encoding_of(head: bytes) -> str:
-    """What a file that is not UTF-8 seems to be written in, a value of `data.encoding`."""
+    """The value of `data.encoding` that a file which is not UTF-8 seems to have."""
     if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)) or head[:4].count(0) > 2:
         return "utf-32"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

@@ -1,9 +1,10 @@
-"""The folder between `ingest` and `shard`: Arrow files of normalised examples, one for each split
-of each piece of the source (`train-00000.arrow`), and `summary.json`, written last.
+"""The folder between `ingest` and `shard`: Arrow files of normalised examples, one for
+each split of each piece of the source (`train-00000.arrow`), and `summary.json`, written
+last.
 
-A batch ends after `BATCH_ROWS` rows or `BATCH_BYTES` bytes of content, counted row by row, so that
-the bytes of a file depend on the examples alone. A batch is what a worker encodes at once and what
-is in memory at once. Files are lz4-compressed."""
+A batch ends after `BATCH_ROWS` rows or `BATCH_BYTES` bytes of content, counted row by
+row, so that the bytes of a file depend on the examples alone. A batch is what a worker
+encodes at once and what is in memory at once. Files are lz4-compressed."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,8 @@ BATCH_BYTES = 4 << 20
 
 
 class ExamplesPart(Record):
-    """A file of examples: its split, the rows of each batch, its hash, the number of its source."""
+    """A file of examples: its split, the rows of each batch, its hash,
+    the number of its source."""
 
     path: str
     split: str
@@ -81,7 +83,8 @@ def schema_of(modality: str, slices: Sequence[str], numeric: bool = False) -> pa
 
 
 def label_counts(table: pa.Table) -> dict[str, int]:
-    """How many examples (words, where each has a tag) have each label; {} without classes."""
+    """How many examples (words, where these have
+    tags) have each label; {} without classes."""
     if "label" not in table.schema.names:
         return {}
     labels = table.column("label")
@@ -119,6 +122,7 @@ class _BatchFile:
         self.schema = schema
         self.batches = list[int]()
         self._hold([])
+        # read once or twice, from front to back: nothing is mapped
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         self._writer = pa.ipc.new_file(str(path), schema, options=options)
 
@@ -142,12 +146,14 @@ class _BatchFile:
         self._bytes = sum(table.nbytes for table in pending)
 
     def _flush(self, *, keep_last: bool) -> None:
-        """Write all full batches; the rows after the last one stay pending unless the file ends."""
+        """Write all full batches; the rows behind
+        them stay pending unless the file ends."""
         if not self._rows:
             self._hold([])
             return
         table = pa.concat_tables(self._pending).combine_chunks()
         self._hold([])
+        # batches are cut by the bytes of the content, however rows came in tables
         content = next(table.column(name) for name in CONTENT if name in table.schema.names)
         cuts = _cuts(np.asarray(pa.compute.binary_length(content), np.int64))
         for start, end in itertools.pairwise(cuts):
@@ -164,7 +170,7 @@ class _BatchFile:
 
 
 def _cuts(row_bytes: npt.NDArray[np.int64]) -> list[int]:
-    """Where full batches end, from 0: at `BATCH_ROWS` rows, or where `BATCH_BYTES` are reached."""
+    """Where full batches end, from 0: after `BATCH_ROWS` rows, or `BATCH_BYTES` bytes."""
     ends = np.cumsum(row_bytes)
     cuts = [0]
     while True:
@@ -177,7 +183,7 @@ def _cuts(row_bytes: npt.NDArray[np.int64]) -> list[int]:
 
 
 class ExamplesFile:
-    """Random access to the batches of files, one in memory at a time (read, not mapped)."""
+    """Random access to batches of files, one in memory at a time (read, not mapped)."""
 
     def __init__(self, *paths: Path, columns: tuple[str, ...] = ()) -> None:
         readers = [_open_file(path, columns) for path in paths]
@@ -206,8 +212,8 @@ def _open_file(path: Path, columns: tuple[str, ...]) -> pa.ipc.RecordBatchFileRe
             options = pa.ipc.IpcReadOptions(included_fields=fields)
             reader = pa.ipc.open_file(pa.OSFile(str(path)), options=options)
     except (OSError, pa.ArrowInvalid) as error:
-        what = f"{path.name} is not a file of examples: {error}"
-        raise DataError(what, where=str(path), fix="run the step `ingest` again") from None
+        message = f"{path.name} is not a file of examples: {error}"
+        raise DataError(message, where=str(path), fix="run the step `ingest` again") from None
     return reader
 
 

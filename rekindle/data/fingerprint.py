@@ -1,11 +1,11 @@
-"""What the source holds now, and the keys that follow: the first step of every run, never cached.
+"""What the source holds now, and the keys of a run: its first step, which is never cached.
 
     data      hash of the bytes in the window, wherever they lie
     work_key  data + window + the settings that shape the weights + rekindle's training code
     run_key   work_key + the weights that it starts from: the same training, attempted however often
 
-With a window over a time column only its records are hashed. Settings that cannot change the
-weights (where the source lies, how often a checkpoint is made) are left out."""
+With a window over a time column only its records are hashed. Settings that cannot change
+the weights (where the source lies, how often a checkpoint is made) are left out."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,8 @@ from rekindle.tasks import TASKS, load_task
 
 # which bytes the source holds is in the hash of the data
 _DATA_ASIDE = {"source", "window", "slices", "max_bad_rows", *DataSpec.EXECUTION}
-# how the work is done and kept, not what it is: another layout resumes the same checkpoints
+# how the work is done and kept, not what it is:
+# another layout resumes the same checkpoints
 _TRAIN_ASIDE = {
     "activation_checkpointing",
     "budget_hours",
@@ -56,9 +57,10 @@ _TRAIN_ASIDE = {
 
 @dataclasses.dataclass(frozen=True)
 class ChampionState:
-    """The registry's champion: its keys, where its weights started, what it beat ("" = none), and
-    the digests of both models: a registry that was set up again gives out its numbers again.
-    `budget_hours`: where they ended its training; with others, the same work goes on."""
+    """The registry's champion: its keys, where its weights started, what it beat ("" =
+    none), and the digests of both models: a registry that was set up again gives out its
+    numbers again. `budget_hours`: where they ended its training; with others, the same
+    work goes on."""
 
     version: str
     run_key: str
@@ -73,7 +75,8 @@ class ChampionState:
 def fingerprint(
     task: str, data: DataSpec, model: ModelSpec, train: TrainSpec, *, champion: ChampionState | None
 ) -> Fingerprint:
-    """What the source holds now, and the keys of the work; raises DataError if it holds nothing."""
+    """What the source holds now, and the keys of the work.
+    Raises DataError for nothing."""
     window, content, (files, size) = content_in_window(data, load_task(task).modality)
     model_contents = _model_contents(model)
     is_own_task = task not in TASKS
@@ -125,7 +128,8 @@ def fingerprint(
         champion_digest = champion.digest
         was_cut_short = champion.budget_hours not in ("", str(train.budget_hours))
         if champion.run_key == run_key and not was_cut_short:
-            # the champion's own work again: it is judged by the one that it beat back then
+            # the champion's own work again: it is
+            # judged by the one that it beat back then
             version = champion.beaten
             champion_digest = champion.beaten_digest
     return Fingerprint(
@@ -144,7 +148,7 @@ def fingerprint(
 
 
 def _model_contents(model: ModelSpec) -> dict[str, str]:
-    """The hash of what lies behind each name in `model`; a hub name has no content here."""
+    """The hash of what lies behind each name in `model`; "" for names of the hub."""
     names = {"source": model.source, "tokenizer": model.tokenizer}
     if model.teacher:
         names["teacher"] = model.teacher.source
@@ -166,7 +170,8 @@ def _identifying(train: TrainSpec) -> dict[str, Any]:
 
 
 def _own_script(words: str) -> list[Any]:
-    """The bytes of the script or module, its arguments, and the bytes of files that these name."""
+    """Hashes of the script or module and of files
+    among its arguments; and the arguments."""
     script, *arguments = shlex.split(words)
     if script != "-m":
         code: list[Any] = own_files(Path(script))
@@ -184,7 +189,8 @@ def _own_script(words: str) -> list[Any]:
 
 
 def own_files(path: Path) -> list[list[str]]:
-    """A file of the user's and the user's modules that it imports, as `contents` has them."""
+    """A file of the user's and the user's modules that it imports,
+    as `contents` gives them."""
     return _hashes([path], {}, (*folders_of(path.absolute()), *own_folders()))
 
 
@@ -196,14 +202,15 @@ def _hashes(files: list[Path], sources: dict[str, str], folders: Sequence[Path])
 
 
 def content_in_window(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[int, int]]:
-    """The resolved window, the hash of what lies in it, and the number of files and bytes."""
+    """The resolved window, the hash of its content, and the number of files and bytes."""
     if data.window is None or any("{window" in part.source for part in data.parts):
         return _content_of_files(data, modality)
     return _content_by_time(data, data.window, modality)
 
 
 def _content_of_files(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[int, int]]:
-    """As `content_in_window`, of all that the sources hold, or of the partitions in the window."""
+    """As `content_in_window`, of all that the sources hold,
+    or of partitions in the window."""
     window = None
     dated = [FileSource(part, modality).files for part in data.parts if part.window]
     if dated:
@@ -268,7 +275,8 @@ def _content(source: Source, data: DataSpec, modality: str) -> str:
 def _map_pieces(
     source: Source, data: DataSpec, modality: str, function: str, window: Window | None = None
 ) -> tuple[list[Any], Mapping[str, str]]:
-    """What a function below says of each piece of a source, or of all of it; hashes of files."""
+    """What a function below returns for each piece of a source;
+    and the hashes of its files."""
     executor = executor_of(data, Store(""), source.extent()[1] // WORTH_BYTES)
     pieces, contents, location = cut(source, data, executor)
     order = {
@@ -319,7 +327,7 @@ def hash_named(order: Order, item: Mapping[str, Any]) -> str:
 
 
 def content_behind(name: str) -> str:
-    """Hash of the files behind a URI or an absolute path; "" for others, such as hub models."""
+    """Hash of the files behind a URI or an absolute path; "" for names of the hub."""
     path = Path(name).expanduser()
     if "://" in name:
         return content_hash(name)

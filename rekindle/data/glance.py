@@ -1,5 +1,5 @@
-"""What the first rows of a source tell before a run begins: faults that `ingest` would refuse, and
-the classes of a small source."""
+"""What the first rows of a source tell before a run begins: faults that `ingest` would
+refuse, and the classes of a small source."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data.files import Files, SourceFile
-from rekindle.data.roles import Columns, time_column, wanted_columns
+from rekindle.data.roles import Columns, Kind, time_column, wanted_columns
 from rekindle.data.validate import Findings, note_single_class
 from rekindle.errors import Problem, RekindleError
 from rekindle.spec.model import DataSpec, MustPass
@@ -50,7 +50,7 @@ class _Beginning(SourceFile):
 
 
 def _source(data: DataSpec, modality: str, *, far: bool = False) -> Any:
-    """A source of files, here or `far` away, if no window chooses among them; RekindleError."""
+    """A source of files here, or `far` away; None where a window chooses among them."""
     if ("://" in data.source and not far) or "{window" in data.source:
         return None
     from rekindle.data.source import FileSource, open_source
@@ -66,9 +66,10 @@ def first_rows(
     far: bool = False,
     refusal: Callable[[str], str] | None = None,
 ) -> list[Problem]:
-    """What `ingest` would refuse in the first rows of files that are here, or `far` away; with a
-    window, only what does not depend on it. The counts are of the rows that were looked at.
-    `refusal`: why the task's `encode` refuses the content of an example, "" where it does not."""
+    """What `ingest` would refuse in the first rows of files that are here, or `far` away;
+    with a window, only what does not depend on it. The counts are of the rows that were
+    looked at. `refusal`: why the task's `encode` refuses the content of an example, ""
+    where it does not."""
     import numpy as np
 
     from rekindle.data.normalise import Normaliser
@@ -154,14 +155,15 @@ def _batches(source: Any, columns: Columns, findings: Findings) -> Iterator[Any]
         if located.format == "parquet":  # which is not read by its beginning: one batch is enough
             batches = itertools.islice(batches, 1)
         yield from batches
-        # a fault that ends the reading may be of the row that is cut here and goes on in the file
+        # a fault that ends the reading may be of the
+        # row that is cut here and goes on in the file
         if not (file_findings.cut and file.is_part):
             findings.include(file_findings, file_findings.rows)
 
 
 def classes(data: DataSpec, modality: str) -> list[str]:
-    """The classes of a local source of at most `_MOST_BYTES`, in order, where they are known; of a
-    source of numbers, what they are written as."""
+    """The classes of a local source of at most `_MOST_BYTES`, in order, where they are
+    known; of a source of numbers, what they are written as."""
     from rekindle.data.columns import as_python, scalar_text
 
     labels = set[str | None]()
@@ -171,7 +173,8 @@ def classes(data: DataSpec, modality: str) -> list[str]:
         if source is None or source.extent()[1] > _MOST_BYTES:
             return []
         name = data.columns.target or data.columns.label
-        columns: Columns = {name: "list" if modality == "words" else "scalar"}
+        kind: Kind = "list" if modality == "words" else "scalar"
+        columns: Columns = {name: kind}
         for raw in source.read(columns, findings):
             for value in map(as_python, raw.columns[name]):
                 row_labels = value if isinstance(value, list) else [value]

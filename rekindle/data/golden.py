@@ -1,4 +1,5 @@
-"""Rows that a candidate has to predict right (`evaluate.must_pass`), read as a source's are."""
+"""Rows that a candidate has to predict right (`evaluate.must_pass`),
+read like a source's."""
 
 import tempfile
 from pathlib import Path
@@ -19,8 +20,9 @@ def examples_of(
     shape: Shape | None = None,
     labels: tuple[str, ...] = (),
 ) -> pa.Table:
-    """The examples, with `id`, `hash`, the content and `label`; `findings` receives what is wrong
-    with them. `shape` is that of the model's images, `labels` the classes, where they are known."""
+    """The examples, with `id`, `hash`, the content and `label`; `findings` receives what
+    is wrong with them. `shape` is that of the model's images, `labels` the classes, where
+    they are known."""
     part = must_pass.data.parts[0]
     # golden rows need no ids of their own, no groups and no times
     columns = part.columns.model_copy(update=dict.fromkeys(("key", "group", "time")))

@@ -1,8 +1,7 @@
-"""Data sets of the Hugging Face hub: `hub:NAME?config=..&revision=..&split=..`, streamed through
-`datasets`.
+"""Data sets of the Hugging Face hub, streamed: `hub:NAME?config=..&revision=..&split=..`.
 
-`split=train+test` picks splits, default all of them; rows whose class is -1, a hidden label, are
-left out. A fingerprint is the commit that the revision points to now."""
+`split=train+test` picks splits, default all of them; rows whose class is -1, a hidden
+label, are left out. A fingerprint is the commit that the revision points to now."""
 
 import contextlib
 import dataclasses
@@ -29,7 +28,8 @@ _BATCH_ROWS = 1_000
 
 
 class HubSource(Source):
-    """One data set of the hub, pinned to a commit on first use; or a part of it (see `parts`)."""
+    """A data set of the hub, pinned to a commit on first use;
+    or a part of it (see `parts`)."""
 
     def __init__(self, data: DataSpec, modality: str, part: Sequence[Any] = ()) -> None:
         self._name, _, query = data.source.removeprefix(PREFIX).partition("?")
@@ -37,12 +37,12 @@ class HubSource(Source):
         unknown = sorted(set(self._options) - set(_OPTIONS))
         if unknown:
             fix = f"a hub source takes {', '.join(_OPTIONS)}"
-            what = f"unknown option `{unknown[0]}` in {data.source}"
-            raise RequestError(what, where="data.source", fix=fix)
+            message = f"unknown option `{unknown[0]}` in {data.source}"
+            raise RequestError(message, where="data.source", fix=fix)
         if Path(self._name).exists():  # `datasets` would read that, under the hub's fingerprint
-            what = f"{Path(self._name).absolute()} has the name of the data set `{self._name}`"
+            message = f"{Path(self._name).absolute()} has the name of the data set `{self._name}`"
             fix = "run the command in another folder, or name the path"
-            raise RequestError(what, where="data.source", fix=fix)
+            raise RequestError(message, where="data.source", fix=fix)
         self._label = data.columns.label if modality != "document" else ""
         self._own_splits = data.split.by == "source"
         self._part = part
@@ -75,7 +75,8 @@ class HubSource(Source):
             yield raw
 
     def parts(self) -> Iterator[tuple[str, str, str, int, int]]:
-        """What workers read apart: name?config, commit, split, which of how many file groups."""
+        """What workers read apart: name?config, commit, split,
+        number and count of file groups."""
         name = f"{self._name}?{self._options.get('config', '')}"
         for split, stream in self._splits().items():
             for index in range(stream.num_shards):
@@ -109,10 +110,10 @@ class HubSource(Source):
         numbers = np.asarray(column.fill_null(-1), np.int64)
         beyond = numbers[numbers >= len(names)]
         if beyond.size:
-            what = f"`{self._label}` holds the class number {beyond[0]}, and the data set names "
-            what += f"{len(names)} classes"
+            message = f"`{self._label}` holds the class number {beyond[0]}, and the data set names "
+            message += f"{len(names)} classes"
             fix = "correct the data set's card, or its data"
-            raise DataError(what, where=self._name, fix=fix)
+            raise DataError(message, where=self._name, fix=fix)
         return numbers
 
     def _pin(self) -> str:
@@ -139,22 +140,22 @@ class HubSource(Source):
         for name in names:
             if name not in streams:
                 fix = f"it has {', '.join(streams)}"
-                what = f"{self._name} has no split `{name}`"
-                raise RequestError(what, where="data.source", fix=fix)
+                message = f"{self._name} has no split `{name}`"
+                raise RequestError(message, where="data.source", fix=fix)
         if self._part:
             names = [self._part[2]]
         return {name: streams[name] for name in names}
 
     def _refuse_foreign_files(self) -> None:
-        """DataError where a card names files outside its repository, which no commit pins."""
+        """Raise DataError where a card names files elsewhere, which no commit pins."""
         for card, configs in self._cards():
             for name in _names(configs):
                 path = urlsplit(name)
                 is_outside = path.scheme or "::" in name or ".." in path.path.split("/")
                 if is_outside or name.startswith(("/", "~")):
-                    what = f"{card} names `{name}`, which is not a file of the data set"
+                    message = f"{card} names `{name}`, which is not a file of the data set"
                     fix = "use a data set whose card names its own files"
-                    raise DataError(what, where=self._name, fix=fix)
+                    raise DataError(message, where=self._name, fix=fix)
 
     def _cards(self) -> Iterator[tuple[str, Any]]:
         """The `configs` of both files that may have them."""
@@ -199,6 +200,6 @@ def _reading(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # their HTTP client depends on their version
         fix = "check the name, the config, the network and, for a private one, HF_TOKEN"
-        message = str(error) or repr(error)
-        what = f"cannot read `{name}` from the hub: {message.splitlines()[0]}"
-        raise DataError(what, where="data.source", fix=fix) from error
+        reason = str(error) or repr(error)
+        message = f"cannot read `{name}` from the hub: {reason.splitlines()[0]}"
+        raise DataError(message, where="data.source", fix=fix) from error

@@ -1,8 +1,9 @@
-"""Images as uint8 pixels, row by row, channels last: of files, encoded bytes, lists of numbers.
+"""Images as uint8 pixels, row by row, channels last: of encoded bytes or lists of numbers.
 
-The first image decides height, width and channels (1 grey, 3 colour), unless `data.image_size`
-scales all. A grey image among coloured ones becomes coloured; a coloured one among grey ones is
-refused. Alpha and palettes become RGB, and EXIF rotation is applied."""
+The first image decides height, width and channels (1 grey, 3 colour), unless
+`data.image_size` scales all. A grey image among coloured ones becomes coloured; a
+coloured one among grey ones is refused. Alpha and palettes become RGB, and EXIF rotation
+is applied."""
 
 import io
 import math
@@ -42,7 +43,8 @@ class PixelError(ValueError):
 
 
 class ImageColumn:
-    """Turns values into pixels of one shape, and remembers that shape (height, width, channels)."""
+    """Turns values into pixels of one shape, and remembers it:
+    height, width, channels."""
 
     def __init__(self, size: tuple[int, int] | None) -> None:
         self._size = size
@@ -54,10 +56,13 @@ class ImageColumn:
             image = to_pixels(value, self._size)
             if self._size is not None and image.shape[:2] != self._size:
                 height, width = self._size
-                picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+                # Pillow takes grey images without a dimension for channels
+                plain = image[:, :, 0] if image.shape[2] == 1 else image
+                picture = Image.fromarray(plain)
                 image = _array(picture.resize((width, height), Image.Resampling.BILINEAR))
         except _UNREADABLE as error:
-            findings.add("pixel" if isinstance(error, PixelError) else "image", place, str(error))
+            kind = "pixel" if isinstance(error, PixelError) else "image"
+            findings.add(kind, place, str(error))
             return None
         if self.shape is None:
             self.shape = (image.shape[0], image.shape[1], image.shape[2])
@@ -76,7 +81,8 @@ class ImageColumn:
 
 
 def to_pixels(value: Any, size: tuple[int, int] | None = None) -> Pixels:
-    """An image, [height, width, channels]; raises PixelError for numbers, OSError or ValueError."""
+    """An image, [height, width, channels].
+    Raises PixelError for numbers, OSError, ValueError."""
     if isinstance(value, pa.Scalar):
         is_list = pa.types.is_nested(value.type) and not pa.types.is_struct(value.type)
         # a list of numbers without a Python object each, a list of lists with them
@@ -97,7 +103,8 @@ def to_pixels(value: Any, size: tuple[int, int] | None = None) -> Pixels:
     with file as opened:
         if opened.mode.startswith(("I", "F")):
             raise ValueError(f"mode {opened.mode}: more than 8 bits a channel; convert it to 8")
-        # not by ImageOps.exif_transpose, which writes all tags again, and fails of an odd one
+        # not by ImageOps.exif_transpose, which writes
+        # all tags again, and fails of an odd one
         turn = _TURNS.get(opened.getexif().get(ExifTags.Base.Orientation, 1))
         picture = opened if turn is None else opened.transpose(turn)
         is_grey = picture.mode in ("1", "L")

@@ -1,8 +1,8 @@
 """What a folder of shards promises, checked before anything trains on it.
 
-Every file that `manifest.json` names must be of the size and SHA-256 it states, and hold the rows
-it states. Files are memory-mapped, so that all ranks of a machine share one copy. Row numbers count
-through the shards of a split in the manifest's order."""
+Every file that `manifest.json` names must be of the size and SHA-256 it states, and hold
+the rows it states. Files are memory-mapped, so that all ranks of a machine share one
+copy. Row numbers count through the shards of a split in the manifest's order."""
 
 import dataclasses
 import functools
@@ -60,8 +60,9 @@ class _Open:
 class Shards:
     """The shards of a folder; `take("train", [5, 0])` gives rows 5 and 0 in this order.
 
-    `read` maps a shard that is whole, or raises DataError; it is asked when a row of the shard is
-    needed first. `expect` learns which shards of a split are read from now on, and which next."""
+    `read` maps a shard that is whole, or raises DataError; it is asked when a row of the
+    shard is needed first. `expect` learns which shards of a split are read from now on,
+    and which next."""
 
     def __init__(
         self,
@@ -121,7 +122,8 @@ class Shards:
         return self._hashes(self._files[split])
 
     def take(self, split: str, indices: npt.ArrayLike) -> pa.Table:
-        """The rows with these numbers, in this order; raises IndexError for one that is not."""
+        """The rows with these numbers, in this order.
+        Raises IndexError beyond the last."""
         pieces = list[pa.RecordBatch]()
         places = [np.empty(0, np.int64)]
         for shard, shard_places, rows in self._by_shard(split, indices):
@@ -203,7 +205,8 @@ class Shards:
     def _by_shard(
         self, split: str, indices: npt.ArrayLike
     ) -> Iterator[tuple[_Open, Indices, Indices]]:
-        """Each shard that has some of these rows: which, and their numbers in it, ascending."""
+        """Each shard with some of these rows:
+        their places, and numbers in it, ascending."""
         numbers = np.asarray(indices, np.int64)
         if not numbers.size:
             return
@@ -219,7 +222,8 @@ class Shards:
             yield self._opened(split, shard), order[start:end], local
 
     def _look_up(self, split: str, indices: npt.ArrayLike | None, name: str) -> Indices:
-        """The attribute `name` of shards, an array with a value a row, for these rows or all."""
+        """The attribute `name` of shards, which has a value a row,
+        of these rows or of all."""
         if indices is None:
             indices = np.arange(self.rows(split))
         values = np.empty(np.shape(indices), np.int64)
@@ -229,7 +233,7 @@ class Shards:
 
 
 def open_shards(folder: str | Path) -> Shards:
-    """The shards in `folder`, each verified; raises DataError that names the shard at fault."""
+    """The shards in `folder`, each verified. Raises DataError that names one at fault."""
     folder = Path(folder)
     manifest = whole_manifest(folder)
 
@@ -248,18 +252,21 @@ def open_shards(folder: str | Path) -> Shards:
 
 
 def whole_manifest(folder: Path) -> ShardManifest:
-    """The manifest of a folder whose numbers fit together, with the assets that it was made for."""
+    """The manifest of a folder, if its numbers fit
+    together and to the assets; else DataError."""
     manifest = read_manifest(folder)
     path = folder / MANIFEST
     if not manifest.shards:
         raise _refused(path, "names no shards")
     rows = dict.fromkeys(manifest.rows, 0)
     for file in manifest.shards:
+        # a manifest is data, and may be of another machine: it names files of its folder
         if Path(file.path).is_absolute() or ".." in Path(file.path).parts:
             raise _refused(path, f"names a file outside of its folder: {file.path}")
         rows[file.split] = rows.get(file.split, 0) + file.rows
     if rows != dict(manifest.rows):
         raise _refused(path, f"promises {dict(manifest.rows)} rows, and the shards hold {rows}")
+    # which binds the shards to their order, too
     if digest([file.examples for file in manifest.shards]) != manifest.examples:
         raise _refused(path, "was made for other examples than the shards hold")
     if folder_fingerprint(folder / ASSETS) != manifest.tokenizer:
@@ -268,7 +275,7 @@ def whole_manifest(folder: Path) -> ShardManifest:
 
 
 def read_manifest(folder: Path) -> ShardManifest:
-    """The manifest of a folder; raises DataError if it is missing, of another version, or none."""
+    """The manifest of a folder. Raises DataError if it is missing, or cannot be read."""
     path = folder / MANIFEST
     try:
         content: object = json.loads(path.read_bytes())
@@ -289,12 +296,14 @@ def read_manifest(folder: Path) -> ShardManifest:
 
 
 def row_tokens(table: pa.Table) -> npt.NDArray[np.int64]:
-    """Tokens of each row: the length of `input_ids`; ones where there is no such column."""
+    """Tokens of each row: the length of `input_ids`;
+    ones where there is no such column."""
     return _of_lists(table, "input_ids", lambda lists: lists.value_lengths())
 
 
 def row_targets(table: pa.Table) -> npt.NDArray[np.int64]:
-    """Predictions each row asks for: supervised tokens but a first one, placed words, or one."""
+    """Predictions of each row: supervised tokens
+    but a first one, placed words, or one."""
     if "places" in table.schema.names:
         return _of_lists(table, "places", _placed)
     return _of_lists(table, "supervised", _supervised)
@@ -326,6 +335,7 @@ def _supervised(lists: pa.ListArray) -> npt.NDArray[np.int64]:
 
 def list_sums(lists: pa.Array, values: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """The sum of the `values` of each list, which stand one list after the other."""
+    # a null has no values, and the sum 0
     ends = np.cumsum(np.asarray(lists.value_lengths().fill_null(0), np.int64))
     running = np.append(np.int64(0), np.cumsum(values))
     sums: npt.NDArray[np.int64] = np.diff(running[ends], prepend=np.int64(0))
@@ -353,6 +363,7 @@ def check_shard(path: Path, shard: ShardFile) -> None:
 def open_shard(path: Path, shard: ShardFile, manifest: ShardManifest) -> pa.Table:
     """A shard that `check_shard` found whole, memory-mapped; raises DataError."""
     try:
+        # mapped, so that the ranks of a machine share one copy
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except pa.ArrowInvalid as error:
         raise _refused(path, f"is not an Arrow file: {error}") from None

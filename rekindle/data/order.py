@@ -1,23 +1,26 @@
 """Which rows each optimizer step trains on, as arithmetic.
 
-The rows of global batch k, and the sequences they share, are a pure function of (seed, epoch,
-lengths, k), so loader state is one integer. A permutation is the stable argsort of Philox words
-keyed by (seed, epoch), whose stream is the same in all versions of numpy.
+The rows of global batch k, and the sequences they share, are a pure function of (seed,
+epoch, lengths, k), so loader state is one integer. A permutation is the stable argsort of
+Philox words keyed by (seed, epoch), whose stream is the same in all versions of numpy.
 
-The rows of an epoch are shuffled in windows of shards, so that memory does not grow with the rows,
-and a node needs the files of a few windows only: with several windows the shards are shuffled
-first, and cut into windows of about as many rows. What fills no batch begins the next window.
+The rows of an epoch are shuffled in windows of shards, so that memory does not grow with
+the rows, and a node needs the files of a few windows only: with several windows the
+shards are shuffled first, and cut into windows of about as many rows. What fills no batch
+begins the next window.
 
-With `lengths`, rows of like length meet in a batch, which saves padding: the permuted rows of a
-window are cut into groups of `BUCKET_BATCHES` batches, each group is sorted by length, and the full
-batches of the window are shuffled.
+With `lengths`, rows of like length meet in a batch, which saves padding: the permuted
+rows of a window are cut into groups of `BUCKET_BATCHES` batches, each group is sorted by
+length, and the full batches of the window are shuffled.
 
-With `pack_length`, rows of a shard share sequences by `best_fit`, and the sequences of a window are
-shuffled. How many a shard fills depends on its lengths alone, which rows meet on the epoch, too.
+With `pack_length`, rows of a shard share sequences by `best_fit`, and the sequences of a
+window are shuffled. How many a shard fills depends on its lengths alone, which rows meet
+on the epoch, too.
 
-With `classes`, a window draws equally often from each class, which goes through its rows in a fixed
-random order, on and on, from one epoch to the next. With `shares`, it draws so from sources: each
-window has shards of all of them, where a source has fewer shards than there are windows all."""
+With `classes`, a window draws equally often from each class, which goes through its rows
+in a fixed random order, on and on, from one epoch to the next. With `shares`, it draws so
+from sources: each window has shards of all of them, where a source has fewer shards than
+there are windows all."""
 
 import functools
 import math
@@ -37,7 +40,8 @@ PADDING = -1
 BUCKET_BATCHES = 50
 WINDOW_ROWS = 1 << 20
 WINDOW_SHARDS = 256
-# streams of random words: what is permuted by one must not depend on what another permutes
+# streams of random words: what is permuted by one
+# must not depend on what another permutes
 _ROWS = 0
 _BATCHES = 1
 _GROUPS = 2
@@ -56,8 +60,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """Windows of an epoch: the shards of each, and how many sequences are drawn from each source
-    before each one, and in all, [windows + 1, sources]."""
+    """Windows of an epoch: the shards of each, and how many sequences are drawn from each
+    source before each one, and in all, [windows + 1, sources]."""
 
     windows: list[Indices]
     drawn: Indices
@@ -68,12 +72,14 @@ class _Epoch:
 
 
 def _sequences(rows: Indices, starts: Indices) -> pa.LargeListArray:
-    """The rows of each sequence, given where in `rows` each starts, and the last one ends."""
+    """The rows of each sequence, by where in `rows` each starts,
+    and the last one ends."""
     return pa.LargeListArray.from_arrays(pa.array(starts), pa.array(rows))
 
 
 class SampleOrder:
-    """The order of one training: `batch(step)` for any step, in any sequence; keeps one window."""
+    """The order of one training: `batch(step)` for
+    any step, in any order; keeps one window."""
 
     def __init__(
         self,
@@ -90,10 +96,10 @@ class SampleOrder:
         shares: Sequence[float] = (),
         expect: Callable[[Indices, Indices], None] = lambda now, soon: None,
     ) -> None:
-        """`rows` and, where packed, `sequences` of each shard, and `sources`, the number of its
-        source, whose `shares` of an epoch's sequences sum to 1; `lengths` are tokens; `windows` is
-        the least number of windows. `expect` learns which shards are read from now on, and which
-        will be next. ValueError for nonsense."""
+        """`rows` and, where packed, `sequences` of each shard, and `sources`, the number
+        of its source, whose `shares` of an epoch's sequences sum to 1; `lengths` are
+        tokens; `windows` is the least number of windows. `expect` learns which shards are
+        read from now on, and which will be next. ValueError for nonsense."""
         self.rows = sum(rows)
         self.global_batch_size = global_batch_size
         self.seed = seed
@@ -136,7 +142,8 @@ class SampleOrder:
         return Batch(np.asarray(sequences.flatten()), slots)
 
     def steps(self, epochs: float) -> int:
-        """Optimizer steps of so many epochs: with 5 batches an epoch, 1.5 epochs are 8."""
+        """Optimizer steps of so many epochs: with
+        5 batches an epoch, 1.5 epochs are 8."""
         # rounded first: 1.1 * 10 is 11.000000000000002, and 11 steps are meant
         return max(1, math.ceil(round(epochs * self.steps_in_epoch, 6)))
 
@@ -150,7 +157,7 @@ class SampleOrder:
         return -(-self._total // self.global_batch_size)
 
     def _make_epoch(self, number: int) -> _Epoch:
-        """An epoch's shards, those of each source shuffled and divided among the windows."""
+        """An epoch: the shards of each source, shuffled and divided among the windows."""
         window_of = np.full(len(self._filled), -1)  # -1: a shard of all windows
         for source in np.unique(self._sources):
             source_shards = np.flatnonzero(self._sources == source)
@@ -161,7 +168,8 @@ class SampleOrder:
                 window_of[source_shards] = places * self._windows // len(source_shards)
         drawn = self._drawn_before(window_of)
         by_window = np.argsort(window_of, kind="stable")
-        # where the shards of each window begin in `by_window`, behind those of all windows
+        # where the shards of each window begin in
+        # `by_window`, behind those of all windows
         begins = np.searchsorted(window_of[by_window], np.arange(self._windows + 1))
         of_all_windows = by_window[: begins[0]]
         windows = list[Indices]()
@@ -177,8 +185,9 @@ class SampleOrder:
         return _Epoch(windows, drawn[bounds])
 
     def _drawn_before(self, window_of: Indices) -> Indices:
-        """[windows + 1, sources]: sequences that are drawn from each source before a window, in
-        proportion to what it has in those before; a source that is in all follows the others."""
+        """[windows + 1, sources]: sequences that are drawn from each source before a
+        window, in proportion to what it has in those before; a source that is in all
+        follows the others."""
         counts = [self._total]
         if len(self._shares):
             # 1 exactly at the end: a rounded sum of shares could lose the last sequence
@@ -197,7 +206,7 @@ class SampleOrder:
         return np.array(drawn, np.int64).T
 
     def _load(self, number: int, window: int) -> pa.LargeListArray:
-        """The batches that begin with what this window adds, whole but for the epoch's last."""
+        """The batches that a window begins, all of them full but for the epoch's last."""
         epoch = self._epoch(number)
         size = self.global_batch_size
         is_last = window + 1 == len(epoch.windows)
@@ -251,13 +260,14 @@ class SampleOrder:
         if self._classes is not None or len(self._shares):
             sequences = sequences.take(self._shared(shards, number, window))
         if self.pack_length is not None:
-            # inverted: so packed texts keep the order that they had before sources were mixed
+            # inverted: so packed texts keep the order
+            # that they had before sources were mixed
             places = self._permutation(len(sequences), number, _BATCHES, window)
             return sequences.take(np.argsort(places))
         return sequences.take(self._permutation(len(sequences), number, _ROWS, window))
 
     def _shared(self, shards: Indices, number: int, window: int) -> Indices:
-        """Which sequences of a window are drawn: of each class, or each source, its share."""
+        """Which sequences of a window are drawn: the share of each class or source."""
         epoch = self._epoch(number)
         begins = epoch.drawn[window]
         counts = epoch.drawn[window + 1] - begins
@@ -309,7 +319,8 @@ class SampleOrder:
         return first + np.arange(ends[-1])
 
     def _permutation(self, count: int, epoch: int, stream: int, window: int) -> Indices:
-        # Philox's two words of key and four of counter, the first two of which it counts itself
+        # Philox's two words of key and four of counter,
+        # the first two of which it counts itself
         key = np.array([self.seed, epoch], np.uint64)
         counter = np.array([0, 0, window, stream], np.uint64)
         words = np.random.Philox(key=key, counter=counter).random_raw(count)
@@ -317,9 +328,10 @@ class SampleOrder:
 
 
 def best_fit(lengths: npt.ArrayLike, capacity: int) -> tuple[npt.NDArray[np.int64], int]:
-    """The number of the sequence that each text goes into, [texts], and how many there are, by
-    best-fit decreasing: the longest first, each into the fullest sequence that still has room
-    (Johnson 1974; at most 11/9 of the optimum). [3, 5, 5, 2] in 8: `[0, 0, 1, 1]` and 2."""
+    """The number of the sequence that each text goes into, [texts], and how many there
+    are, by best-fit decreasing: the longest first, each into the fullest sequence that
+    still has room (Johnson 1974; at most 11/9 of the optimum). [3, 5, 5, 2] in 8: `[0, 0,
+    1, 1]` and 2."""
     texts = np.asarray(lengths)
     longest_first = np.argsort(-texts, kind="stable")
     distinct, counts = np.unique(texts, return_counts=True)
@@ -330,7 +342,8 @@ def best_fit(lengths: npt.ArrayLike, capacity: int) -> tuple[npt.NDArray[np.int6
         end = start + count
         while start < end:
             sequences, room = shelf.take(length, end - start)
-            # all texts of one length at once: each of these sequences takes as many as fit
+            # all texts of one length at once: each
+            # of these sequences takes as many as fit
             texts_in_each = room // length
             stop = min(end, start + len(sequences) * texts_in_each)
             numbers = np.repeat(sequences, texts_in_each)
@@ -353,8 +366,9 @@ class _Shelf:
         self._with_room: dict[int, list[int]] = {}
 
     def take(self, length: int, texts: int) -> tuple[list[int], int]:
-        """As many sequences as `texts` texts of `length` need, if there are so many, all with the
-        least room that suffices for one, and that room; new ones where none suffices."""
+        """As many sequences as `texts` texts of `length` need, if there are so many, all
+        with the least room that suffices for one, and that room; new ones where none
+        suffices."""
         place = bisect_left(self._rooms, length)
         has_room = place < len(self._rooms)
         room = self._rooms[place] if has_room else self._capacity

@@ -1,12 +1,13 @@
-"""A source in pieces, each of which one worker reads alone: files, or a part of a large one.
+"""A source in pieces, each read by one worker alone: files, or a part of a large one.
 
-Of CSV and JSON lines a part are lines, of Parquet row groups; a compressed file is one piece, and
-so is a CSV file in which a row may span lines. Which pieces there are follows from names, sizes and
-bytes alone. A piece holds files of one partition only, so that a window that moves on finds the
-pieces of the months that stay.
+Of CSV and JSON lines a part are lines, of Parquet row groups; a compressed file is one
+piece, and so is a CSV file in which a row may span lines. Which pieces there are follows
+from names, sizes and bytes alone. A piece holds files of one partition only, so that a
+window that moves on finds the pieces of the months that stay.
 
-Two rounds: blocks of files are measured (hash, newlines, quotes), which cuts the files and gives
-each piece a key by what it will read; then pieces are read, if their files are still as listed."""
+Two rounds: blocks of files are measured (hash, newlines, quotes), which cuts the files
+and gives each piece a key by what it will read; then pieces are read, if their files are
+still as listed."""
 
 import dataclasses
 import datetime as dt
@@ -36,8 +37,9 @@ _READ_BYTES = 4 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What was measured of a block of a file. `newlines` and `quotes` only of files of lines that
-    have several: whether quotes are even before the first newline, on a line, behind the last."""
+    """What was measured of a block of a file. `newlines` and `quotes` only of files of
+    lines that have several: whether quotes are even before the first newline, on a line,
+    behind the last."""
 
     sha256: str
     newlines: int = 0
@@ -46,8 +48,8 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Files, a part of one, or of a data set of the hub: what `source_of` takes, and what its rows
-    depend on."""
+    """Files, a part of one, or of a data set of the hub: what `source_of` takes, and what
+    its rows depend on."""
 
     facts: Mapping[str, Any]
     content: Sequence[Any]
@@ -63,12 +65,14 @@ class Piece:
             facts.append(
                 [file.path, file.name, file.size, partition, file.split, *part, file.version]
             )
-            # without path and version: the same rows, wherever they lie and when they were written
+            # without path and version: the same rows,
+            # wherever they lie and when they were written
             identities.append([file.name, file.split, *part, str(file.partition)])
         return cls({"files": facts}, [identities, list(hashes)])
 
     def item(self, settings: Any = None) -> dict[str, Any]:
-        """As JSON, for a worker; `key` identifies what reading it with these settings gives."""
+        """JSON for a worker; `key` identifies what
+        reading it with these settings gives."""
         return {"key": digest([settings, *self.content]), **self.facts}
 
 
@@ -103,8 +107,8 @@ def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: s
 def cut(
     source: Source, data: DataSpec, executor: Executor
 ) -> tuple[list[Piece], dict[str, str], dict[str, Any]]:
-    """The pieces of a source, none if it has none; the hash of each of its files by path, and the
-    order for workers that read a piece by `source_of`."""
+    """The pieces of a source, none if it has none; the hash of each of its files by path,
+    and the order for workers that read a piece by `source_of`."""
     if isinstance(source, HubSource):
         return [Piece({"hub": part}, [part]) for part in source.parts()], {}, {}
     if not isinstance(source, FileSource):
@@ -156,7 +160,7 @@ def _lines_of(file: SourceFile, source: FileSource) -> str:
 
 
 def measure(order: Order, item: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """The fields of the Block of each (path, start, end, size, format of lines to count)."""
+    """The Block's fields of each (path, start, end, size, format of lines to count)."""
     filesystem, _ = fsspec.url_to_fs(order["source"])
     return [list(dataclasses.astuple(_measure_block(filesystem, *block))) for block in item]
 
@@ -202,7 +206,8 @@ class _Quotes:
         if lone_returns or (self._return and not text.startswith(b"\n")):
             self._inner = False
         self._return = ends_with_return
-        # whether an odd number of quotes stands in the text up to each letter, and each newline
+        # whether an odd number of quotes stands in
+        # the text up to each letter, and each newline
         odd = np.bitwise_xor.accumulate(letters == ord('"'))
         odd_at_newlines = odd[letters == ord("\n")]
         if not len(odd_at_newlines):
@@ -258,7 +263,8 @@ def pieces(source: FileSource, blocks: Mapping[str, Sequence[Block]]) -> list[Pi
 def _parts(
     file: SourceFile, source: FileSource, blocks: Sequence[Block], content: str
 ) -> Iterator[tuple[SourceFile, str]]:
-    """Parts of a file of several blocks, and what the rows of each depend on; none if not cut."""
+    """Parts of a file, and a hash of what the rows of each depend on;
+    none if it is not cut."""
     lines_of = _lines_of(file, source)
     if source.files.format == "parquet" and len(blocks) > 1 and not file.compression:
         yield from _row_groups(file, content)
@@ -267,7 +273,8 @@ def _parts(
         for number, block in enumerate(blocks):
             start = number * files.PIECE_BYTES
             end = min(start + files.PIECE_BYTES, file.size)
-            # the last line may end in the next block; a CSV file's first has the names of columns
+            # the last line may end in the next block; a
+            # CSV file's first has the names of columns
             blocks_read = (*blocks[number : number + 2], blocks[0])
             first_line = line
             if start and file.filesystem.cat_file(file.path, start=start - 1, end=start) != b"\n":
@@ -278,7 +285,8 @@ def _parts(
 
 
 def _one_line_a_row(blocks: Sequence[Block]) -> bool:
-    """Whether no line of a CSV file has an odd number of quotes: then none begins inside of one."""
+    """Whether no line of a CSV file has an odd number of quotes,
+    and so none begins in one."""
     is_open = False
     for block in blocks:
         first, inner, last = block.quotes
@@ -295,7 +303,7 @@ def _one_line_a_row(blocks: Sequence[Block]) -> bool:
 
 
 def _row_groups(file: SourceFile, content: str) -> Iterator[tuple[SourceFile, str]]:
-    """Runs of row groups that take at most a piece of the file, or one that takes more."""
+    """Runs of row groups that are at most a piece of the file; one alone may be more."""
     with file.filesystem.open(file.path, "rb") as stream:
         try:
             metadata = pyarrow.parquet.ParquetFile(stream).metadata

@@ -1,9 +1,9 @@
-"""Rows with faults that are left out where `data.on_bad_rows` is `drop`: how many may be, and the
-file `bad_rows.jsonl` beside the examples that lists them.
+"""Rows with faults that are left out where `data.on_bad_rows` is `drop`: how many may be,
+and the file `bad_rows.jsonl` beside the examples that lists them.
 
-A line has the `kind` of a fault, the `place` such as `reviews.jsonl:17`, the `value` at fault,
-shortened, and for how many `rows` it stands. The first `MOST` rows of each kind are listed, the
-others counted."""
+A line has the `kind` of a fault, the `place` such as `reviews.jsonl:17`, the `value` at
+fault, shortened, and for how many `rows` it stands. The first `MOST` rows of each kind
+are listed, the others counted."""
 
 import json
 import logging
@@ -28,8 +28,9 @@ def is_too_many(data: DataSpec, bad: int, good: int) -> bool:
 
 
 def leave_out(data: DataSpec, findings: Findings, good: int, folder: Path) -> dict[str, int]:
-    """How many rows are left out, by kind of fault, beside `good` ones; {} where none may be, and
-    the findings stay. A row with several faults counts for each kind, and once for the limit."""
+    """How many rows are left out, by kind of fault, beside `good` ones; {} where none may
+    be, and the findings stay. A row with several faults counts for each kind, and once
+    for the limit."""
     (folder / QUARANTINE).unlink(missing_ok=True)
     if data.on_bad_rows != "drop" or not findings.droppable:
         return {}

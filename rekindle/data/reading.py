@@ -1,8 +1,10 @@
-"""Shards as the ranks of one node read them: checked by the rank that touches a file first, and,
-where they stayed in the store below the artifact root, fetched ahead and removed afterwards.
+"""Shards as the ranks of one node read them: checked by the rank that touches a file
+first, and, where they stayed in the store below the artifact root, fetched ahead and
+removed afterwards.
 
-What the ranks share are two folders: `marks`, which an attempt starts without, where a rank holds
-`SHA256.checked` locked while it fetches and checks a file, and `cache` with the fetched files."""
+What the ranks share are two folders: `marks`, which an attempt starts without, where a
+rank holds `SHA256.checked` locked while it fetches and checks a file, and `cache` with
+the fetched files."""
 
 import contextlib
 import fcntl
@@ -27,8 +29,9 @@ log = logging.getLogger(__name__)
 
 
 def shared_shards(folder: Path, marks: Path, cache: Path, store: str) -> Shards:
-    """The shards of `folder`, or, where its manifest has `disk_bytes`, those that it names of
-    `store`, a path or URI. Raises DataError, also later, for what the manifest did not promise."""
+    """The shards of `folder`, or, where its manifest has `disk_bytes`, those that it
+    names of `store`, a path or URI. Raises DataError, also later, for what the manifest
+    did not promise."""
     reading = _Reading(folder, marks, cache, store)
     hashes = reading.hashes if reading.away else None
     return Shards(folder, reading.manifest, reading.read, reading.expect, hashes)
@@ -49,7 +52,8 @@ class _Reading:
             return open_shard(path, shard, self.manifest)
 
     def expect(self, now: Sequence[ShardFile], soon: Sequence[ShardFile]) -> None:
-        """Have the files of `now`, start on those of `soon`, and remove others of their split."""
+        """Fetch the files of `now`, start on those of `soon`,
+        and remove others of the split."""
         split = now[0].split
         before = self._needed.get(split, {})
         needed = {file.path: file for file in [*now, *soon]}

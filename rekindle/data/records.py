@@ -1,5 +1,6 @@
-"""What `fingerprint` and `ingest` have to see alike of records: their times, as microseconds since
-1970, which of them lie in a window, and a hash of them, however their values come in batches."""
+"""What `fingerprint` and `ingest` have to see alike of records: their times, as
+microseconds since 1970, which of them lie in a window, and a hash of them, however their
+values come in batches."""
 
 import contextlib
 import dataclasses
@@ -90,13 +91,13 @@ def _parse(text: str) -> int | None:
 
 
 class RecordsHash:
-    """Hash of the values of some columns, one after the other, and the number of `rows`."""
+    """Hash of the values of some columns, one after the other; and how many `rows`."""
 
     def __init__(self, columns: Columns) -> None:
         self.rows = 0
         self._kinds = {name: columns[name] for name in sorted(columns)}
-        # of each column: where there is a value, how long values are, and their bytes; apart, so
-        # that it does not matter how the rows come in batches
+        # of each column: where there is a value, how long values are, and their bytes;
+        # apart, so that it does not matter how the rows come in batches
         self._hashes = {name: [hashlib.sha256() for _ in range(3)] for name in self._kinds}
 
     def update(self, raw: RawBatch) -> None:

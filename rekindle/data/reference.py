@@ -1,8 +1,9 @@
-"""Which file a row of a source may name: one below the source's own root, in its own filesystem.
+"""Which file a row of a source may name: one below the source's root, in its filesystem.
 
-A row is data. Its author must not choose what is read with others' credentials: not another scheme
-or bucket, not a chained URI (`a::b`, whose filesystems render templates), not a path through `..`,
-a hidden name or a link, also not one that appears between the check and the reading."""
+A row is data. Its author must not choose what is read with others' credentials: not
+another scheme or bucket, not a chained URI (`a::b`, whose filesystems render templates),
+not a path through `..`, a hidden name or a link, also not one that appears between the
+check and the reading."""
 
 import os
 from pathlib import Path
@@ -18,8 +19,9 @@ _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY)
 
 
 def path_of(filesystem: Any, root: str, folder: str, value: str) -> str:
-    """The path of the file that a row in `folder` names as `value`: relative to `folder`, absolute,
-    or a URI of the filesystem's own scheme. Raises ValueError for all that is not below `root`."""
+    """The path of the file that a row in `folder` names as `value`: relative to `folder`,
+    absolute, or a URI of the filesystem's own scheme. Raises ValueError for all that is
+    not below `root`."""
     if not root:  # all buckets, or the whole disk
         raise ValueError(f"{value!r} cannot be below the source's folder, for it has none")
     if "::" in value or not value.isprintable():
@@ -64,7 +66,8 @@ def read(filesystem: Any, path: str) -> bytes:
 
 
 def _open_without_links(path: str, flags: int) -> int:
-    """Opens folder by folder, none of which may be a link by now; OSError where one is."""
+    """Opens folder by folder, none of which may be a link by now.
+    OSError where one is."""
     folder = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
     *folders, name = Path(path).parts[1:]
     try:

@@ -11,7 +11,7 @@ Columns = Mapping[str, Kind]
 
 
 def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
-    """The columns that are read, and how: content and label, and all others that are set."""
+    """The columns that are read, and how: content, label, and all others that are set."""
     names = data.columns
     content: dict[str | None, Kind] = {names.text: "text"}
     if modality == "image":
@@ -34,7 +34,7 @@ def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
 
 
 def time_column(data: DataSpec) -> str | None:
-    """The time column, where a split by time or a window without partitions depends on it."""
+    """The time column, where a split by time or a window without partitions needs it."""
     has_window_column = data.window is not None and "{window" not in data.source
     if has_window_column or data.split.by == "time":
         return data.columns.time

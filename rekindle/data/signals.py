@@ -1,11 +1,12 @@
-"""What a model is given, as a few numbers a row, for a monitor to compare over time; and the same
-of the rows that judged it, its reference.
+"""What a model is given, as a few numbers a row, for a monitor to compare over time; and
+the same of the rows that judged it, its reference.
 
-Of text: its `length` in words, and the share of them that are `unknown`, that do not occur in the
-training split. That share is what finds a new vocabulary, where it is compared with held-out text:
-of 200 months in which nothing changed none alarmed at p < 0.01 (docs/monitoring.md). Words are
-known by their CRC-32, the most frequent ones only. Of images: `brightness` and `contrast`, mean and
-deviation of the pixels over the brightest value. R rows."""
+Of text: its `length` in words, and the share of them that are `unknown`, that do not
+occur in the training split. That share is what finds a new vocabulary, where it is
+compared with held-out text: of 200 months in which nothing changed none alarmed at p <
+0.01 (docs/monitoring.md). Words are known by their CRC-32, the most frequent ones only.
+Of images: `brightness` and `contrast`, mean and deviation of the pixels over the
+brightest value. R rows."""
 
 import base64
 import collections
@@ -29,8 +30,8 @@ MOST_ROWS = 2_000
 TRAINING_ROWS = 100_000
 # scripts without spaces: Thai and Lao, Burmese, Khmer, kana, Han
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
-# a word has two letters at least, and may have parts behind apostrophes; of those scripts each
-# letter is matched with the next one
+# a word has two letters at least, and may have parts behind apostrophes; of those scripts
+# each letter is matched with the next one
 _LETTER = rf"(?:(?![{UNSPACED}])\w)"
 _WORD = re.compile(rf"{_LETTER}{{2,}}(?:['’]{_LETTER}+)*|[{UNSPACED}](?=([{UNSPACED}]?))")
 _BRIGHTEST = 255.0
@@ -57,8 +58,9 @@ LOGGED = pa.schema(
 
 
 def signals(content: Any, words: Collection[int]) -> dict[str, float]:
-    """Those of a text, a list of words, the turns of a document, or pixels [height, width,
-    channels]. `words` are hashes of the known ones; without any, there is no `unknown`."""
+    """Those of a text, a list of words, the turns of a document, or pixels [height,
+    width, channels]. `words` are hashes of the known ones; without any, there is no
+    `unknown`."""
     if isinstance(content, np.ndarray):
         return {
             "brightness": float(content.mean() / _BRIGHTEST),
@@ -78,8 +80,8 @@ def words_of(reference: Reference) -> frozenset[int]:
 
 
 def reference_of(examples: Path, modality: str, shape: Shape, keep_N: np.ndarray) -> Reference:
-    """That of the test split in a folder of examples, of at most `MOST_ROWS` of the rows that
-    `keep_N` [all rows of the split] says; images have this `shape`."""
+    """That of the test split in a folder of examples, of at most `MOST_ROWS` of the rows
+    that `keep_N` [all rows of the split] says; images have this `shape`."""
     words = frozenset[int]() if modality == "image" else _training_words(examples, modality)
     rows_R = np.flatnonzero(keep_N)
     # evenly spaced, as the rows of a file may lie in the order of their classes or times
@@ -95,8 +97,8 @@ def reference_of(examples: Path, modality: str, shape: Shape, keep_N: np.ndarray
 
 
 def firsts(hashes: Sequence[bytes]) -> NDArray[np.bool_]:
-    """bool [rows]: whether a row is the first one with its content. Copies tell a monitor nothing
-    that the first one does not."""
+    """bool [rows]: whether a row is the first one with its content. Copies tell a monitor
+    nothing that the first one does not."""
     contents_before = set[bytes]()
     first_N = np.zeros(len(hashes), bool)
     for row, content in enumerate(hashes):
@@ -106,7 +108,8 @@ def firsts(hashes: Sequence[bytes]) -> NDArray[np.bool_]:
 
 
 def _training_words(examples: Path, modality: str) -> frozenset[int]:
-    """The most frequent ones of the first rows of the training split; of equals the smaller."""
+    """The most frequent words of the training split's first rows;
+    of equals the smaller."""
     counts = collections.Counter[int]()
     for content in itertools.islice(_contents(examples, "train", modality, None), TRAINING_ROWS):
         counts.update(_hashes(content))
@@ -115,7 +118,8 @@ def _training_words(examples: Path, modality: str) -> frozenset[int]:
 
 
 def _contents(examples: Path, split: str, modality: str, shape: Shape) -> Iterator[Any]:
-    """What `signals` takes, of each row of a split; of documents what stands before the answer."""
+    """What `signals` takes of each row of a split:
+    of documents the turns before the answer."""
     if not any(examples.glob(f"{split}-*.arrow")):
         return
     for batch in open_examples(examples, split, modality):
@@ -137,7 +141,7 @@ def prompt_of(turns: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _hashes(content: Any) -> list[int]:
-    """The hashes of the words of a text, of a list of words, or of the turns of a document."""
+    """The hashes of the words of a text, a list of words, or the turns of a document."""
     parts: Iterable[str | tuple[str, str]] = [content] if isinstance(content, str) else content
     hashes = list[int]()
     for part in parts:

@@ -1,9 +1,9 @@
 """Which split a record belongs to, the same way on every machine.
 
-By `hash`: 64 bits of a hash of the record's key, or of its content, against the shares: a record
-stays where it is when others come and go. By `time`: oldest to train, newest to test; the cuts are
-exact order statistics, found in bounded memory, and records of one time stay together; with a gap,
-what lies within it before a cut is in no split."""
+By `hash`: 64 bits of a hash of the record's key, or of its content, against the shares: a
+record stays where it is when others come and go. By `time`: oldest to train, newest to
+test; the cuts are exact order statistics, found in bounded memory, and records of one
+time stay together; with a gap, what lies within it before a cut is in no split."""
 
 import hashlib
 import itertools
@@ -26,7 +26,7 @@ _MIXED = np.uint64(0x9E3779B97F4A7C15)
 
 
 def content_hashes(values: pa.Array, prefix: bytes = b"") -> bytes:
-    """SHA-256, cut to 16 bytes, of `prefix` and each value of a string or binary array, joined."""
+    """SHA-256 of `prefix` and each value of an array, cut to 16 bytes each, joined."""
     sha256 = hashlib.sha256
     views = content_views(values)
     return b"".join([sha256(prefix + value).digest()[:HASH_BYTES] for value in views])
@@ -44,8 +44,9 @@ def hash_splits(hashes: bytes, shares: SplitSpec) -> Splits:
 
 
 def time_cuts(counts: Counts, total: int, shares: SplitSpec) -> tuple[int, int]:
-    """The times from which records are validation, and test: with ten months of 150 records and
-    shares of 0.8, 0.1, 0.1 the starts of the ninth and the tenth of `total` records."""
+    """The times from which records are validation, and test: with ten months of 150
+    records and shares of 0.8, 0.1, 0.1 the starts of the ninth and the tenth of `total`
+    records."""
     validation_rank = round(total * shares.train)
     test_rank = round(total * (shares.train + shares.validation))
     validation_start = order_statistic(counts, min(validation_rank, total - 1))
@@ -54,7 +55,8 @@ def time_cuts(counts: Counts, total: int, shares: SplitSpec) -> tuple[int, int]:
 
 
 def time_splits(times: Times, cuts: tuple[int, int], gaps: Sequence[int] = ()) -> Splits:
-    """The index in `SPLITS` of each time; -1 from the start of the gap before a cut up to it."""
+    """The index in `SPLITS` of each time;
+    -1 from where a gap before a cut starts up to it."""
     splits = np.searchsorted(np.array(cuts), times, side="right").astype(np.int8)
     for index, start in enumerate(gaps):
         splits[(splits == index) & (times >= start)] = -1
@@ -62,7 +64,7 @@ def time_splits(times: Times, cuts: tuple[int, int], gaps: Sequence[int] = ()) -
 
 
 def order_statistic(counts: Counts, rank: int) -> int:
-    """The value at `rank` (from 0) if all times were sorted, by radix selection: 16 bits a pass."""
+    """The value at `rank` (from 0) of all times, by radix selection: 16 bits a pass."""
     prefix = 0  # the digits that are known
     bits = 64  # how many are not
     while bits:
@@ -76,8 +78,8 @@ def order_statistic(counts: Counts, rank: int) -> int:
 
 
 def digit_counts(times: Times, prefix: int, bits: int) -> Times:
-    """How often each 16-bit digit stands `bits` above the end of those times whose digits before it
-    are `prefix`, [65,536]."""
+    """How often each 16-bit digit stands `bits` above the end of those times whose digits
+    before it are `prefix`, [65,536]."""
     # the sign bit turned over: as numbers without a sign they have the same order
     words = times.view(np.uint64) ^ np.uint64(1 << 63)
     if bits + _DIGIT_BITS < 64:

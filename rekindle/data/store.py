@@ -1,9 +1,10 @@
-"""Where pieces of data wait for a step: a folder, or an object store that all workers reach.
+"""Where pieces of data wait for a step: a folder, or an object store for all workers.
 
-An entry is a few files and `entry.json`, which comes last and is the commit. An entry without it,
-with a damaged one, without a file, or with a damaged file here, is not there, and is made again. A
-folder commits by a rename; the files of one key have the same bytes, whichever worker makes them,
-so a store takes repeated writes. Whole files from elsewhere are checked against their hash."""
+An entry is a few files and `entry.json`, which comes last and is the commit. An entry
+without it, with a damaged one, without a file, or with a damaged file here, is not there,
+and is made again. A folder commits by a rename; the files of one key have the same bytes,
+whichever worker makes them, so a store takes repeated writes. Whole files from elsewhere
+are checked against their hash."""
 
 import atexit
 import contextlib
@@ -55,11 +56,13 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self, key: str) -> Iterator[Path]:
-        """A folder here whose files become those of the entry by `commit`, and which then goes."""
+        """A folder here whose files `commit` makes
+        those of the entry; removed afterwards."""
         if not self._here:
             with tempfile.TemporaryDirectory() as scratch:
                 yield Path(scratch)
             return
+        # a name of its own: several workers may make the same entry
         draft = Path(self._path, f"{key}-{uuid.uuid4().hex[:8]}")
         draft.mkdir(parents=True)
         try:
@@ -68,8 +71,8 @@ class Store:
             shutil.rmtree(draft, ignore_errors=True)
 
     def commit(self, key: str, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-        """Store the files of `folder`, which `writing` gave, with facts about them, and the hash of
-        each as `files`; returns the whole entry."""
+        """Store the files of `folder`, which `writing` gave, with facts about them, and
+        the hash of each as `files`; returns the whole entry."""
         files = sorted(folder.iterdir())
         entry = {**facts, "files": {file.name: file_sha256(file) for file in files}}
         text = json.dumps(entry)
@@ -77,6 +80,7 @@ class Store:
         if self._here:
             (folder / _ENTRY).write_bytes(content)
             target = Path(self._path, key)
+            # a damaged entry, such as one of a disk that was full
             if target.exists() and self.find(key) is None:
                 shutil.rmtree(target, ignore_errors=True)
             try:
@@ -92,8 +96,9 @@ class Store:
         return entry
 
     def take(self, key: str, name: str, sha256: str, target: Path) -> None:
-        """Put a file of an entry, which `find` or `commit` gave, at `target`, by a link where that
-        goes; raises DataError where it is missing, or arrives with other bytes."""
+        """Put a file of an entry, which `find` or `commit` gave, at `target`, by a link
+        where that goes; raises DataError where it is missing, or arrives with other
+        bytes."""
         source = f"{self._path}/{key}/{name}"
         try:
             if not self._here:
@@ -113,8 +118,9 @@ class Store:
         raise DataError(f"the piece {name} {fault}", where=f"{self.root}/{key}", fix=fix)
 
     def column(self, key: str, name: str, column: str) -> pa.ChunkedArray:
-        """One column of an Arrow file of an entry, whose other bytes stay where they are."""
-        # without a cache, which would read ahead what lies between the parts of the column
+        """One column of an Arrow file of an entry; its other bytes are not read."""
+        # without a cache, which would read ahead
+        # what lies between the parts of the column
         with self._fs.open(f"{self._path}/{key}/{name}", "rb", cache_type="none") as file:
             field = pa.ipc.open_file(file).schema.get_field_index(column)
             options = pa.ipc.IpcReadOptions(included_fields=[field])
@@ -132,7 +138,8 @@ class Store:
         """A file of an entry, here; from elsewhere a copy, as `take` makes it."""
         sha256 = self._hashes(key).get(name, "")
         with tempfile.TemporaryDirectory() as scratch:
-            path = Path(f"{self._path}/{key}" if self._here else scratch, name)
+            folder = f"{self._path}/{key}" if self._here else scratch
+            path = Path(folder, name)
             if not self._here:
                 self.take(key, name, sha256, path)
             elif not path.is_file() or file_sha256(path) != sha256:
@@ -177,6 +184,7 @@ class Store:
     def answered(self, work: str) -> set[int]:
         """The items whose results are there."""
         path = f"{self._path}/{work}"
+        # other nodes write there
         self._fs.invalidate_cache()
         with contextlib.suppress(FileNotFoundError):
             numbers = set[int]()
@@ -214,9 +222,9 @@ Entry = Mapping[str, Any]
 
 
 def made_once(make: Callable[..., dict[str, Any]]) -> Callable[[Entry, Entry], Entry]:
-    """A function for executors: the entry of an item in the order's store, and whether it is `new`.
-    Where it is not there, `make` (of order, item, store and folder) fills the folder, and returns
-    facts about its files."""
+    """A function for executors: the entry of an item in the order's store, and whether it
+    is `new`. Where it is not there, `make` (of order, item, store and folder) fills the
+    folder, and returns facts about its files."""
 
     @functools.wraps(make)
     def entry(order: Entry, item: Entry) -> Entry:

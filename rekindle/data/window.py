@@ -1,8 +1,8 @@
-"""The span of time that a run trains on: the half-open interval [start, end) of `data.window`.
+"""The span of time that a run trains on: the half-open interval of `data.window`.
 
-Times are naive UTC; a time with an offset is converted, a partial one (`2026-03`) is the first
-instant of its period. Months and years are calendar months, and a day that a shorter month lacks
-becomes its last one. Pure arithmetic."""
+Times are naive UTC; a time with an offset is converted, a partial one (`2026-03`) is the
+first instant of its period. Months and years are calendar months, and a day that a
+shorter month lacks becomes its last one. Pure arithmetic."""
 
 import calendar
 import dataclasses
@@ -47,7 +47,8 @@ class Duration:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The times t with start <= t < end; as text 2026-03-01T00:00:00/2026-06-01T00:00:00."""
+    """The times t with start <= t < end,
+    as text 2026-03-01T00:00:00/2026-06-01T00:00:00."""
 
     start: dt.datetime
     end: dt.datetime
@@ -60,7 +61,8 @@ class Window:
 
 
 def parse_window(text: str) -> Window | None:
-    """The window that `str(window)` wrote; None for the empty text, which means all records."""
+    """The window that `str(window)` wrote;
+    None for an empty text, which means all records."""
     if not text:
         return None
     start, separator, end = text.partition("/")
@@ -77,7 +79,8 @@ def parse_window(text: str) -> Window | None:
 
 
 def parse_duration(text: str) -> Duration:
-    """`6 months` as a Duration; raises ValueError. `parse_duration("2 years").months == 24`."""
+    """`6 months` as a Duration.
+    Raises ValueError. `parse_duration("2 years").months == 24`."""
     match = re.fullmatch(r"([0-9]+) ?([a-z]+?)s?", text)
     if not match or match[2] not in _UNITS:
         raise ValueError(f"{text!r} is not a duration such as `6 months`")
@@ -91,7 +94,8 @@ def parse_duration(text: str) -> Duration:
 
 
 def parse_time(text: str) -> dt.datetime:
-    """A full or partial ISO 8601 time as naive UTC (`2026-03` is its first); raises ValueError."""
+    """An ISO 8601 time as naive UTC, also a partial one (see above).
+    Raises ValueError."""
     if re.fullmatch(r"\d{4}(-\d{2})?", text):
         text += "-01-01" if len(text) == 4 else "-01"
     time = dt.datetime.fromisoformat(text)
@@ -119,7 +123,7 @@ def shift(time: dt.datetime, by: Duration, *, back: bool = False) -> dt.datetime
 
 
 def floor(time: dt.datetime, unit: str) -> dt.datetime:
-    """The start of the hour, day, ISO week (Monday), month or year that `time` lies in."""
+    """The start of the hour, day, ISO week (Monday), month or year of `time`."""
     if unit == "hour":
         return time.replace(minute=0, second=0, microsecond=0)
     day = time.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -139,9 +143,10 @@ def step(spec: WindowSpec) -> Duration:
 
 
 def resolve(spec: WindowSpec, newest: dt.datetime | None, unit: str | None = None) -> Window:
-    """The interval that `spec` stands for, given the `newest` time of the source: `latest` ends
-    with the calendar unit that holds it, that of `every`, or `unit`. `size: 3 months` and a newest
-    record of 2026-05-17 give 2026-03-01T00:00:00/2026-06-01T00:00:00."""
+    """The interval that `spec` stands for, given the `newest` time of the source:
+    `latest` ends with the calendar unit that holds it, that of `every`, or `unit`. `size:
+    3 months` and a newest record of 2026-05-17 give
+    2026-03-01T00:00:00/2026-06-01T00:00:00."""
     every = step(spec)
     if spec.end != "latest":
         end = _end_of(spec.end)
@@ -165,7 +170,8 @@ def resolve(spec: WindowSpec, newest: dt.datetime | None, unit: str | None = Non
 
 
 def _end_of(text: str) -> dt.datetime:
-    """The instant after the period that a partial date names: 2026-04-01T00:00:00 for `2026-03`."""
+    """The instant after the period that a date names:
+    2026-04-01T00:00:00 for `2026-03`."""
     try:
         time = parse_time(text)
     except ValueError as error:
@@ -184,14 +190,15 @@ def _end_of(text: str) -> dt.datetime:
 
 @dataclasses.dataclass(frozen=True)
 class Partitions:
-    """A path with `{window}` or, once or several times, the like of `{window:%Y-%m}` in it: the
-    globs around the formats, and the formats at odd places between them."""
+    """A path with `{window}` or, once or several times, the like of `{window:%Y-%m}` in
+    it: the globs around the formats, and the formats at odd places between them."""
 
     parts: tuple[str, ...]
 
     @classmethod
     def of(cls, path: str, spec: WindowSpec) -> Self:
-        """The partitions of `path`; raises RequestError for a format that does not order time."""
+        """The partitions of `path`.
+        Raises RequestError for a format that does not order time."""
         default = _PARTITION_FORMAT[step(spec).unit]
         parts = _PLACEHOLDER.split(path)
         parts[1::2] = [text or default for text in parts[1::2]]
@@ -199,8 +206,8 @@ class Partitions:
             plain = _DIRECTIVE.sub("", text)
             if plain == text or "%" in plain or "/" in plain:
                 fix = f"use {', '.join(_DIRECTIVES)} and plain text"
-                what = f"{{window:{text}}} is not a format of a time"
-                raise RequestError(what, where="data.source", fix=fix)
+                message = f"{{window:{text}}} is not a format of a time"
+                raise RequestError(message, where="data.source", fix=fix)
         return cls(tuple(parts))
 
     @property
@@ -213,7 +220,7 @@ class Partitions:
         return "*".join(self.parts[::2])
 
     def time_of(self, path: str) -> dt.datetime | None:
-        """The start of the partition that holds the file `path`; None if it is not ours."""
+        """The start of the partition that holds the file `path`; None if none does."""
         patterns = [_glob_pattern(part) for part in self.parts]
         patterns[1::2] = [_time_pattern(text) for text in self.parts[1::2]]
         match = re.fullmatch("".join(patterns), path)
@@ -243,7 +250,8 @@ def _time_pattern(text: str) -> str:
 
 
 def _glob_pattern(text: str) -> str:
-    """A glob as a regular expression: `**` crosses folders; a folder stands for what is in it."""
+    """A glob as a regular expression;
+    `**` crosses folders, and a folder means its files."""
     pieces = re.split(r"(\*\*/?|\*|\?)", text)
     wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     return "".join(wildcards.get(piece, re.escape(piece)) for piece in pieces)

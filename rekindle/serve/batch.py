@@ -1,8 +1,8 @@
-"""Predictions for a whole source, as files of `PART_ROWS` rows each under one folder or URI.
+"""Predictions for a whole source, as files of `PART_ROWS` rows under a folder or URI.
 
-A part is there whole or not at all, and parts follow from the input and the model alone: the same
-command goes on behind the parts that a killed one left, and ends with the same bytes.
-`_predictions.json`, written last, says that all are there."""
+A part is there whole or not at all, and parts follow from the input and the model alone:
+the same command goes on behind the parts that a killed one left, and ends with the same
+bytes. `_predictions.json`, written last, says that all are there."""
 
 import functools
 import itertools
@@ -60,9 +60,9 @@ def predict(
     output: str,
     on_part: Callable[[int, int], None],
 ) -> Predicted:
-    """Write the predictions for `source`, which is read as `data.source` is, with ids as `ingest`
-    gives them; `on_part` gets the numbers of parts and of rows so far. Raises RequestError where
-    `output` holds others, DataError for rows that cannot be read."""
+    """Write the predictions for `source`, which is read as `data.source` is, with ids as
+    `ingest` gives them; `on_part` gets the numbers of parts and of rows so far. Raises
+    RequestError where `output` holds others, DataError for rows that cannot be read."""
     suffix = _suffix_of(output)
     model, inputs, _ = load_served(served)
     data = _spec_of_input(data, source)
@@ -83,6 +83,7 @@ def predict(
     parts_before = 0
     for number in itertools.count():
         part = list(itertools.islice(rows, PART_ROWS))
+        # before the part is written, whose rows would be missing
         findings.raise_if_any()
         if not part:
             break
@@ -108,13 +109,14 @@ def predict(
         model=served.name,
         version=served.version,
     )
+    # a command that only found the parts of before writes nothing
     if storage.size(DONE) is None:
         storage.put_new(DONE, done.to_json().encode())
     return done
 
 
 def _spec_of_input(data: DataSpec, source: str) -> DataSpec:
-    """The config's data section for the input: its format, window and split are of training."""
+    """The config's data section for the input, without the format, window and split."""
     update = {"format": "auto", "split": SplitSpec(), "window": None, "slices": ()}
     return data.model_copy(update={**update, "source": source})
 
@@ -122,8 +124,8 @@ def _spec_of_input(data: DataSpec, source: str) -> DataSpec:
 def _suffix_of(output: str) -> str:
     suffix = PurePosixPath(output).suffix
     if suffix not in (".parquet", ".jsonl"):
-        what = f"the name {output} does not say how predictions are written"
-        raise RequestError(what, where="--output", fix="end it with .parquet or .jsonl")
+        message = f"the name {output} does not say how predictions are written"
+        raise RequestError(message, where="--output", fix="end it with .parquet or .jsonl")
     return suffix
 
 
@@ -137,8 +139,8 @@ def _ids_from(opened: Source, data: DataSpec) -> list[str]:
 def _check_work(storage: Storage, output: str, work: str) -> None:
     """Raise RequestError where this output is of something else."""
     if storage.read(WORK) not in (None, work.encode()):
-        what = f"{output} holds predictions of another input, model or config"
-        raise RequestError(what, where="--output", fix="name another output, or delete this one")
+        message = f"{output} holds predictions of another input, model or config"
+        raise RequestError(message, where="--output", fix="name another output, or delete this one")
 
 
 def _rows(raw: RawBatch, inputs: Inputs, names: ColumnsSpec, findings: Findings) -> Iterator[Row]:
@@ -161,7 +163,7 @@ def _rows(raw: RawBatch, inputs: Inputs, names: ColumnsSpec, findings: Findings)
 
 
 def _question(value: Any) -> Any:
-    """A value of a column; of a chat to train on, what comes before the answer that ends it."""
+    """A value of a column; of a chat that ends with an answer, the turns before it."""
     question = with_roles(as_python(value))
     if isinstance(question, list) and len(question) > 1:
         last_turn = question[-1]
@@ -171,7 +173,8 @@ def _question(value: Any) -> Any:
 
 
 def _answered_rows(model: Model, inputs: Inputs, part: list[Row]) -> list[Prediction]:
-    """A row of the output for each. Raises DataError with the rows that the model cannot read."""
+    """A row of the output for each.
+    Raises DataError with rows that the model cannot read."""
     contents = list[Any]()
     bad = list[Problem]()
     for place, _, value in part:

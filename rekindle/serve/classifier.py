@@ -1,5 +1,5 @@
-"""Classes, tags and numbers of instances, in batches of like length. Shapes: B instances, C
-classes."""
+"""Classes, tags and numbers of instances, in batches of like length. Shapes: B instances,
+C classes."""
 
 import contextlib
 import logging
@@ -39,8 +39,8 @@ State = tuple[int, int, int, int]
 
 
 class Classifier(Model):
-    """Answers everything in the turn that brings it: several batches' worth, so that they can be of
-    like length."""
+    """Answers everything in the turn that brings it: several batches' worth, so that they
+    can be of like length."""
 
     room = 4 * MOST_ROWS
 
@@ -54,6 +54,7 @@ class Classifier(Model):
         if file.is_file():
             self.cutter = read_tokenizer(opened.path)
             self.most = (self.cutter.truncation or {}).get("max_length")
+            # to see how long a text is, it has to be cut into all its tokens
             self.cutter.no_truncation()
 
     @torch.inference_mode()
@@ -70,7 +71,8 @@ class Classifier(Model):
         except Exception as raised:  # noqa: BLE001 - these fail, the server goes on
             error = raised
         if self.watched is not None and changed_since(path, self.watched):
-            # what the task has just read may be another model's: nothing is answered any more
+            # what the task has just read may be another
+            # model's: nothing is answered any more
             self.broken = True
             log.error("the files in %s changed while they were served", path)
             changed = RefusedError(500, "the files of the model changed", "changed")
@@ -90,8 +92,9 @@ class Classifier(Model):
         return events
 
     def _retry_alone(self, works: list[Work], error: Exception) -> list[Event]:
-        """The answers to works that failed together, each tried alone, so that one client's
-        instance does not fail those of others. `turn_with_retry` goes on where memory was short."""
+        """The answers to works that failed together, each tried alone, so that one
+        client's instance does not fail those of others. `turn_with_retry` goes on where
+        memory was short."""
         failure = failure_of(error)
         if len(works) == 1 or failure.reason == "out_of_memory":
             return [(work, failure) for work in works]
@@ -101,11 +104,12 @@ class Classifier(Model):
         return events
 
     def _answers_to(self, table: pa.Table, cut: list[bool]) -> list[Answer]:
-        """The answer to each encoded row; `cut` says which texts are longer than is read."""
+        """The answer to each encoded row; `cut` says which texts are too long."""
         task = self.opened.task
         inputs = dict[str, torch.Tensor]()
         for name, tensor in task.collate(table, self.opened.settings).items():
-            # token ids and masks keep their type: only what is multiplied with weights has theirs
+            # token ids and masks keep their type: only
+            # what is multiplied with weights has theirs
             dtype = self.dtype if tensor.is_floating_point() else None
             inputs[name] = tensor.to(self.device, dtype)
         logits = task.logits(self.network, inputs).double()
@@ -133,8 +137,8 @@ class Classifier(Model):
         return answer
 
     def _longer(self, works: list[Work], lengths_B: np.ndarray) -> set[int]:
-        """Which texts have more tokens than a text can have: looked for among those that have as
-        many."""
+        """Which texts have more tokens than a text can
+        have: looked for among those that have as many."""
         if self.most is None or self.opened.task.objective == "tags":
             return set()
         full = np.flatnonzero(lengths_B >= self.most).tolist()
@@ -172,11 +176,11 @@ def _number(value: float, is_cut: bool) -> Answer:
 def network_in(
     opened: ModelFolder, device: torch.device, precision: str
 ) -> tuple[torch.nn.Module, torch.device]:
-    """The network in this precision, and where it is: in int8 on the CPU. RequestError for a
-    precision that a model of Keras was not saved in."""
+    """The network in this precision, and where it is: in int8 on the CPU. RequestError
+    for a precision that a model of Keras was not saved in."""
     if precision and opened.of_keras:
-        what = f"a model of Keras computes as it was saved, not in {precision}"
-        raise RequestError(what, where="deploy.precision", fix="leave it out")
+        message = f"a model of Keras computes as it was saved, not in {precision}"
+        raise RequestError(message, where="deploy.precision", fix="leave it out")
     network = opened.network()
     _bring_into_memory(network)
     if precision == "int8":
@@ -189,9 +193,9 @@ def network_in(
 
 @torch.no_grad()
 def _bring_into_memory(network: torch.nn.Module) -> None:
-    """Copy what lies in a mapped file: safetensors gives tensors whose pages are read from the
-    checkpoint when they are first needed, and show what is written into it. Tensors that share
-    their bytes still do."""
+    """Copy what lies in a mapped file: safetensors gives tensors whose pages are read
+    from the checkpoint when they are first needed, and show what is written into it.
+    Tensors that share their bytes still do."""
     copies = dict[tuple[int, torch.Size, tuple[int, ...], torch.dtype], torch.Tensor]()
     for tensor in [*network.parameters(), *network.buffers()]:
         if tensor.device.type != "cpu":
@@ -203,8 +207,9 @@ def _bring_into_memory(network: torch.nn.Module) -> None:
 
 
 def reads_at_requests(opened: ModelFolder) -> bool:
-    """Whether a task of a user's may read files of the folder when it encodes: unless the class
-    that defines `encode`, or one derived from it, says by `hold` that it keeps them."""
+    """Whether a task of a user's may read files of the folder when it encodes: unless the
+    class that defines `encode`, or one derived from it, says by `hold` that it keeps
+    them."""
     classes = type(opened.task).__mro__
     # the order of the classes is from the task's own to the base, which has both
     encodes = next(i for i, defining in enumerate(classes) if "encode" in vars(defining))
@@ -213,8 +218,8 @@ def reads_at_requests(opened: ModelFolder) -> bool:
 
 
 def changed_since(folder: Path, before: Mapping[str, State]) -> bool:
-    """Whether a file of the folder was written, replaced or added since `states_in` was called. One
-    that is gone gives no other answer: a task that reads it gets an error."""
+    """Whether a file of the folder was written, replaced or added since `states_in` was
+    called. One that is gone gives no other answer: a task that reads it gets an error."""
     return any(before.get(name) != state for name, state in states_in(folder).items())
 
 
@@ -232,7 +237,8 @@ def states_in(folder: Path) -> dict[str, State]:
 
 
 def _batches(lengths_B: np.ndarray) -> Iterator[list[int]]:
-    """Instances of like length, shorter ones first; as many as a batch may have once padded."""
+    """Instances of like length, shorter ones first,
+    as many as a padded batch may have."""
     batch: list[int] = []
     for i in np.argsort(lengths_B, kind="stable").tolist():
         # sorted by length: this one is the longest so far, to which all would be padded

@@ -1,5 +1,6 @@
-"""`python -m rekindle.serve.container`: the server in a container of a platform, which says by its
-environment where the model lies (as `staging.stage` left it), and what it asks on which port.
+"""`python -m rekindle.serve.container`: the server in a container of a platform, which
+says by its environment where the model lies (as `staging.stage` left it), and what it
+asks on which port.
 
 | platform | model | port and routes |
 |---|---|---|
@@ -28,6 +29,7 @@ _MOUNTED = ("/opt/ml/model", "/mnt/models", "/var/azureml-app/azureml-models")
 def model_folder() -> Path:
     """The folder of the staged version, downloaded if the platform names a URI. Raises
     RequestError where the platform names none."""
+    # what is named goes before what a platform mounts
     named = os.environ.get("REKINDLE_MODEL") or os.environ.get("AIP_STORAGE_URI")
     if named and "://" in named:
         fs, path = fsspec.core.url_to_fs(named)
@@ -37,14 +39,15 @@ def model_folder() -> Path:
         return Path(download)
     if named:
         return Path(named)
-    # Azure ML puts the name and the version of its model between this folder and the files
+    # Azure ML puts the name and the version of
+    # its model between this folder and the files
     azure_folder = os.environ.get("AZUREML_MODEL_DIR")
     for folder in filter(None, (azure_folder, *_MOUNTED)):
         staged_files = sorted(Path(folder).rglob(SERVED))
         if staged_files:
             return staged_files[0].parent
-    what = "the platform names no folder with a model"
-    raise RequestError(what, fix="set REKINDLE_MODEL to a folder or URI that was staged")
+    message = "the platform names no folder with a model"
+    raise RequestError(message, fix="set REKINDLE_MODEL to a folder or URI that was staged")
 
 
 def job() -> ServeJob:

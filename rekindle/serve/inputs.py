@@ -1,5 +1,6 @@
-"""What an instance holds, in the columns of the config, and how it becomes the content of an
-example: the same for all wire forms and for files. Other columns are left alone, as by `ingest`."""
+"""What an instance holds, in the columns of the config, and how it becomes the content of
+an example: the same for all wire forms and for files. Other columns are left alone, as by
+`ingest`."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from rekindle.train.modelfolder import ModelFolder, open_model
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """`column` holds what the model reads, and `key` the id of an instance, if it is to be logged;
-    `form` is that of a language model, else ""."""
+    """`column` holds what the model reads, and `key` the id of an instance, if it is to
+    be logged; `form` is that of a language model, else ""."""
 
     modality: str
     column: str
@@ -38,13 +39,14 @@ class Inputs:
 
     @classmethod
     def of(cls, model: ServedModel, opened: ModelFolder) -> Inputs:
-        """Those of a model. Raises RequestError where the config has documents of another form."""
+        """Those of a model.
+        Raises RequestError where the config has another form of documents."""
         names = model.columns
         modality = opened.task.modality
         form = opened.settings.get("form", "")
         if modality == "document" and names.form != form:
-            what = f"the model was trained on documents of the form {form}, not {names.form}"
-            raise RequestError(what, where="data.columns", fix="name the columns as in training")
+            message = f"the model was trained on documents of the form {form}, not {names.form}"
+            raise RequestError(message, where="data.columns", fix="name the columns as in training")
         columns = {
             "words": names.words,
             "image": names.image,
@@ -65,7 +67,8 @@ class Inputs:
 
     @property
     def described(self) -> str:
-        """How clients ask, in words: two models that are described alike take the same requests."""
+        """How clients ask, in words: models that are
+        described alike take the same requests."""
         forms = {
             "text": "the beginning of a text",
             "completion": "a prompt",
@@ -79,11 +82,13 @@ class Inputs:
         return f"{kind} in the column {self.column}"
 
     def contents(self, instances: list[dict[str, Any]]) -> list[Any]:
-        """The contents of a request's instances; RefusedError 400 for the first that has none."""
+        """The contents of a request's instances.
+        RefusedError 400 for the first without one."""
         return [self.content(instance, f"instance {i}") for i, instance in enumerate(instances)]
 
     def content(self, instance: Mapping[str, Any], place: str) -> Any:
-        """A text, a list of words, pixels [height, width, channels], or the turns of a document."""
+        """A text, a list of words, pixels [height, width, channels],
+        or a document's turns."""
         if self.column not in instance:
             listed = ", ".join(f"`{name}`" for name in instance) or "none"
             raise RefusedError(400, f"{place}: there is no column `{self.column}`; it has {listed}")
@@ -105,7 +110,8 @@ class Inputs:
         return text
 
     def encoded(self, text: str, place: str) -> Any:
-        """The value of the column where a wire form has text alone: lists and chats are JSON."""
+        """The column's value, where a wire form has texts alone:
+        lists and chats are JSON."""
         if self.modality != "words" and self.form != "chat":
             return text
         try:
@@ -121,8 +127,8 @@ class Inputs:
             try:
                 value = base64.b64decode(value, validate=True)
             except ValueError as error:
-                what = f"{place}: an image is base64 of a file, or lists of numbers: {error}"
-                raise RefusedError(400, what) from None
+                message = f"{place}: an image is base64 of a file, or lists of numbers: {error}"
+                raise RefusedError(400, message) from None
         pixels = images.pixels(value, place, findings)
         if pixels is None:
             problem = findings.problems()[0]
@@ -140,8 +146,8 @@ def _turns(value: Any, place: str) -> list[tuple[str, str]]:
     turns = [_plain_turn(turn) for turn in value] if isinstance(value, list) else []
     is_chat = all(turn.get("role") in ROLES and len(turn) == 2 for turn in turns)
     if not turns or not is_chat or turns[-1]["role"] == "assistant":
-        what = f"a list of {{role, content}} is needed, role {', '.join(ROLES)}, the user's last"
-        raise RefusedError(400, f"{place}: {what}")
+        message = f"a list of {{role, content}} is needed, role {', '.join(ROLES)}, the user's last"
+        raise RefusedError(400, f"{place}: {message}")
     content = list[tuple[str, str]]()
     for number, turn in enumerate(turns):
         text = _text(turn.get("content"), f"{place}, turn {number}")
@@ -163,7 +169,7 @@ def _plain_turn(turn: Any) -> dict[str, Any]:
 
 
 def _part_texts(parts: list[Any]) -> list[str] | None:
-    """The texts of OpenAI's content parts, None where one of them is another kind of part."""
+    """The texts of OpenAI's content parts; None where one of them is no text."""
     texts = list[str]()
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text":

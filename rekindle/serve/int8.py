@@ -1,4 +1,4 @@
-"""Linear layers in 8 bits, by oneDNN, so that no answer depends on what shares its batch."""
+"""Linear layers in 8 bits, by oneDNN: no answer depends on what shares its batch."""
 
 import functools
 
@@ -11,9 +11,10 @@ HALF = 63
 
 @functools.cache
 def largest_weight() -> int:
-    """The largest weight that is multiplied without an error here. x86 without VNNI adds each two
-    products of inputs and weights in 16 bits and cuts off what is too large: 2 x 255 x 127 is,
-    2 x 255 x 63 is not (oneDNN, "Nuances of int8 computations"). This processor is asked."""
+    """The largest weight that is multiplied without an error here. x86 without VNNI adds
+    each two products of inputs and weights in 16 bits and cuts off what is too large: 2 x
+    255 x 127 is, 2 x 255 x 63 is not (oneDNN, "Nuances of int8 computations"). This
+    processor is asked."""
     width = 64
     weight = torch.full((1, width), FULL, dtype=torch.int8)
     packed = torch.ops.onednn.qlinear_prepack(weight, None)
@@ -31,8 +32,10 @@ def _qlinear(
     scales_O: torch.Tensor,
     zeros_O: torch.Tensor,
 ) -> torch.Tensor:
-    """[..., O], float32: oneDNN's product of inputs in uint8, whose zero is `zero`, and weights."""
-    # after the weights: no bias, the outputs' scale and zero, their type, and nothing behind it
+    """[..., O], float32: oneDNN's product of weights and uint8 inputs,
+    whose zero is `zero`."""
+    # after the weights: no bias, the outputs' scale
+    # and zero, their type, and nothing behind it
     outputs: tuple[object, ...] = (None, 1.0, 0, torch.float32, "none", [], "")
     product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
         inputs, 1.0, zero, packed, scales_O, zeros_O, *outputs
@@ -41,9 +44,9 @@ def _qlinear(
 
 
 class Int8Linear(torch.nn.Module):
-    """A linear layer in 8 bits, by oneDNN: weights are scaled a row each, and so is what it is
-    given, that no answer depends on what shares its batch. Weights have 7 bits where a processor
-    needs that. Shapes: I inputs, O outputs."""
+    """A linear layer in 8 bits, by oneDNN: weights are scaled a row each, and so is what
+    it is given, that no answer depends on what shares its batch. Weights have 7 bits
+    where a processor needs that. Shapes: I inputs, O outputs."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()

@@ -24,9 +24,9 @@ _HIDING = threading.Lock()  # a version and the one in its shadow are loaded sid
 
 
 def load_served(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]], str]]:
-    """The model on the GPU, if there is one; its inputs; and what makes text of tokens. All of it
-    is in memory: nothing of the folder is read later. Raises RequestError where the files are not
-    those with the digest, UnsupportedError as `model_for` does."""
+    """The model on the GPU, if there is one; its inputs; and what makes text of tokens.
+    All of it is in memory: nothing of the folder is read later. Raises RequestError where
+    the files are not those with the digest, UnsupportedError as `model_for` does."""
     check_files(served)
     opened = open_model(Path(served.path), served.code)
     inputs = Inputs.of(served, opened)
@@ -47,36 +47,38 @@ def load_served(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]
 
 
 def check_files(served: ServedModel) -> None:
-    """Raise RequestError where a version's files are not those that were registered: they may have
-    changed since the command that started this process looked at them."""
+    """Raise RequestError where a version's files are not those that were registered: they
+    may have changed since the command that started this process looked at them."""
     folder = Path(served.path)
     fix = f"restore them, or deploy {served.name} again"
     if not folder.is_dir():
-        what = f"the files of version {served.version} are gone"
-        raise RequestError(what, where=served.path, fix=fix)
+        message = f"the files of version {served.version} are gone"
+        raise RequestError(message, where=served.path, fix=fix)
     if digest_of(folder) != served.digest:
-        what = f"the files of version {served.version} are not those that were registered"
-        raise RequestError(what, where=served.path, fix=fix)
+        message = f"the files of version {served.version} are not those that were registered"
+        raise RequestError(message, where=served.path, fix=fix)
 
 
 def model_for(opened: ModelFolder, device: torch.device, precision: str) -> Classifier | Writer:
-    """The model that answers in the precision. Raises UnsupportedError for a language model of a
-    user's own task."""
+    """The model that answers in the precision. Raises UnsupportedError for a language
+    model of a user's own task."""
     transformers.utils.logging.disable_progress_bar()
     _import_quantizers_without_torchao()
     if opened.task.objective != "tokens":
         return Classifier(opened, device, precision)
     if not isinstance(opened.task, CausalLM):
-        what = "language models of a task of your own are not served"
-        raise UnsupportedError(what, where="task", fix="use its `generate` in your own server")
+        message = "language models of a task of your own are not served"
+        raise UnsupportedError(message, where="task", fix="use its `generate` in your own server")
     return Writer(opened, opened.task, device, precision)
 
 
 def _import_quantizers_without_torchao() -> None:
-    """Let transformers not find torchao, which it imports to see whether it is there: that warns of
-    each of torchao's libraries for other machines, and what is served needs none of them."""
+    """Let transformers not find torchao, which it imports to see whether it is there:
+    that warns of each of torchao's libraries for other machines, and what is served needs
+    none of them."""
     with _HIDING:
-        # None in sys.modules makes an import of the name fail; one that is there already stays
+        # None in sys.modules makes an import of the
+        # name fail; one that is there already stays
         if sys.modules.setdefault("torchao", None) is None:  # type: ignore[arg-type]
             try:
                 importlib.import_module("transformers.quantizers")

@@ -1,12 +1,13 @@
-"""The log of predictions: Parquet files below `ROOT/MODEL/date=D/hour=H/`, written by a thread.
+"""The log of predictions: Parquet files `ROOT/MODEL/date=D/hour=H/*`, by a thread.
 
-A row is an instance that was answered: `id` (the column `data.columns.key` of the instance, "" for
-none), `time` (UTC), `version`, `model` (the digest of its files), `seconds` its request took, its
-signals (data/signals.py), of classes `label` and `probability`, `hash` of the content, and `text`
-where it is wanted. The rows that prove a deployment are left out. A file appears whole, the first
-after `FLUSH_SECONDS`, later ones after up to `MOST_SECONDS`; a server that is killed loses what
-waits. Up to `MOST_ROWS` wait; further rows are dropped and counted, as they are when the storage
-does not take any: no request waits for the log. So are rows beyond `MOST_BYTES` of contents."""
+A row is an instance that was answered: `id` (the column `data.columns.key` of the
+instance, "" for none), `time` (UTC), `version`, `model` (the digest of its files),
+`seconds` its request took, its signals (data/signals.py), of classes `label` and
+`probability`, `hash` of the content, and `text` where it is wanted. The rows that prove a
+deployment are left out. A file appears whole, the first after `FLUSH_SECONDS`, later ones
+after up to `MOST_SECONDS`; a server that is killed loses what waits. Up to `MOST_ROWS`
+wait; further rows are dropped and counted, as they are when the storage does not take
+any: no request waits for the log. So are rows beyond `MOST_BYTES` of contents."""
 
 import datetime as dt
 import hashlib
@@ -87,6 +88,7 @@ class PredictionLog:
                 else:
                     self._rows.append(_Row(now, row_id, content, prediction, seconds))
                     self._bytes += size
+        # a full file is not waited for
         if len(self._rows) >= FILE_ROWS or self._bytes > MOST_BYTES // 2:
             self._full.set()
 
@@ -100,6 +102,7 @@ class PredictionLog:
         has_warned = False
         seconds = FLUSH_SECONDS
         while not (self._ends.is_set() and not self._rows):
+            # at the end what waits is written at once
             self._full.wait(0 if self._ends.is_set() else seconds)
             self._full.clear()
             rows = [self._rows[i] for i in range(min(FILE_ROWS, len(self._rows)))]
@@ -116,7 +119,8 @@ class PredictionLog:
             has_warned = False
             if rows:  # few files while requests come steadily, soon a first one to look at
                 seconds = min(MOST_SECONDS, seconds * 2)
-            # removed once they are written: until then a failure leaves them where they were
+            # removed once they are written: until then
+            # a failure leaves them where they were
             with self._lock:
                 for _ in rows:
                     self._bytes -= _size_of(self._rows.popleft().content)
@@ -130,6 +134,7 @@ class PredictionLog:
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist(table, LOGGED), sink, compression="zstd")
         first = rows[0].time
+        # a random end: several servers of a version write into one folder
         name = f"date={first:%Y-%m-%d}/hour={first:%H}/{secrets.token_hex(8)}.parquet"
         self._storage.put_new(name, sink.getvalue().to_pybytes())
 

@@ -1,8 +1,7 @@
-"""The wire form of OpenAI for language models: completions and chats, whole or streamed as
-server-sent events.
+"""OpenAI's wire form: completions and chats, whole or streamed as server-sent events.
 
-Settings that the model honours are taken, others refused. Without `temperature` the most probable
-token is written. Authority: OpenAI's API reference, "Completions" and "Chat"."""
+Settings that the model honours are taken, others refused. Without `temperature` the most
+probable token is written. Authority: OpenAI's API reference, "Completions" and "Chat"."""
 
 from __future__ import annotations
 
@@ -40,8 +39,8 @@ class _TextRequest(Body):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, body: Any) -> Any:
-        """The body without fields that are null, whatever they are: OpenAI's own clients send
-        them."""
+        """The body without fields that are null, whatever
+        they are: OpenAI's own clients send them."""
         if not isinstance(body, dict):
             return body
         return {name: value for name, value in body.items() if value is not None}
@@ -62,11 +61,11 @@ class Chat(_TextRequest):
 async def answer_request(
     server: Server, kind: type[Completion | Chat], request: Request
 ) -> Response:
-    """The response to a text that is to go on, or to a chat that the assistant is to answer."""
+    """The response to a text that is to go on, or a chat that is to be answered."""
     body = parse(kind, await read_body(request))
     if body.model != server.model.name:
-        what = f"there is no model `{body.model}`: this is {server.model.name}"
-        raise RefusedError(404, what, "unknown_model")
+        message = f"there is no model `{body.model}`: this is {server.model.name}"
+        raise RefusedError(404, message, "unknown_model")
     reread = functools.partial(_contents, body)
     (content,), options = reread(server.inputs)
     is_chat = kind is Chat
@@ -100,15 +99,16 @@ async def _begin_stream(
     head: dict[str, Any],
     reread: Reread,
 ) -> Response:
-    """The response that streams what is written. Raises RefusedError, or ClientDisconnect, for what
-    ends before its first token."""
+    """The response that streams what is written. Raises RefusedError, or
+    ClientDisconnect, for what ends before its first token."""
     answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     pieces: asyncio.Queue[int | None] = asyncio.Queue()
     work = Work(content, options, answer, pieces)
     began = time.perf_counter()
     server.waiting.put([work])
     watching = server.watch(request, [work])
-    # awaited before the response begins: its status can still tell of what fails until then
+    # awaited before the response begins: its status
+    # can still tell of what fails until then
     first_token = await pieces.get()
     watching.cancel()
     if first_token is None:
@@ -125,8 +125,8 @@ async def _begin_stream(
 
 
 def _contents(body: Completion | Chat, inputs: Inputs) -> tuple[list[Any], Options]:
-    """What the body asks of a model with these inputs. Raises RefusedError where the model answers
-    at another route."""
+    """What the body asks of a model with these inputs. Raises RefusedError where the
+    model answers at another route."""
     is_chat = isinstance(body, Chat)
     if not inputs.form or (inputs.form == "chat") != is_chat:
         routes = {"": "/predict", "chat": "/v1/chat/completions"}
@@ -138,7 +138,8 @@ def _contents(body: Completion | Chat, inputs: Inputs) -> tuple[list[Any], Optio
         "temperature": body.temperature,
         "seed": body.seed,
     }
-    # parsed as from JSON, so that what is out of bounds is refused as a field of the body is
+    # parsed as from JSON, so that what is out of
+    # bounds is refused as a field of the body is
     options = parse(Options, json_bytes(settings))
     return inputs.contents([{inputs.column: content}]), options
 
@@ -191,7 +192,7 @@ class _Stream:
             self.head["object"] = "chat.completion.chunk"
 
     async def events(self, texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
-        """The events, as bytes to send. What is written is counted and logged at its end."""
+        """The events, as bytes to send. At its end the response is counted and logged."""
         self.server.accepted += 1
         try:
             if self.is_chat:
@@ -222,7 +223,7 @@ class _Stream:
         return _data(_choice(self.head, {"text": text}, reason))
 
     def _end(self) -> None:
-        """Count the response, and drop the work if its client did not wait for the answer."""
+        """Count the response, and drop the work if its client did not wait."""
         self.server.accepted -= 1
         status = 499
         if self.answer.done():
@@ -241,13 +242,14 @@ def _data(event: dict[str, Any]) -> bytes:
 async def _texts(
     server: Server, pieces: asyncio.Queue[int | None], token: int | None
 ) -> AsyncIterator[str]:
-    """What is written, in pieces of whole characters; together they are the whole text."""
+    """The text as it is written, in pieces of whole characters."""
     ids = list[int]()
     shown = 0  # characters that were yielded
     while token is not None:
         ids.append(token)
         text = server.decode(ids)
-        # the bytes of a character may be several tokens: until all are there it is decoded as this
+        # the bytes of a character may be several tokens:
+        # until all are there it is decoded as this
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             yield text[shown:]
             shown = len(text)

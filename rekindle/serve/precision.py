@@ -1,9 +1,10 @@
 """A lower precision than that of training, where the model's own test split allows it.
 
-The model answers the test split in both, in this process. What is lost of the share of right labels
-(of words, where each has a tag) may not be more than is allowed; of a language model it is the
-share by which the mean loss of a token grows. The rows that a server proves itself by are then
-those of the evidence, with their answers in that precision."""
+The model answers the test split in both, in this process. What is lost of the share of
+right labels (of words, where each has a tag) may not be more than is allowed; of a
+language model it is the share by which the mean loss of a token grows. The rows that a
+server proves itself by are then those of the evidence, with their answers in that
+precision."""
 
 import dataclasses
 import json
@@ -38,31 +39,31 @@ log = logging.getLogger(__name__)
 def lowered(
     model: ServedModel, precision: str, examples: Path | None, most_loss: float, folder: Path
 ) -> ServedModel:
-    """The version in `precision` (bf16, int8), with evidence in `folder` that says what it loses on
-    the test split in the folder `examples`; measured once. Raises RequestError where that is more
-    than `most_loss`, or cannot be measured."""
+    """The version in `precision` (bf16, int8), with evidence in `folder` that says what
+    it loses on the test split in the folder `examples`; measured once. Raises
+    RequestError where that is more than `most_loss`, or cannot be measured."""
     file = folder / f"{model.digest[:16]}-{precision}.json"
     if not file.is_file():
         evidence = Evidence.read(model.evidence) if model.evidence else None
         if evidence is None or examples is None or not examples.is_dir():
-            what = f"the test split that judged version {model.version} is not on this machine"
+            message = f"the test split that judged version {model.version} is not on this machine"
             fix = "train it here again, or serve it in the precision that it was judged in"
-            raise RequestError(what, where="deploy.precision", fix=fix)
+            raise RequestError(message, where="deploy.precision", fix=fix)
         folder.mkdir(parents=True, exist_ok=True)
         _measure(model, precision, examples, evidence).write(file)
     check = Evidence.read(file).checks[-1]
     log.info("%s", check.detail)
     if check.value is None or check.value > most_loss:  # None: the loss is not finite
-        what = f"{check.detail}; {most_loss:.2%} may be lost"
+        message = f"{check.detail}; {most_loss:.2%} may be lost"
         fix = "leave deploy.precision out, or raise deploy.max_precision_loss"
-        raise RequestError(what, where="deploy.precision", fix=fix)
+        raise RequestError(message, where="deploy.precision", fix=fix)
     return dataclasses.replace(model, precision=precision, evidence=str(file))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Loss:
-    """What a precision loses: `count` labels or tokens were compared, `loss` is the share that is
-    lost, `detail` says so in words; seconds before and in the precision."""
+    """What a precision loses: `count` labels or tokens were compared, `loss` is the share
+    that is lost, `detail` says so in words; seconds before and in the precision."""
 
     count: int
     detail: str
@@ -73,6 +74,7 @@ class _Loss:
 
 def _measure(model: ServedModel, precision: str, examples: Path, evidence: Evidence) -> Evidence:
     opened = open_model(Path(model.path), model.code)
+    # both on the CPU, where int8 computes: else the times could not be compared
     cpu = torch.device("cpu")
     before = model_for(opened, cpu, "")
     lower = model_for(opened, cpu, precision)
@@ -86,6 +88,7 @@ def _measure(model: ServedModel, precision: str, examples: Path, evidence: Evide
         detail=f"{loss.detail}, in {loss.seconds / max(loss.seconds_before, 1e-9):.2f} of the time",
         value=loss.loss if math.isfinite(loss.loss) else None,
     )
+    # the rows that prove it hold the answers of the precision, too
     smoke = evidence.smoke and _proof(model, opened, lower, evidence.smoke)
     return evidence.model_copy(update={"checks": (*evidence.checks, check), "smoke": smoke})
 
@@ -170,7 +173,7 @@ def _words(content: Any) -> Any:
 
 
 def _labels_in(answer: Answer, count: int) -> list[str | None]:
-    """The labels that an answer decides on, None for each of `count` where there is none."""
+    """The labels in an answer; None for each of `count` where it was refused."""
     if isinstance(answer, RefusedError):
         return [None] * count
     if "tags" in answer:
@@ -185,7 +188,8 @@ def _agreement(labels: Sequence[str | None], others: Sequence[str | None]) -> in
 
 
 def _proof(model: ServedModel, opened: ModelFolder, lower: Model, kept: Smoke) -> Smoke:
-    """The rows with what the model answers now, where that is clear; texts as far as it is."""
+    """The rows with what the model answers now, where that is clear;
+    the beginnings of texts."""
     inputs = Inputs.of(model, opened)
     tolerance = max(kept.tolerance, HALF)
     contents = [inputs.content(instance_of(row, inputs), row.id) for row in kept.rows]
@@ -211,6 +215,6 @@ def _proof(model: ServedModel, opened: ModelFolder, lower: Model, kept: Smoke) -
             clear_rows.append(row_now)
     rows = clear_rows or rows  # other processors round otherwise
     if not rows:
-        what = f"none of the rows that prove version {model.version} is answered alike"
-        raise RequestError(what, where="deploy.precision", fix="leave it out")
+        message = f"none of the rows that prove version {model.version} is answered alike"
+        raise RequestError(message, where="deploy.precision", fix="leave it out")
     return kept.model_copy(update={"tolerance": tolerance, "rows": tuple(rows)})

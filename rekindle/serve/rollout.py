@@ -1,9 +1,9 @@
 """The roll-out of a version: one state machine for all platforms.
 
-Its log is numbered files under the home or the artifact root, each put only if it is absent and
-before what it announces is done: a command that was killed is completed by the same command, and of
-two at once the slower one stops. What a platform has to do is `Endpoint`; every call may come
-again.
+Its log is numbered files under the home or the artifact root, each put only if it is
+absent and before what it announces is done: a command that was killed is completed by the
+same command, and of two at once the slower one stops. What a platform has to do is
+`Endpoint`; every call may come again.
 
     (shadow ->) create -> smoke -> canary (a share after another) -> live -> settled
        |           |        |        |
@@ -40,20 +40,21 @@ class Endpoint(Protocol):
     sees_latency: bool  # whether `observe` has latencies
 
     def usd_per_day(self) -> tuple[str, float | None]:
-        """The machines of one version in words, and what they cost a day; None where that is not
-        known, 0 where it costs nothing."""
+        """The machines of one version in words, and what they cost a day; None where that
+        is not known, 0 where it costs nothing."""
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
-        """State (as in `VersionStatus`) and share of each version that runs; changes nothing."""
+        """State (see `VersionStatus`) and share of
+        each version that runs; changes nothing."""
 
     def create(self, model: ServedModel, number: int) -> None:
-        """Have the version run beside the others, without a share of requests, and wait until it is
-        ready, which it is once it has proven itself by rows of its test split. Raises StepError
-        with the end of its log where it never is."""
+        """Have the version run beside the others, without a share of requests, and wait
+        until it is ready, which it is once it has proven itself by rows of its test
+        split. Raises StepError with the end of its log where it never is."""
 
     def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
-        """What this version, with or without a share, answers to a body of `/predict` that goes the
-        way of requests. Raises StepError with what comes instead."""
+        """What this version, with or without a share, answers to a body of `/predict`
+        that goes the way of requests. Raises StepError with what comes instead."""
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
         """Share requests among versions, in percent, and count them from zero."""
@@ -97,7 +98,7 @@ class Log:
         digest: str = "",
         inputs: str = "",
     ) -> RolloutEvent:
-        """Announce the event after `last`. Raises RequestError where another command did."""
+        """Announce the event after `last`. Raises RequestError if another command did."""
         event = RolloutEvent(
             number=last.number + 1 if last else 1,
             state=state,
@@ -110,14 +111,15 @@ class Log:
             inputs=inputs,
         )
         try:
+            # put only if absent: of two commands at once one announces it
             self.storage.put_new(_name(event.number), event.to_json().encode())
         except CheckpointError:
             # the storage refuses a name that is there, and fails for reasons of its own
             if self.storage.read(_name(event.number)) is None:
                 raise
-            what = "another command moved this deployment on meanwhile"
+            message = "another command moved this deployment on meanwhile"
             fix = "wait for it, or run the command again"
-            raise RequestError(what, where=self.storage.root, fix=fix) from None
+            raise RequestError(message, where=self.storage.root, fix=fix) from None
         self.on_event(event)
         return event
 
@@ -128,8 +130,9 @@ def _name(number: int) -> str:
 
 @dataclasses.dataclass
 class Rollout:
-    """One deployment, and how it moves. With `wait` a canary is watched until it has had its
-    requests; otherwise `to` returns where more are needed, and goes on at the next call."""
+    """One deployment, and how it moves. With `wait` a canary is watched until it has had
+    its requests; otherwise `to` returns where more are needed, and goes on at the next
+    call."""
 
     endpoint: Endpoint
     log: Log
@@ -139,16 +142,19 @@ class Rollout:
     before: ServedModel | None = None
     """The version that answers now, if another one is to be in its shadow first."""
     inputs: str = ""
-    """How clients ask the version that is rolled out (`Inputs.described`); "": not known."""
+    """How clients ask the version that is rolled
+    out (`Inputs.described`); "" if unknown."""
     shadowed: str = ""
 
     def to(self, model: ServedModel) -> RolloutEvent:
-        """Roll this version out, from wherever the deployment is; returns the last event."""
+        """Roll this version out, from any state of the deployment;
+        returns the last event."""
         last = self.log.last()
         self._check_same(model)
         if last is not None and last.state not in ENDS:
             if last.version == model.version and last.state != "delete":
                 return self._advance(last, model)
+            # a roll-out of another version that is under way goes back first
             if last.state not in ("roll_back", "delete"):
                 reason = f"version {model.version} is to be deployed instead"
                 last = self._start_back(last, reason)
@@ -166,8 +172,8 @@ class Rollout:
         return self._advance(last, model)
 
     def _check_inputs(self, model: ServedModel, before: str) -> None:
-        """Raise RequestError where clients would have to ask the version otherwise than the one
-        `before`, which answers now: they would be refused."""
+        """Raise RequestError where clients would have to ask the version otherwise than
+        the one `before`, which answers now: they would be refused."""
         inputs_before = ""
         for event in self.log.events():
             if event.state == "deleted":
@@ -177,39 +183,43 @@ class Rollout:
         # inputs that are not known are not compared
         if not before or not inputs_before or not self.inputs or inputs_before == self.inputs:
             return
-        what = f"version {model.version} reads {self.inputs}, and version {before}, which answers "
-        what += f"now, reads {inputs_before}: clients of today would be refused"
+        message = (
+            f"version {model.version} reads {self.inputs}, and version {before}, which answers "
+        )
+        message += f"now, reads {inputs_before}: clients of today would be refused"
         fix = "name the columns as before; or, once clients can send what the new version reads, "
         fix += "pass `--set deploy.allow_other_inputs=true`"
         if not self.spec.allow_other_inputs:
-            raise RequestError(what, where="data.columns", fix=fix)
+            raise RequestError(message, where="data.columns", fix=fix)
         if self.spec.shadow:
-            what = "a version in the shadow gets the same requests as the one that answers, and "
-            what += f"version {model.version} reads {self.inputs} in place of {inputs_before}"
-            raise RequestError(what, where="deploy.shadow", fix="set it to 0 for this roll-out")
+            message = "a version in the shadow gets the same requests as the one that answers, and "
+            message += f"version {model.version} reads {self.inputs} in place of {inputs_before}"
+            raise RequestError(message, where="deploy.shadow", fix="set it to 0 for this roll-out")
 
     def _check_same(self, model: ServedModel) -> None:
-        """Raise RequestError where the deployment knows the version's number of another model: a
-        registry that was set up again gives its numbers out again."""
+        """Raise RequestError where the deployment knows the version's number of another
+        model: a registry that was set up again gives its numbers out again."""
         for event in self.log.events()[::-1]:
             if event.state == "deleted":
                 return
             if event.version == model.version and event.digest not in ("", model.identity):
-                what = f"version {model.version} is another model, or has another precision, than "
-                what += "the one deployed before"
+                message = (
+                    f"version {model.version} is another model, or has another precision, than "
+                )
+                message += "the one deployed before"
                 fix = "`rekindle deploy delete` ends that deployment; then deploy again"
-                raise RequestError(what, where=self.endpoint.address, fix=fix)
+                raise RequestError(message, where=self.endpoint.address, fix=fix)
 
     def back(self, reason: str) -> RolloutEvent:
-        """Give all requests to the version before. Raises RequestError where there is none."""
+        """Give all requests to the version before. Raises RequestError without one."""
         last = self.log.last()
         if last is None or last.state in ("delete", "deleted"):
             raise RequestError("nothing is deployed", fix="`rekindle deploy CONFIG` deploys")
         if last.state == "rolled_back":
             return last
         if not last.previous:
-            what = f"there is no version before version {last.version} in this deployment"
-            raise RequestError(what, fix="`rekindle deploy delete` ends the deployment")
+            message = f"there is no version before version {last.version} in this deployment"
+            raise RequestError(message, fix="`rekindle deploy delete` ends the deployment")
         if last.state != "roll_back":
             last = self._start_back(last, reason)
         return self._finish(last)
@@ -226,7 +236,8 @@ class Rollout:
         return self._finish(last)
 
     def _advance(self, event: RolloutEvent, model: ServedModel) -> RolloutEvent:
-        """Do what the event announces, and what follows, to the end or to where it has to wait."""
+        """Do what the event announces and what follows,
+        to the end or to where it has to wait."""
         while event.state not in ("roll_back", *ENDS):
             try:
                 reason = self._do(event, model)
@@ -240,8 +251,8 @@ class Rollout:
         return self._finish(event)
 
     def _do(self, event: RolloutEvent, model: ServedModel) -> str | None:
-        """Do what the event announces; returns why it has to be rolled back, "" if it has not, and
-        None where more requests are needed."""
+        """Do what the event announces; returns why it has to be rolled back, "" if it has
+        not, and None where more requests are needed."""
         match event.state:
             case "shadow":
                 if not self.before:
@@ -283,8 +294,9 @@ class Rollout:
     def _look_in_shadow(
         self, shadowing: ServedModel, replicas: dict[str, Shadowed]
     ) -> TrafficAndVerdict:
-        """The requests of the version in the shadow, and the verdict on them. A replica counts for
-        itself, and each look reaches one of them: `replicas` keeps what each counted last."""
+        """The requests of the version in the shadow, and the verdict on them. A replica
+        counts for itself, and each look reaches one of them: `replicas` keeps what each
+        counted last."""
         body = {"instances": [ASK_SHADOW]}
         answer = self.endpoint.ask(shadowing, body)
         counts = SHADOWED_JSON.validate_python(answer["predictions"][0])
@@ -340,6 +352,7 @@ class Rollout:
             return self.log.put(event, "settled", version, previous, event.shares)
         share_now = event.shares.get(version, 0)
         share = next((share for share in self.spec.canary if share > share_now), 100)
+        # a first version has no other to share requests with
         if share < 100 and previous:
             shares = {version: share, previous: 100 - share}
             return self.log.put(event, "canary", version, previous, shares)
@@ -353,6 +366,7 @@ class Rollout:
         """Complete a roll back or a deletion; returns the event that ends it."""
         if event.state in ENDS:
             return event
+        # without a version before, a roll back leaves nothing
         if event.state == "delete" or not event.previous:
             self.endpoint.delete()
         else:
@@ -363,7 +377,8 @@ class Rollout:
 
 
 def serving(event: RolloutEvent | None) -> str:
-    """The version that has the requests once this event, which ends something, is reached."""
+    """The version that has all requests after this event,
+    one of those that end something."""
     if event is None or event.state == "deleted":
         return ""
     return event.version if event.state == "settled" else event.previous
@@ -407,8 +422,8 @@ def _shadow_summary(total: Shadowed) -> str:
 
 
 def stood(events: Sequence[RolloutEvent], until: datetime.datetime) -> float:
-    """Hours for which versions had their machines, as was announced; each of two that stand at once
-    counts. With events oldest first."""
+    """Hours for which versions had their machines, as was announced; each of two that
+    stand at once counts. With events oldest first."""
     hours = 0.0
     standing = set[str]()
     for event, after in itertools.zip_longest(events, events[1:]):

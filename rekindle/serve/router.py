@@ -1,11 +1,11 @@
-"""`python -m rekindle.serve.router FOLDER`: one address for the versions of a model on a machine.
+"""`python -m rekindle.serve.router FOLDER`: one address for a model's versions here.
 
-It follows `wanted.json` in FOLDER: starts a server process for each version, restarts those that
-die, drains those that are no longer wanted, and shares requests among them. A request that a
-version fails is given to another one, so that clients do not see a bad canary or a roll back; so is
-one that it refuses (4xx), while a canary is under way. A version that says that it is not ready any
-more is started again. SIGTERM: what was accepted is answered, the servers end, and the router does.
-The servers die with it."""
+It follows `wanted.json` in FOLDER: starts a server process for each version, restarts
+those that die, drains those that are no longer wanted, and shares requests among them. A
+request that a version fails is given to another one, so that clients do not see a bad
+canary or a roll back; so is one that it refuses (4xx), while a canary is under way. A
+version that says that it is not ready any more is started again. SIGTERM: what was
+accepted is answered, the servers end, and the router does. The servers die with it."""
 
 import asyncio
 import bisect
@@ -48,7 +48,8 @@ _TRIES = 2  # of a request at a process that gives no answer, and processes of a
 Process = tuple[str, int]  # of a version, how many ended before it
 _TAIL_BYTES = 2_000
 _PINNED = re.compile(r"/v2/models/[^/]+/versions/([^/]+)")
-# headers of one connection, which are not passed on to the next (RFC 9110, 7.6.1), and the host
+# headers of one connection, which are not passed
+# on to the next (RFC 9110, 7.6.1), and the host
 _OURS = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host"}
 
 
@@ -101,6 +102,7 @@ class Backend:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         job = ServeJob(self.model, "127.0.0.1", port, smoke=bool(self.model.evidence))
+        # -P: a file of the working directory must not stand in for a module
         command = [sys.executable, "-P", "-m", "rekindle.serve"]
         command.append(TypeAdapter(ServeJob).dump_json(job).decode())
         with self.log.open("ab") as output:
@@ -114,6 +116,7 @@ class Backend:
         self.client = aiohttp.ClientSession(
             f"http://127.0.0.1:{port}",
             auto_decompress=False,
+            # an answer may take long, as long as its parts come
             timeout=aiohttp.ClientTimeout(total=None, sock_read=ANSWER_SECONDS),
             # the server closes connections that were idle for 5 s
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
@@ -121,8 +124,8 @@ class Backend:
         self.watching = asyncio.get_running_loop().create_task(self._watch(self.process))
 
     async def look(self) -> None:
-        """Notice that the process is ready, or has ended. A version that was ready once is started
-        again, after a pause that doubles; another one has failed."""
+        """Notice that the process is ready, or has ended. A version that was ready once
+        is started again, after a pause that doubles; another one has failed."""
         if self.process is None:
             if self.state == "starting" and time.monotonic() >= self.start_at:
                 try:
@@ -150,7 +153,8 @@ class Backend:
                         self.reason = ""
 
     async def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        """End a process that says that it is not ready any more: the next look starts it again."""
+        """End a process that says that it is not ready any more;
+        the next look restarts it."""
         while self.process is process:
             await asyncio.sleep(READY_SECONDS)
             if self.state == "ready" and await self._says_not_ready() and self.process is process:
@@ -216,7 +220,8 @@ class Router:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: loop.create_task(self._drain()))
-        # bodies pass as they came; a handler ends with its client, which ends the server's work
+        # bodies pass as they came; a handler ends with
+        # its client, which ends the server's work
         runner = web.AppRunner(
             self.app, access_log=None, handler_cancellation=True, auto_decompress=False
         )
@@ -307,7 +312,8 @@ class Router:
             self.accepted -= 1
 
     async def _answer(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        """The answer of a version, of another if that failed; 503 where none is ready in time."""
+        """The answer of a version, or of another if it failed;
+        503 if none is ready in time."""
         version = self._version_for(request)
         failures = collections.Counter[Process]()
         failed_answer: web.StreamResponse | None = None
@@ -353,9 +359,9 @@ class Router:
     async def _second_opinion(
         self, first: Backend, refusal: web.StreamResponse, request: web.Request, body: bytes
     ) -> web.StreamResponse:
-        """The answer of the other version that has a share of requests, if it answers what the
-        first one refused: a canary may read other inputs. What both refuse is a bad request, to
-        which the version before says what is wrong."""
+        """The answer of the other version that has a share of requests, if it answers
+        what the first one refused: a canary may read other inputs. What both refuse is a
+        bad request, to which the version before says what is wrong."""
         sharing = list[Backend]()
         for model in self.wanted.models:
             if self.wanted.shares.get(model.version) and model.version in self.backends:
@@ -373,16 +379,18 @@ class Router:
         return answer
 
     def _choose(self, version: str, failures: Mapping[Process, int]) -> Backend | None:
-        """A version that is ready, by the shares; one without a share only for requests that
-        ask for it, or that another one failed; one that failed only where there is no other. One
-        that is killed may refuse for a while before its process is seen to be gone, so the next
-        process is asked again, but not if the request may have killed two."""
+        """A version that is ready, by the shares; one without a share only for requests
+        that ask for it, or that another one failed; one that failed only where there is
+        no other. One that is killed may refuse for a while before its process is seen to
+        be gone, so the next process is asked again, but not if the request may have
+        killed two."""
         unfailed = list[Backend]()
         retriable = list[Backend]()
         for name, backend in self.backends.items():
             if backend.state != "ready" or version not in ("", name):
                 continue
-            # how often each process of this version failed the request, by how many ended before
+            # how often each process of this version
+            # failed the request, by how many ended before
             failures_by_process = dict[int, int]()
             for (failed_name, process), count in failures.items():
                 if failed_name == name:
@@ -395,6 +403,7 @@ class Router:
             else:
                 unfailed.append(backend)
         ready = unfailed or retriable
+        # drawn for each request, so that both versions get the same mix
         shares = [self.wanted.shares.get(backend.model.version, 0) for backend in ready]
         if any(shares):
             return random.choices(ready, shares)[0]  # noqa: S311 - no secret
@@ -405,8 +414,9 @@ class Router:
     async def _forward_to(
         self, backend: Backend, request: web.Request, body: bytes, *, is_first: bool
     ) -> web.StreamResponse | None:
-        """The answer of a version, None where it gives none. Only the first one asked is judged by
-        it: what fails anywhere would weigh more on a version with a small share."""
+        """The answer of a version, None where it gives none. Only the first one asked is
+        judged by it: what fails anywhere would weigh more on a version with a small
+        share."""
         headers = _passed_headers(request.headers)
         number = backend.number
         began = time.perf_counter()
@@ -426,7 +436,8 @@ class Router:
                 status = response.status
                 answer_headers = CIMultiDict(_passed_headers(response.headers))
                 answer_headers.add(VERSION, backend.model.version)
-                # what is read whole before it is passed on can still be asked of another version
+                # what is read whole before it is passed
+                # on can still be asked of another version
                 if response.content_length is not None or status >= 400:
                     content = await response.read()
                     count(status)

@@ -1,8 +1,8 @@
 """The HTTP server of one model: routes, states, limits, figures.
 
-It listens at once (`/health/live`), loads the model in the inference thread, proves it (smoke.py),
-and is ready then. SIGTERM: not ready, what was accepted is answered, and the server ends. Requests
-before and meanwhile get 503."""
+It listens at once (`/health/live`), loads the model in the inference thread, proves it
+(smoke.py), and is ready then. SIGTERM: not ready, what was accepted is answered, and the
+server ends. Requests before and meanwhile get 503."""
 
 import asyncio
 import contextlib
@@ -64,7 +64,8 @@ class Figures:
     """What `/metrics` shows."""
 
     def __init__(self, waiting: Waiting) -> None:
-        # a registry of its own: the process-wide one would refuse a second server in a process
+        # a registry of its own: the process-wide one
+        # would refuse a second server in a process
         self.registry = prometheus.CollectorRegistry()
         histogram = functools.partial(prometheus.Histogram, registry=self.registry)
         counter = functools.partial(prometheus.Counter, registry=self.registry)
@@ -85,7 +86,7 @@ class Figures:
 
 
 class Shadow:
-    """The version in the shadow: what waits for it, and what is counted of its answers."""
+    """The version in the shadow: what waits for it, and the counts of its answers."""
 
     def __init__(self) -> None:
         self.waiting = Waiting()
@@ -104,8 +105,9 @@ class Shadow:
     def give(
         self, works: list[Work], predictions: list[Prediction], seconds: float, reread: Reread
     ) -> None:
-        """Have it answer, too, a request that took so long to be answered so; not where it has not
-        kept up. It reads the body itself: it may refuse what the version before takes."""
+        """Have it answer, too, a request that took so long to be answered so; not where
+        it has not kept up. It reads the body itself: it may refuse what the version
+        before takes."""
         giving = self._give(works, predictions, seconds, reread)
         task = asyncio.get_running_loop().create_task(giving)
         self.giving.add(task)
@@ -184,6 +186,7 @@ class Server:
         self.model = job.model
         self.listening = listening
         host, self.port = listening.getsockname()[:2]
+        # where a server that listens everywhere reaches itself
         self.host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - none is bound
         self.about = {name: getattr(self.model, name) for name in ("name", "version", "digest")}
         self.state = "loading"
@@ -231,9 +234,10 @@ class Server:
             yield Route(path, endpoint, methods=["GET"])
 
     async def run(self) -> None:
-        """Serve until a signal. Raises RekindleError where the model cannot be loaded or proven, or
-        breaks."""
+        """Serve until a signal. Raises RekindleError where
+        the model cannot be loaded or proven, or breaks."""
         self.loop = loop = asyncio.get_running_loop()
+        # not uvicorn's own handlers: what was accepted is answered first
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: loop.create_task(self._drain()))
         starting = loop.create_task(self._start())
@@ -266,14 +270,15 @@ class Server:
         evidence = self.model.evidence
         rows = Evidence.read(evidence).smoke if evidence else None
         if rows is None:
-            what = f"version {self.model.version} was registered without rows to prove it by"
+            message = f"version {self.model.version} was registered without rows to prove it by"
             fix = "pass --no-smoke to serve it unproven; a version that is trained now keeps rows"
-            raise RequestError(what, where=self.model.name, fix=fix)
+            raise RequestError(message, where=self.model.name, fix=fix)
         return rows
 
     async def _prove(self, rows: Smoke) -> None:
-        """Have the model answer the rows over HTTP, as clients ask. Raises StepError where it
-        answers otherwise than it was judged by, OSError or HTTPException where it does not."""
+        """Have the model answer the rows over HTTP, as clients ask. Raises StepError
+        where it answers otherwise than it was judged by, OSError or HTTPException where
+        it does not."""
         headers = {_PROOF: self.token}
         # in a thread, as the answer comes from this event loop
         await asyncio.to_thread(smoke, self.host, self.port, headers, rows, self.inputs)
@@ -320,6 +325,7 @@ class Server:
                     if not isinstance(event, int):
                         unanswered.discard(work)
                 unanswered.difference_update([work for work in unanswered if work.gone])
+                # futures and queues belong to the event loop
                 self.loop.call_soon_threadsafe(_deliver, events)
                 if model.broken:
                     self._break()
@@ -336,10 +342,12 @@ class Server:
         """End the process: what runs it starts it again."""
         if not self.broken:
             self.broken = True
+            # by the signal, so that what was accepted is answered first
             os.kill(os.getpid(), signal.SIGTERM)
 
     def judge(self, answers: Sequence[Prediction | RefusedError]) -> None:
         """Note whether the model answered a request, or failed it."""
+        # 4xx is the client's fault, and says nothing of the model
         refused = [answer for answer in answers if isinstance(answer, RefusedError)]
         if not refused:
             self.failures = 0
@@ -349,9 +357,9 @@ class Server:
             self.doubting = asyncio.get_running_loop().create_task(self._doubt())
 
     async def _doubt(self) -> None:
-        """Be not ready while the model fails the rows that prove it. Requests alone do not decide:
-        a client may have sent what no model answers. A server without such rows is ready again with
-        the first request that it answers."""
+        """Be not ready while the model fails the rows that prove it. Requests alone do
+        not decide: a client may have sent what no model answers. A server without such
+        rows is ready again with the first request that it answers."""
         try:
             while self.state == "ready" and not await self._is_proven():
                 if not self.failing:
@@ -383,17 +391,20 @@ class Server:
         self.uvicorn.should_exit = True
 
     def _counted(self, route: str, endpoint: Endpoint) -> Endpoint:
-        """What is refused gets its reason; before the server is ready, and when it ends, all is."""
+        """The endpoint, counted; it refuses all requests before the server is ready."""
 
         async def counted(request: Request) -> Response:
             began = time.perf_counter()
+            # what SIGTERM waits for
             self.accepted += 1
             try:
                 if self.state != "ready" and request.headers.get(_PROOF) != self.token:
                     raise RefusedError(503, f"the server is {self.state}", "not_ready")
                 if not request.path_params.items() <= self.about.items():
-                    what = f"this is {self.model.name}, version {self.model.version}, and no other"
-                    raise RefusedError(404, what, "unknown_model")
+                    message = (
+                        f"this is {self.model.name}, version {self.model.version}, and no other"
+                    )
+                    raise RefusedError(404, message, "unknown_model")
                 response = await endpoint(request)
             except ClientDisconnect:
                 response = Response(status_code=499)
@@ -456,8 +467,8 @@ class Server:
         ids: Sequence[str] = (),
     ) -> list[Prediction]:
         """What the model makes of the contents, which have these ids, if any. Raises
-        ClientDisconnect where the client went away, and RefusedError where one of them could not
-        be answered."""
+        ClientDisconnect where the client went away, and RefusedError where one of them
+        could not be answered."""
         loop = asyncio.get_running_loop()
         works = [Work(content, options, loop.create_future()) for content in contents]
         began = time.perf_counter()
@@ -505,8 +516,8 @@ class Server:
             self.figures.unlogged.set(self.log.dropped)
 
     def watch(self, request: Request, works: list[Work]) -> asyncio.Task[None]:
-        """A task that drops the works when their client goes away. It costs more than most answers
-        take: start it only for what takes long."""
+        """A task that drops the works when their client goes away. It costs more than
+        most answers take: start it only for what takes long."""
 
         async def watched() -> None:
             while (await request.receive())["type"] != "http.disconnect":

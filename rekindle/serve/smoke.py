@@ -1,6 +1,6 @@
-"""What a server proves before it is ready: the rows that the evidence keeps, sent to its own HTTP
-route, are answered as the model was judged. Other weights, another tokenizer, other processing of
-images do not."""
+"""What a server proves before it is ready: the rows that the evidence keeps, sent to its
+own HTTP route, are answered as the model was judged. Other weights, another tokenizer,
+other processing of images do not."""
 
 import http.client
 import json
@@ -41,8 +41,9 @@ def smoke(host: str, port: int, headers: dict[str, str], kept: Smoke, inputs: In
 
 
 def prove(model: ServedModel, ask: Callable[[dict[str, Any]], Any]) -> None:
-    """Let a deployed version answer the rows of its evidence: `ask` sends a body of `/predict` the
-    way that requests take, and returns the answer. Raises StepError with the first difference."""
+    """Let a deployed version answer the rows of its evidence: `ask` sends a body of
+    `/predict` the way that requests take, and returns the answer. Raises StepError with
+    the first difference."""
     kept = Evidence.read(model.evidence).smoke if model.evidence else None
     if kept is not None:
         inputs = Inputs.of(model, open_model(Path(model.path), model.code))
@@ -69,11 +70,11 @@ def compare(kept: Smoke, body: Any) -> None:
             if name == "text" and kept.tolerance >= HALF:
                 answer = answer[: len(expected)]
             if not _equal(expected, answer, kept.tolerance):
-                what = f"smoke: to row {row.id} of its test split the model answers {name} "
-                what += f"{prediction.get(name)!r}, and was judged by {expected!r}"
+                message = f"smoke: to row {row.id} of its test split the model answers {name} "
+                message += f"{prediction.get(name)!r}, and was judged by {expected!r}"
                 fix = "weights, tokenizer, image processing or library versions are not those "
                 fix += "that were judged: serve where the model was trained, or train it again here"
-                raise StepError(what, fix=fix)
+                raise StepError(message, fix=fix)
 
 
 def _equal(expected: Any, answer: Any, tolerance: float) -> bool:

@@ -1,5 +1,6 @@
-"""A version where the containers of a platform read it: a folder, or a prefix of an object store,
-that holds the model, its evidence and, written last, what a server has to know of it."""
+"""A version where the containers of a platform read it: a folder, or a prefix of an
+object store, that holds the model, its evidence and, written last, what a server has to
+know of it."""
 
 import dataclasses
 from pathlib import Path
@@ -20,8 +21,8 @@ _JSON = TypeAdapter(ServedModel)
 
 
 def stage(model: ServedModel, root: str) -> str:
-    """The URI below `root` at which the version lies, as it is to be served; copies it there if it
-    does not yet."""
+    """The URI below `root` at which the version lies, as it is to be served; copies it
+    there if it does not yet."""
     shadow = model.shadow and model.shadow.identity
     log = model.log and dataclasses.astuple(model.log)
     settings = (model.precision, log, shadow)
@@ -31,6 +32,7 @@ def stage(model: ServedModel, root: str) -> str:
     place = f"{root.rstrip('/')}/deployments/{model.name}/v{model.version}-{key[:8]}"
     storage = storage_of(place)
     if storage.size(SERVED) is None:
+        # last: it is the commit, and says that all files are there
         storage.put_new(SERVED, _JSON.dump_json(_copy_version(model, storage, "")))
     return place
 
@@ -53,11 +55,11 @@ def _copy_version(model: ServedModel, storage: Storage, prefix: str) -> ServedMo
 
 
 def staged_in(folder: Path) -> ServedModel:
-    """The version in a folder that `stage` filled, wherever it lies now. Raises RequestError where
-    its files are not those that were judged."""
+    """The version in a folder that `stage` filled, wherever it lies now. Raises
+    RequestError where its files are not those that were judged."""
     if not (folder / SERVED).is_file():
-        what = f"{folder} holds no model that `rekindle deploy` put there"
-        raise RequestError(what, fix=f"deploy again; it has to hold {SERVED}")
+        message = f"{folder} holds no model that `rekindle deploy` put there"
+        raise RequestError(message, fix=f"deploy again; it has to hold {SERVED}")
     return _checked_version(_JSON.validate_json((folder / SERVED).read_bytes()), folder)
 
 
@@ -68,6 +70,6 @@ def _checked_version(staged: ServedModel, folder: Path) -> ServedModel:
     model = dataclasses.replace(staged, path=path, evidence=evidence, shadow=shadow)
     judged = Evidence.read(evidence).model_digest if evidence else model.digest
     if not digest_of(Path(model.path)) == model.digest == judged:
-        what = f"the files of version {model.version} are not those that were judged"
-        raise RequestError(what, where=model.path, fix="delete the folder and deploy again")
+        message = f"the files of version {model.version} are not those that were judged"
+        raise RequestError(message, where=model.path, fix="delete the folder and deploy again")
     return model

@@ -1,12 +1,13 @@
-"""Whether a canary is worse than the version before, by the requests that both were given.
+"""Whether a canary is worse than the version before, by the requests that both got.
 
-The canary is looked at when it has had 10, 20, 40, ... requests, and at the end of a step. Look k
-spends alpha/((k+1)(k+2)) of the probability `alpha` that a version which is as good is rolled back,
-so that any number of looks spends at most all of it; the signals share it evenly. Errors and
-latency each have to be significantly worse than those of the version before, and than what is
-allowed: one-sided tests, Fisher's exact and the binomial one. Requests that are refused (4xx) are
-compared with those of the version before alone: which version a request was given to is drawn, so
-both get the same share of bad ones, however many there are, in whatever bursts they come."""
+The canary is looked at when it has had 10, 20, 40, ... requests, and at the end of a
+step. Look k spends alpha/((k+1)(k+2)) of the probability `alpha` that a version which is
+as good is rolled back, so that any number of looks spends at most all of it; the signals
+share it evenly. Errors and latency each have to be significantly worse than those of the
+version before, and than what is allowed: one-sided tests, Fisher's exact and the binomial
+one. Requests that are refused (4xx) are compared with those of the version before alone:
+which version a request was given to is drawn, so both get the same share of bad ones,
+however many there are, in whatever bursts they come."""
 
 import math
 from itertools import accumulate
@@ -16,8 +17,9 @@ from rekindle.spec.deploy import DeploySpec
 
 FIRST_LOOK = 10
 MOST_ENDS = 1
-# an answer is slow above 1.4 times (2 bounds) the 95th percentile of the version before, whose own
-# answers are slow in 5 % of cases at most; those of a canary may be twice as often
+# an answer is slow above 1.4 times (2 bounds) the 95th percentile of the version before,
+# whose own answers are slow in 5 % of cases at most; those of a canary may be twice as
+# often
 _SLOW = 0.05
 _SLOW_ALLOWED = 0.10
 
@@ -28,13 +30,14 @@ def look_of(requests: int) -> int:
 
 
 def breach(canary: Traffic, stable: Traffic, spec: DeploySpec, look: int) -> str:
-    """Why the canary is to be rolled back; "" if nothing speaks against it at this look, or so far
-    if there is none (-1)."""
+    """Why the canary is to be rolled back; "" if nothing speaks against it at this look,
+    or so far if there is none (-1)."""
     if canary.ends > max(MOST_ENDS, stable.ends):
         return f"its process ended by itself {canary.ends} times"
     if look < 0:
         return ""
-    # errors, refusals, latency beside the version before, and the bound where there is one
+    # errors, refusals, latency beside the version
+    # before, and the bound where there is one
     signals = 4 if spec.max_p99_ms else 3
     level = _level(spec, signals, look)
     return (
@@ -46,8 +49,8 @@ def breach(canary: Traffic, stable: Traffic, spec: DeploySpec, look: int) -> str
 
 
 def _level(spec: DeploySpec, signals: int, look: int) -> float:
-    """The probability of a false alarm that one signal may spend at a look: those of all looks add
-    up to its share of alpha, as the sum of 1/((k+1)(k+2)) over k is 1."""
+    """The probability of a false alarm that one signal may spend at a look: those of all
+    looks add up to its share of alpha, as the sum of 1/((k+1)(k+2)) over k is 1."""
     return spec.alpha / signals / ((look + 1) * (look + 2))
 
 
@@ -119,8 +122,8 @@ def breach_in_shadow(shadowed: Shadowed, spec: DeploySpec, look: int) -> str:
 
 
 def _worse(canary: tuple[int, int], stable: tuple[int, int], allowed: float, level: float) -> bool:
-    """Whether the share (events, trials) of the canary is above what is allowed, and above that of
-    the stable version where it had any, each at this level."""
+    """Whether the share (events, trials) of the canary is above what is allowed, and
+    above that of the stable version where it had any, each at this level."""
     from scipy.stats import binom, hypergeom
 
     events, trials = canary

@@ -1,8 +1,9 @@
-"""What a language model writes by vLLM, the choice for GPUs: where `REKINDLE_VLLM` is set, as in
-the image on vLLM's, to more arguments of `vllm serve` or to none.
+"""What a language model writes by vLLM, the choice for GPUs: where `REKINDLE_VLLM` is
+set, as in the image on vLLM's, to more arguments of `vllm serve` or to none.
 
-All else stays rekindle's. The engine's core is in this process: in one of its own it outlives this
-one's kill and takes a terminal's signals. Where it fails, the server ends. For vLLM 0.32."""
+All else stays rekindle's. The engine's core is in this process: in one of its own it
+outlives this one's kill and takes a terminal's signals. Where it fails, the server ends.
+For vLLM 0.32."""
 
 import argparse
 import json

@@ -1,8 +1,9 @@
-"""Wire forms of one internal request, a function each: from a body to contents and options, and
-from predictions to a body. docs/serving.md shows all of them.
+"""Wire forms of one internal request, a function each: from a body to contents and
+options, and from predictions to a body. docs/serving.md shows all of them.
 
-`predict` is rekindle's own and Vertex AI's; `invocations` is SageMaker's, in JSON, JSON lines, or
-CSV without a header; `infer` is version 2 of the Open Inference Protocol, as JSON."""
+`predict` is rekindle's own and Vertex AI's; `invocations` is SageMaker's, in JSON, JSON
+lines, or CSV without a header; `infer` is version 2 of the Open Inference Protocol, as
+JSON."""
 
 from __future__ import annotations
 
@@ -74,8 +75,8 @@ class Infer(Body):
 
 @dataclasses.dataclass(frozen=True)
 class WireRequest:
-    """What a request asks; `render` makes the body of the response, of type `media`, and may fill
-    its `headers`. `ids` are those of the contents, if these have any."""
+    """What a request asks; `render` makes the body of the response, of type `media`, and
+    may fill its `headers`. `ids` are those of the contents, if these have any."""
 
     contents: list[Any]
     options: Options
@@ -88,7 +89,8 @@ class WireRequest:
 def predict(
     body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Mapping[str, str]
 ) -> WireRequest:
-    """{"instances": [{column: value}], "parameters": {...}} -> {"predictions": [...], "model"}."""
+    """{"instances": [{column: value}], "parameters":
+    {...}} -> {"predictions": [...], "model"}."""
     request = parse(Predict, body)
     contents = inputs.contents(request.instances)
     options = _options(request.parameters, inputs)
@@ -103,7 +105,8 @@ def predict(
 
 
 def _id_of(key: Any) -> str:
-    """The id of an instance, written as the labels that are joined to it later have it."""
+    """The id of an instance, written as the labels
+    that are joined to it later write it."""
     if key is None:
         return ""
     return scalar_text(key) or str(key)
@@ -112,7 +115,8 @@ def _id_of(key: Any) -> str:
 def invocations(
     body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Mapping[str, str]
 ) -> WireRequest:
-    """The same in JSON; or an instance a line, answered by a prediction a line; or a text a row."""
+    """The same in JSON; or an instance a line, and a prediction a line;
+    or a text a row."""
     media = headers.get("content-type", JSON).partition(";")[0].strip().lower()
     accept = headers.get("accept", "").lower().split(",")
     accepted = [media_range.partition(";")[0].strip() for media_range in accept]
@@ -141,9 +145,10 @@ def invocations(
 def infer(
     body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Mapping[str, str]
 ) -> WireRequest:
-    """One input, called as the column, BYTES [N]: lists and chats as JSON, images in base64. The
-    outputs are the fields of predictions, lists as JSON. With the extension for binary data, as
-    NVIDIA's client asks by default: values behind the JSON, in the order of the tensors."""
+    """One input, called as the column, BYTES [N]: lists and chats as JSON, images in
+    base64. The outputs are the fields of predictions, lists as JSON. With the extension
+    for binary data, as NVIDIA's client asks by default: values behind the JSON, in the
+    order of the tensors."""
     json_length = len(body)
     length_header = headers.get(_JSON_LENGTH, "")
     if length_header.isdecimal() and len(length_header) < 9:
@@ -195,8 +200,8 @@ def infer(
 
 
 def _texts_of(tensor: Tensor, binary: bytes) -> list[str]:
-    """The values of an input, from its JSON and from what follows the JSON. Raises RefusedError
-    where they are not as many as its shape says."""
+    """The values of an input, from its JSON and from what follows the JSON. Raises
+    RefusedError where they are not as many as its shape says."""
     texts = list[str]()
     for value in tensor.data:
         if isinstance(value, list):
@@ -206,8 +211,8 @@ def _texts_of(tensor: Tensor, binary: bytes) -> list[str]:
     texts += _strings(binary, tensor.parameters.get("binary_data_size", 0))
     count = len(texts)
     if tensor.shape not in ([count], [count, 1]) or not 0 < count <= MOST_INSTANCES:
-        what = f"inputs: the shape {tensor.shape} does not hold {count} values"
-        raise RefusedError(400, f"{what}, or they are not 1 to {MOST_INSTANCES}")
+        message = f"inputs: the shape {tensor.shape} does not hold {count} values"
+        raise RefusedError(400, f"{message}, or they are not 1 to {MOST_INSTANCES}")
     return texts
 
 
@@ -230,7 +235,9 @@ def _tensor(name: str, values: list[Any], is_binary: bool) -> tuple[dict[str, An
     """An output, and the bytes of it that follow the JSON."""
     datatype, code = _KINDS.get(type(values[0]), ("BYTES", ""))
     # the protocol has no lists of different lengths: they are JSON in a string
-    data = [json_bytes(value).decode() if isinstance(value, list) else value for value in values]
+    data = list[Any]()
+    for value in values:
+        data.append(json_bytes(value).decode() if isinstance(value, list) else value)
     tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": [len(data)]}
     if not is_binary:
         tensor["data"] = data
@@ -291,7 +298,8 @@ def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the body"
         raise RefusedError(400, f"{place}: {first['msg']}") from None
-    # pydantic takes them as numbers; where a text alone holds the words, nothing is refused
+    # pydantic takes them as numbers; where a text
+    # alone holds the words, nothing is refused
     if b"NaN" in body or b"Infinity" in body:
         json.loads(body, parse_constant=_refuse_constant)
     return request
@@ -302,8 +310,8 @@ def _refuse_constant(name: str) -> None:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body; RefusedError 413 where it is too large. It is read to its end all the same, up to a
-    bound, so that the client gets the answer."""
+    """The body; RefusedError 413 where it is too large. It is read to its end all the
+    same, up to a bound, so that the client gets the answer."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise RefusedError(415, "the body is compressed: send it as it is")
     pieces = list[bytes]()
@@ -314,6 +322,7 @@ async def read_body(request: Request) -> bytes:
                 size += len(piece)
                 if size <= MOST_BYTES:
                     pieces.append(piece)
+                # a client that does not stop is not read to its end
                 elif size > 16 * MOST_BYTES:
                     break
     except TimeoutError:

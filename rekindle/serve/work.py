@@ -1,8 +1,8 @@
-"""Instances on their way through the one inference thread: what is asked, waits and is answered.
+"""Instances on their way through the one inference thread: asked, waiting, answered.
 
-The thread takes what waits, at most as much as the model has room for, and never waits for more:
-under load batches fill by themselves, and a single request is answered at once. The queue is
-bounded: a client that finds it full has to try again (429)."""
+The thread takes what waits, at most as much as the model has room for, and never waits
+for more: under load batches fill by themselves, and a single request is answered at once.
+The queue is bounded: a client that finds it full has to try again (429)."""
 
 import asyncio
 import dataclasses
@@ -20,12 +20,13 @@ log = logging.getLogger(__name__)
 
 MOST_WAITING = 1_024
 MOST_TOKENS = 4_096
-# field -> value, as the client reads it: the fields differ by objective and by a user's own task
+# field -> value, as the client reads it: the fields
+# differ by objective and by a user's own task
 Prediction = dict[str, Any]
 
 
 class RefusedError(Exception):
-    """A request, or an instance, that is not answered; `reason` is its label in /metrics."""
+    """A request or instance that is not answered; `reason` is its label in /metrics."""
 
     def __init__(self, status: int, text: str, reason: str = "bad_request") -> None:
         super().__init__(text)
@@ -50,8 +51,9 @@ Answer = Prediction | RefusedError
 
 @dataclasses.dataclass(eq=False)
 class Work:
-    """One instance. `answer` is set on the event loop; `pieces` gets tokens as they are written,
-    then None, where they are wanted; `gone` drops it; `seed` draws where the options name none."""
+    """One instance. `answer` is set on the event loop; `pieces` gets tokens as they are
+    written, then None, where they are wanted; `gone` drops it; `seed` draws where the
+    options name none."""
 
     content: Any
     options: Options
@@ -66,8 +68,9 @@ Event = tuple[Work, Answer | int]
 
 
 class Model:
-    """What the inference thread turns to: `room` is how many instances the next turn can take,
-    `busy` whether it goes on with earlier ones, `broken` that no turn will answer any more."""
+    """What the inference thread turns to: `room` is how many instances the next turn can
+    take, `busy` whether it goes on with earlier ones, `broken` that no turn will answer
+    any more."""
 
     room = 0
     busy = False
@@ -94,7 +97,8 @@ class Model:
         return events
 
     def answers(self, contents: Iterable[Any], options: Options) -> list[Answer]:
-        """The prediction of each content, or its RefusedError, in order; without a thread."""
+        """The prediction, or RefusedError, of each content, in order;
+        without a thread."""
         works = [Work(content, options) for content in contents]
         waiting = deque(works)
         answer_of = dict[Work, Answer]()
@@ -119,7 +123,8 @@ class Waiting:
         return len(self._works)
 
     def put(self, works: list[Work]) -> None:
-        """Add all; RefusedError 429 where there is no room for them, 503 once it is closed."""
+        """Add all.
+        RefusedError 429 where there is no room for them, 503 once it is closed."""
         with self._change:
             if self._closed:
                 raise RefusedError(503, "the server is ending", "not_ready")
@@ -137,7 +142,8 @@ class Waiting:
             return works
 
     def take(self, most: int, *, wait: bool) -> list[Work]:
-        """Up to so many whose client is still there; waits for the first one if asked to."""
+        """Up to so many whose client is still there;
+        waits for the first one if `wait`."""
         with self._change:
             while True:
                 works: list[Work] = []
@@ -152,7 +158,8 @@ class Waiting:
 
 def failure_of(error: Exception) -> RefusedError:
     """What a client learns of an error in the model; the log has the rest."""
-    # torch raises its own class on a GPU, and on the CPU a RuntimeError that names the allocator
+    # torch raises its own class on a GPU, and on the
+    # CPU a RuntimeError that names the allocator
     if type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error):
         return RefusedError(500, "the model ran out of memory", "out_of_memory")
     log.error("the model failed", exc_info=error)

@@ -1,8 +1,9 @@
 """What a language model writes, for several instances at once, token by token.
 
-Instances join and leave between two tokens: keys and values of those under way are padded on the
-left to the longest. Each gets the tokens that it would get alone: the most probable ones, as the
-task's own `generate` writes, or drawn by its seed. Shapes: B instances, T tokens, V vocabulary."""
+Instances join and leave between two tokens: keys and values of those under way are padded
+on the left to the longest. Each gets the tokens that it would get alone: the most
+probable ones, as the task's own `generate` writes, or drawn by its seed. Shapes: B
+instances, T tokens, V vocabulary."""
 
 import dataclasses
 import math
@@ -43,12 +44,14 @@ class LanguageModel(Model):
         self.stops = stop_tokens(opened.settings)
 
     def text(self, work: Work) -> Text:
-        """An instance that begins. A prompt that leaves no room is cut off in front, to half of the
-        positions at least. Raises RekindleError for a chat that the template refuses."""
+        """An instance that begins. A prompt that leaves no room is cut off in front, to
+        half of the positions at least. Raises RekindleError for a chat that the template
+        refuses."""
         ids = self.task.prompt_ids(work.content, self.opened.settings, self.opened.path)
         length = work.options.max_new_tokens
         most_kept = self.positions - min(length, self.positions // 2)
-        # a network needs one token at least to go on from: of an empty prompt, a stop token
+        # a network needs one token at least to go
+        # on from: of an empty prompt, a stop token
         prompt = ids[-most_kept:] or self.stops[:1]
         seed = work.options.seed
         if seed is None:
@@ -145,7 +148,8 @@ class Writer(LanguageModel):
 
     def _forward(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, cache: Any) -> torch.Tensor:
         """[B, V], float64, on the host: the scores of what follows."""
-        # positions are counted from the first token that is no padding, as for the text alone
+        # positions are counted from the first token
+        # that is no padding, as for the text alone
         positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)[:, -ids_BT.shape[1] :]
         result = self.network(
             input_ids=ids_BT.to(self.device),

@@ -1,13 +1,15 @@
 """Causal language models: plain texts, prompts with completions, and chats; any
-`AutoModelForCausalLM` of transformers whose scores are a plain matrix product of its last states.
+`AutoModelForCausalLM` of transformers whose scores are a plain matrix product of its last
+states.
 
-Decides what a document's tokens are and which of them are targets: of a plain text all (but the
-first), of a prompt and a completion, joined as they are, those of the completion, of a chat those
-of the assistant's turns. Texts and completions end with the tokenizer's end-of-text token, answers
-of a chat as its template ends them (`chat.py`): the first special token behind an answer stops the
-writing (`stop_token_ids` of the settings), and where there is none the end-of-text token is put
-there. What exceeds `data.max_length` is cut off. Shapes: B sequences, T tokens, V vocabulary, N
-documents, F tokens of all documents joined."""
+Decides what a document's tokens are and which of them are targets: of a plain text all
+(but the first), of a prompt and a completion, joined as they are, those of the
+completion, of a chat those of the assistant's turns. Texts and completions end with the
+tokenizer's end-of-text token, answers of a chat as its template ends them (`chat.py`):
+the first special token behind an answer stops the writing (`stop_token_ids` of the
+settings), and where there is none the end-of-text token is put there. What exceeds
+`data.max_length` is cut off. Shapes: B sequences, T tokens, V vocabulary, N documents, F
+tokens of all documents joined."""
 
 from __future__ import annotations
 
@@ -62,13 +64,13 @@ class CausalLM(pretrained.HubTask, TokenTask):
         pretrained.check_source(model, _EXAMPLE, data.max_length)
         tokenizer = model.tokenizer
         if isinstance(tokenizer, TokenizerSpec) and isinstance(model.source, str):
-            what = "a tokenizer trained here does not fit the embeddings of a pretrained model"
+            message = "a tokenizer trained here does not fit the embeddings of a pretrained model"
             fix = "leave it out, or give an inline config as model.source"
-            raise RequestError(what, where="model.tokenizer", fix=fix)
+            raise RequestError(message, where="model.tokenizer", fix=fix)
         if isinstance(tokenizer, TokenizerSpec) and tokenizer.vocab_size < SMALLEST:
-            what = f"{tokenizer.vocab_size} tokens are fewer than the bytes and special tokens"
+            message = f"{tokenizer.vocab_size} tokens are fewer than the bytes and special tokens"
             fix = f"at least {SMALLEST}"
-            raise RequestError(what, where="model.tokenizer.vocab_size", fix=fix)
+            raise RequestError(message, where="model.tokenizer.vocab_size", fix=fix)
 
     def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
         shape = {"form": data.columns.form, "max_length": data.max_length, "packing": data.packing}
@@ -163,8 +165,10 @@ class CausalLM(pretrained.HubTask, TokenTask):
         embedded = getattr(config.get_text_config(), "vocab_size", None)
         tokens = settings["vocab_size"]
         if embedded is not None and embedded < tokens:
-            what = f"the model knows {embedded} tokens, the tokenizer {tokens}"
-            raise RequestError(what, where="model.tokenizer", fix="use the model's own tokenizer")
+            message = f"the model knows {embedded} tokens, the tokenizer {tokens}"
+            raise RequestError(
+                message, where="model.tokenizer", fix="use the model's own tokenizer"
+            )
         try:
             network: Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         except (AttributeError, ValueError) as error:
@@ -261,7 +265,7 @@ class CausalLM(pretrained.HubTask, TokenTask):
         return answers
 
     def prompt_ids(self, turns: list[Turn], settings: Settings, assets: Path) -> list[int]:
-        """Tokens before the answer. Raises DataError for a chat that the template refuses."""
+        """Tokens before the answer. Raises DataError for a chat that is refused."""
         tokenizer, template = self._held or (_tokenizer(assets), None)
         ids: list[int]
         if settings["form"] == "chat":
@@ -309,7 +313,8 @@ def _rendered(turns: list[Turn], settings: Settings, assets: Path) -> tuple[str,
 
 
 def _row(encoding: tokenizers.Encoding, text: str, spans: list[Span], settings: Settings) -> Row:
-    """Ids, marks of the targets among them, and the bytes of text that the targets cover."""
+    """Ids, marks of the targets among them,
+    and how many bytes of text the targets cover."""
     import numpy as np
 
     limit = settings["max_length"]
@@ -351,8 +356,8 @@ def _template(settings: Settings, assets: Path) -> ChatTemplate:
 def train_bpe(
     texts: Iterable[list[str]], *, vocab_size: int, min_frequency: int
 ) -> tokenizers.Tokenizer:
-    """A byte-level tokenizer of at most `vocab_size` (at least `SMALLEST`) tokens: every text has
-    tokens and comes back exactly, and the same texts give the same file."""
+    """A byte-level tokenizer of at most `vocab_size` (at least `SMALLEST`) tokens: every
+    text has tokens and comes back exactly, and the same texts give the same file."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -372,9 +377,9 @@ def train_bpe(
 def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
     tokenizer = pretrained.fetch_tokenizer(model)
     if tokenizer.eos_token_id is None:
-        what = "the tokenizer has no token that ends a text"
+        message = "the tokenizer has no token that ends a text"
         fix = "name the tokenizer of a causal language model"
-        raise RequestError(what, where="model.tokenizer", fix=fix)
+        raise RequestError(message, where="model.tokenizer", fix=fix)
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     source = tokenizer.get_chat_template() if tokenizer.chat_template else TEMPLATE
     tokenizer.chat_template = source
@@ -392,14 +397,15 @@ def _fetch_tokenizer(model: ModelSpec, assets: Path) -> Settings:
 
 
 def stop_tokens(settings: Settings) -> list[int]:
-    """The tokens that end what a model writes, the end-of-text token first. A model of before knows
-    that one only."""
+    """The tokens that end what a model writes, the end-of-text token first. A model of
+    before knows that one only."""
     return list(settings.get("stop_token_ids", [settings["eos_token_id"]]))
 
 
 def _with_endings(fitted: Settings, shape: Settings, assets: Path) -> Settings:
-    """The settings with how answers end: `stop_token_ids`; of chats also `answer_ends`, the texts
-    behind answers that hold one, and `ends_added`, whether some answers have none."""
+    """The settings with how answers end: `stop_token_ids`; of chats also `answer_ends`,
+    the texts behind answers that hold one, and `ends_added`, whether some answers have
+    none."""
     stops = [int(fitted["eos_token_id"])]
     if shape["form"] != "chat":
         return {**fitted, "stop_token_ids": stops}
@@ -432,9 +438,9 @@ def _with_endings(fitted: Settings, shape: Settings, assets: Path) -> Settings:
 
 
 def _stop_in(ending: Ending, tokenizer: tokenizers.Tokenizer, end: int) -> tuple[int | None, str]:
-    """The first special token of an ending, or where it has none the first that was added to the
-    vocabulary (a model may stop at one that is not marked as special); and the text of its whole
-    tokens."""
+    """The first special token of an ending, or where it has none the first that was added
+    to the vocabulary (a model may stop at one that is not marked as special); and the
+    text of its whole tokens."""
     added = tokenizer.get_added_tokens_decoder()
     encoding = tokenizer.encode(ending.text, add_special_tokens=False)
     special_tokens = list[int]()
@@ -448,7 +454,8 @@ def _stop_in(ending: Ending, tokenizer: tokenizers.Tokenizer, end: int) -> tuple
         if added_token is None:
             continue
         name = added_token.content.strip()
-        # an unknown character becomes a special token, too, whose name is not what stands there
+        # an unknown character becomes a special token,
+        # too, whose name is not what stands there
         if ending.text[first:last].strip() != name:
             continue
         if added_token.special or token == end:
@@ -463,10 +470,12 @@ def _check_end(tokenizer: tokenizers.Tokenizer, fitted: Settings) -> None:
     name = fitted["special_tokens"]["eos_token"]
     end = fitted["eos_token_id"]
     if tokenizer.encode(f"a{name}", add_special_tokens=False).ids[-1:] != [end]:
-        what = "the chat template ends answers with no special token, and the tokenizer does not "
-        what += f"read its own, `{name}`, in a text"
+        message = (
+            "the chat template ends answers with no special token, and the tokenizer does not "
+        )
+        message += f"read its own, `{name}`, in a text"
         fix = "name a tokenizer whose chat template ends answers, or that has it as an added token"
-        raise RequestError(what, where="model.tokenizer", fix=fix)
+        raise RequestError(message, where="model.tokenizer", fix=fix)
 
 
 def _positions(config: Any) -> int | None:
@@ -475,6 +484,6 @@ def _positions(config: Any) -> int | None:
 
 
 def _unsupported(config: PretrainedConfig, trait: str) -> UnsupportedError:
-    what = f"{config.model_type} {trait}, which the chunked loss does not compute"
+    message = f"{config.model_type} {trait}, which the chunked loss does not compute"
     fix = "use a Llama, Mistral, Qwen or GPT-2 architecture"
-    return UnsupportedError(what, where="model.source", fix=fix)
+    return UnsupportedError(message, where="model.source", fix=fix)

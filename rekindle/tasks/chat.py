@@ -1,11 +1,12 @@
 """A chat as one text, and which parts of it a model learns to write.
 
-The tokenizer's own template decides the text (Jinja, in the sandbox that transformers prescribes
-for it); tokenizers without one get `TEMPLATE`. An answer begins where the template's prompt for it
-ends, and ends with what the template puts behind it, such as the end-of-text token. What that is
-shows a chat with a word in the answer's place that stands nowhere else: an answer's own text may
-occur in the template's (`d` in `<|im_end|>`). A template that asks for today's date gets `_DATE`,
-because the same chats must give the same tokens every day."""
+The tokenizer's own template decides the text (Jinja, in the sandbox that transformers
+prescribes for it); tokenizers without one get `TEMPLATE`. An answer begins where the
+template's prompt for it ends, and ends with what the template puts behind it, such as the
+end-of-text token. What that is shows a chat with a word in the answer's place that stands
+nowhere else: an answer's own text may occur in the template's (`d` in `<|im_end|>`). A
+template that asks for today's date gets `_DATE`, because the same chats must give the
+same tokens every day."""
 
 import dataclasses
 import datetime as dt
@@ -45,8 +46,8 @@ Span = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """What stands behind an answer up to the next turn: characters `start` to `end` of `text`, a
-    whole chat."""
+    """What stands behind an answer up to the next turn: characters `start` to `end` of
+    `text`, a whole chat."""
 
     text: str
     start: int
@@ -54,7 +55,7 @@ class Ending:
 
 
 class ChatTemplate:
-    """One template with the tokenizer's special tokens, such as `{"eos_token": "</s>"}`."""
+    """A template with the tokenizer's special tokens, such as `{"eos_token": "</s>"}`."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._template = _compiled(source)
@@ -69,9 +70,10 @@ class ChatTemplate:
     ) -> tuple[str, list[Span]]:
         """The chat up to its last answer, and where the answers stand, in characters.
 
-        `ends`: what stands behind answers and holds a token that stops the writing; an answer
-        without any of them gets the end-of-text token. None: answers end as the last one does.
-        Raises DataError for a chat that the template refuses or whose answers it alters."""
+        `ends`: what stands behind answers and holds a token that stops the writing; an
+        answer without any of them gets the end-of-text token. None: answers end as the
+        last one does. Raises DataError for a chat that the template refuses or whose
+        answers it alters."""
         answers = [i for i, (role, _) in enumerate(turns) if role == "assistant"]
         turns = turns[: max(answers) + 1]
         text = self._render(turns)
@@ -88,8 +90,9 @@ class ChatTemplate:
         return text, spans
 
     def endings(self) -> list[Ending]:
-        """What stands behind an answer that another turn follows, and behind a last one, as chats
-        of this module show it. Raises DataError where the template refuses all of them."""
+        """What stands behind an answer that another turn follows, and behind a last one,
+        as chats of this module show it. Raises DataError where the template refuses all
+        of them."""
         refusals = list[DataError]()
         for roles in _PROBES:
             # a content of its own for each turn, by which it is found
@@ -111,11 +114,13 @@ class ChatTemplate:
         last = Ending(text, starts[-1], len(text))
         if turns[-3:-2] != [("assistant", contents[-3])] or min(places) < 0:
             return [last]
-        # from the first answer to the next turn's content: the answer's end, the turn's opening
+        # from the first answer to the next turn's
+        # content: the answer's end, the turn's opening
         between = text[starts[-3] : places[-2]]
         first_user = [role for role, _ in turns].index("user")
         opening_length = _common_end(between, text[: places[first_user]])
-        # a turn of the system may end as answers do, and is then no part of what opens a user's
+        # a turn of the system may end as answers do,
+        # and is then no part of what opens a user's
         common_length = _common_start(between, text[last.start :])
         length = max(len(between) - opening_length, common_length)
         return [Ending(text, starts[-3], starts[-3] + length), last]
@@ -145,10 +150,12 @@ class ChatTemplate:
         prompt = self.prompt(turns[:index])
         if not text.startswith(prompt):
             place = _common_start(prompt, text)
-            what = f"the chat template opens the answer of turn {index + 1} otherwise in a prompt"
-            what += f" ({prompt[place:]!r}) than in a chat ({text[place : place + 20]!r})"
+            message = (
+                f"the chat template opens the answer of turn {index + 1} otherwise in a prompt"
+            )
+            message += f" ({prompt[place:]!r}) than in a chat ({text[place : place + 20]!r})"
             fix = "set model.tokenizer to one whose prompts are how its chats begin"
-            raise DataError(what, fix=fix)
+            raise DataError(message, fix=fix)
         end = len(text) - len(behind)
         _, content = turns[index]
         content = content.strip()  # as many templates do
@@ -189,8 +196,8 @@ class ChatTemplate:
 
 
 def template_in(folder: Path) -> ChatTemplate | None:
-    """The template of the tokenizer in a folder, read without transformers; None where it has none.
-    Raises DataError for files that cannot be read."""
+    """The template of the tokenizer in a folder, read without transformers; None where it
+    has none. Raises DataError for files that cannot be read."""
     config_file = folder / "tokenizer_config.json"
     template_file = folder / "chat_template.jinja"
     try:
@@ -199,9 +206,9 @@ def template_in(folder: Path) -> ChatTemplate | None:
         if template_file.is_file():  # as newer versions of transformers save it
             source = template_file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        what = f"the tokenizer cannot be read: {first_line(error)}"
+        message = f"the tokenizer cannot be read: {first_line(error)}"
         fix = "save it again, by save_pretrained"
-        raise DataError(what, where=str(config_file), fix=fix) from error
+        raise DataError(message, where=str(config_file), fix=fix) from error
     if isinstance(source, list):  # several templates by name
         templates = {template["name"]: template["template"] for template in source}
         source = templates.get("default")
@@ -218,9 +225,9 @@ def template_in(folder: Path) -> ChatTemplate | None:
 
 
 def _altered(turn: int) -> DataError:
-    what = f"the chat template alters turn {turn}, so that the answer cannot be found"
+    message = f"the chat template alters turn {turn}, so that the answer cannot be found"
     fix = "set model.tokenizer to one whose template keeps earlier turns as they are"
-    return DataError(what, fix=fix)
+    return DataError(message, fix=fix)
 
 
 def _common_start(a: str, b: str) -> int:
@@ -263,6 +270,6 @@ def _compiled(source: str) -> "jinja2.Template":
     try:
         return environment.from_string(source)
     except (TemplateError, RecursionError) as error:
-        what = f"the chat template cannot be read: {first_line(error)}"
+        message = f"the chat template cannot be read: {first_line(error)}"
         fix = "correct it, or set model.tokenizer to another one"
-        raise DataError(what, where="model.tokenizer", fix=fix) from error
+        raise DataError(message, where="model.tokenizer", fix=fix) from error

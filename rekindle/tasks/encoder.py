@@ -1,16 +1,18 @@
 """Classifiers of texts and of words: a network of transformers with a head for classes
-(`AutoModelForSequenceClassification`, `AutoModelForTokenClassification`), and its tokenizer.
+(`AutoModelForSequenceClassification`, `AutoModelForTokenClassification`), and its
+tokenizer.
 
-From a hub name, a local folder, or an inline config trained from scratch with a WordPiece tokenizer
-learnt from the training split. Batches are padded to their longest text. Shapes: B texts, T tokens,
-F tokens of all texts joined.
+From a hub name, a local folder, or an inline config trained from scratch with a WordPiece
+tokenizer learnt from the training split. Batches are padded to their longest text.
+Shapes: B texts, T tokens, F tokens of all texts joined.
 
-Words have one tag each (named entities, parts of speech), predicted at the word's first token. The
-tokenizer cuts each word of a list as it would within a text. A word behind `data.max_length` tokens
-has no place: training leaves it out, scoring counts it as not predicted.
+Words have one tag each (named entities, parts of speech), predicted at the word's first
+token. The tokenizer cuts each word of a list as it would within a text. A word behind
+`data.max_length` tokens has no place: training leaves it out, scoring counts it as not
+predicted.
 
-`tokenizers` numbers the pieces `##x` of WordPiece in the order of a hash map, another one in every
-process. Here each piece gets its number up front, by its character."""
+`tokenizers` numbers the pieces `##x` of WordPiece in the order of a hash map, another one
+in every process. Here each piece gets its number up front, by its character."""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
 
 
 class EncoderTask(pretrained.HubTask):
-    """A subclass says how examples are encoded, and what texts a tokenizer learns from."""
+    """A subclass says how examples are encoded,
+    and which texts a tokenizer learns from."""
 
     makes_head: ClassVar[bool] = True
     problem_type: ClassVar[str | None] = None
@@ -84,7 +87,8 @@ class EncoderTask(pretrained.HubTask):
         import torch
         import transformers
 
-        # the base's own `problem_type` may be another one: pipelines would apply a sigmoid
+        # the base's own `problem_type` may be another
+        # one: pipelines would apply a sigmoid
         names = {
             "num_labels": len(labels),
             "id2label": dict(enumerate(labels)),
@@ -96,9 +100,9 @@ class EncoderTask(pretrained.HubTask):
         embedded = getattr(config, "vocab_size", None)
         tokens = settings["vocab_size"]
         if isinstance(embedded, int) and embedded < tokens:
-            what = f"the model knows {embedded} tokens, the tokenizer {tokens}"
+            message = f"the model knows {embedded} tokens, the tokenizer {tokens}"
             fix = "use the model's own tokenizer, or a model whose embeddings were resized for it"
-            raise RequestError(what, where="model.tokenizer", fix=fix)
+            raise RequestError(message, where="model.tokenizer", fix=fix)
         # a decoder finds the last token of a text by it
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = settings["pad_token_id"]
@@ -136,7 +140,7 @@ _SEPARABLE = {
 def train_wordpiece(
     texts: Callable[[], Iterable[list[str]]], *, vocab_size: int, min_frequency: int
 ) -> tokenizers.Tokenizer:
-    """A lower-casing WordPiece tokenizer for texts; each call of `texts` starts a new pass."""
+    """A lower-casing WordPiece tokenizer; each call of `texts` starts a new pass."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
     learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
@@ -150,7 +154,8 @@ def train_wordpiece(
         show_progress=False,
     )
     learner.train_from_iterator(texts(), trainer)
-    # the learner takes the fixed pieces for special tokens; a tokenizer of its vocabulary does not
+    # the learner takes the fixed pieces for special
+    # tokens; a tokenizer of its vocabulary does not
     model = models.WordPiece(vocab=learner.get_vocab(), unk_token="[UNK]")  # noqa: S106 - a token of text
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = learner.normalizer
@@ -164,7 +169,8 @@ def train_wordpiece(
 
 
 def is_separable(tokenizer: tokenizers.Tokenizer) -> bool:
-    """Whether no part of the tokenizer looks across a space: BERT's parts, plain added tokens."""
+    """Whether no part of the tokenizer looks across a space,
+    as BERT's and plain tokens."""
     state = json.loads(tokenizer.to_str())
     types = {name: (state[name] or {}).get("type") for name in _SEPARABLE}
     if types != _SEPARABLE or state["padding"]:
@@ -183,8 +189,8 @@ def _looks_across_a_space(added_token: Mapping[str, Any]) -> bool:
 
 
 class WordCache:
-    """`cache.encode(texts)` gives the ids of `encode_batch`, each different word tokenized once:
-    exactly those where nothing looks across a space (`is_separable`)."""
+    """`cache.encode(texts)` gives the ids of `encode_batch`, each different word
+    tokenized once: exactly those where nothing looks across a space (`is_separable`)."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._bare = type(tokenizer).from_str(tokenizer.to_str())
@@ -202,7 +208,8 @@ class WordCache:
         self._ids: dict[str, list[int]] = {}
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text, cut to the longest length, with the special tokens around them."""
+        """Ids of each text, cut to the most that fit,
+        with the special tokens around them."""
         words = [text.split(" ") for text in texts]
         if len(self._ids) > _MOST_WORDS:
             self._ids.clear()
@@ -260,8 +267,9 @@ class TextClassification(EncoderTask):
 
 
 class TextRegression(TextClassification):
-    """Predicts a number. The network learns it in standard deviations from the mean of the training
-    split; both are kept in its configuration, as `target_mean` and `target_std`."""
+    """Predicts a number. The network learns it in standard deviations from the mean of
+    the training split; both are kept in its configuration, as `target_mean` and
+    `target_std`."""
 
     objective: ClassVar[Objective] = "numbers"
     problem_type: ClassVar[str | None] = "regression"
@@ -275,8 +283,8 @@ class TextRegression(TextClassification):
         deviation = float(values_N.std())
         # of equal numbers rounding may leave a deviation; a NaN compares as false, too
         if not 1e-12 * abs(mean) < deviation < math.inf:
-            what = f"{SAME_NUMBER}, or numbers beyond all bounds"
-            raise DataError(what, where="data.columns.target", fix="name another column")
+            message = f"{SAME_NUMBER}, or numbers beyond all bounds"
+            raise DataError(message, where="data.columns.target", fix="name another column")
         return {**settings, **dict(zip(SCALE, (mean, deviation), strict=True))}
 
     def build(self, model: ModelSpec, labels: Labels, settings: Settings, assets: Path) -> Module:
@@ -318,7 +326,8 @@ class TokenClassification(EncoderTask):
         return [" ".join(words) for words in _words(batch)]
 
     def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
-        """`input_ids`, and as `places` of each word the position of its first token among them."""
+        """`input_ids`, and as `places` the position
+        of each word's first token among them."""
         import pyarrow as pa
 
         texts = _words(batch)
@@ -347,8 +356,9 @@ _tokenizer = pretrained.cached_by_tokenizer(read_tokenizer)
 
 
 def _keeping_words_apart(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The tokenizer, such that a list of words gives the tokens of the text: byte-level BPE marks
-    the space before a word. Raises UnsupportedError where no setting of it does so."""
+    """The tokenizer, such that a list of words gives the tokens of the text: byte-level
+    BPE marks the space before a word. Raises UnsupportedError where no setting of it does
+    so."""
     state = json.loads(tokenizer.to_str())
     # as it is, as byte-level BPE names the setting, and as SentencePiece's Metaspace does
     for change in ({}, {"add_prefix_space": True}, {"prepend_scheme": "always"}):
@@ -357,14 +367,16 @@ def _keeping_words_apart(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenize
         split = candidate.encode(["one", "two"], is_pretokenized=True).ids
         if split in (candidate.encode("one two").ids, candidate.encode(" one two").ids):
             return candidate
-    what = "this tokenizer joins words that are given one by one, as if no space was between them"
+    message = (
+        "this tokenizer joins words that are given one by one, as if no space was between them"
+    )
     fix = "name a model with a WordPiece or a byte-level BPE tokenizer, or train one: "
     fix += "`tokenizer: {vocab_size: 4096}`"
-    raise UnsupportedError(what, where="model.tokenizer", fix=fix)
+    raise UnsupportedError(message, where="model.tokenizer", fix=fix)
 
 
 def _changed(pre_tokenizer: Any, change: dict[str, Any]) -> Any:
-    """The settings of a pre-tokenizer, or of those in a sequence, changed where they exist."""
+    """The settings of a pre-tokenizer, and of those in it, changed where they exist."""
     if not isinstance(pre_tokenizer, dict):
         return pre_tokenizer
     changed = dict(pre_tokenizer)

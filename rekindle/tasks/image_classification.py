@@ -1,13 +1,15 @@
-"""Image classification by a small convolutional network, for MNIST-like data, or a residual one.
+"""Image classification by a small convolutional network, or by a residual one.
 
-The small network: blocks of 3x3 convolution, group norm, GELU and 2x2 max-pooling, one per entry of
-`channels`, then a hidden layer. Group norm and not batch norm, because its result does not depend
-on how a batch is divided among ranks. Shapes: B images, H x W pixels, D channels, C classes. Pixels
-are uint8, scaled to [-1, 1].
+The small network, for data like MNIST: blocks of 3x3 convolution, group norm, GELU and
+2x2 max-pooling, one per entry of `channels`, then a hidden layer. Group norm and not
+batch norm, because its result does not depend on how a batch is divided among ranks.
+Shapes: B images, H x W pixels, D channels, C classes. Pixels are uint8, scaled to [-1,
+1].
 
-The residual networks are transformers' of He et al. 2015 (arXiv 1512.03385), for images of 32
-pixels a side or more. Batch norm is replaced by group norm of 32 groups (Wu & He 2018, arXiv
-1803.08494). Channels are last in memory, with which convolutions on GPUs are fastest."""
+The residual networks are transformers' of He et al. 2015 (arXiv 1512.03385), for images
+of 32 pixels a side or more. Batch norm is replaced by group norm of 32 groups (Wu & He
+2018, arXiv 1803.08494). Channels are last in memory, with which convolutions on GPUs are
+fastest."""
 
 from __future__ import annotations
 
@@ -59,6 +61,7 @@ class ImageClassification(Task):
         raw = b"".join(table.column("pixels").to_pylist())
         pixels_BHWD = np.frombuffer(raw, np.uint8).reshape(len(table), height, width, depth)
         pixels_BDHW = torch.from_numpy(pixels_BHWD.astype(np.float32)).permute(0, 3, 1, 2)
+        # 0 to 255 become -1 to 1
         return {"pixels": pixels_BDHW.contiguous() / 127.5 - 1.0}
 
     def logits(self, network: Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -81,17 +84,18 @@ class ImageClassification(Task):
 
 
 def _architecture(model: ModelSpec) -> dict[str, Any]:
-    """`model.source` with the defaults filled in; RequestError for what no network here knows."""
+    """`model.source` with defaults filled in.
+    RequestError for what no network here has."""
     source = model.source
     if isinstance(source, str):
-        what = f"image_classification trains its own network and cannot start from `{source}`"
+        message = f"image_classification trains its own network and cannot start from `{source}`"
         fix = f"give an inline config: {_SMALL}, or use model.init_from"
-        raise RequestError(what, where="model.source", fix=fix)
+        raise RequestError(message, where="model.source", fix=fix)
     if "architecture" in source:
         if set(source) != {"architecture"} or str(source["architecture"]) not in _SHAPES:
-            what = f"not a network this task can build: {source}"
+            message = f"not a network this task can build: {source}"
             fix = f"{{architecture: {' or '.join(_SHAPES)}}}"
-            raise RequestError(what, where="model.source", fix=fix)
+            raise RequestError(message, where="model.source", fix=fix)
         return source
     unknown = sorted(set(source) - set(DEFAULTS))
     config = {**DEFAULTS, **source}
@@ -108,8 +112,8 @@ def _architecture(model: ModelSpec) -> dict[str, Any]:
     has_hidden = isinstance(hidden, int) and 1 <= hidden <= 65_536
     has_dropout = isinstance(dropout, int | float) and 0 <= dropout < 1
     if not (has_widths and has_hidden and has_dropout):
-        what = f"not a network this task can build: {source}"
-        raise RequestError(what, where="model.source", fix=fix)
+        message = f"not a network this task can build: {source}"
+        raise RequestError(message, where="model.source", fix=fix)
     return config
 
 
@@ -121,7 +125,7 @@ def _network(architecture: dict[str, Any]) -> torch.nn.Module:
 
 
 def _pool(height: int, width: int) -> torch.nn.Module:
-    """`nn.AdaptiveAvgPool2d` one side after the other: its sums have no fixed order on CUDA."""
+    """`nn.AdaptiveAvgPool2d`, side by side: its own sums have no fixed order on CUDA."""
     import torch
 
     class Pool(torch.nn.Module):
@@ -181,13 +185,13 @@ _HIDDEN = {"basic": [64, 128, 256, 512], "bottleneck": [256, 512, 1024, 2048]}
 def check_size(height: int, width: int) -> None:
     """Refuse images that five halvings leave nothing of; raises RequestError."""
     if min(height, width) < SMALLEST_SIDE:
-        what = f"images of {height} x {width} pixels are too small for a residual network"
+        message = f"images of {height} x {width} pixels are too small for a residual network"
         fix = f"set data.image_size to {SMALLEST_SIDE} or more, or train {_SMALL}"
-        raise RequestError(what, where="model.source", fix=fix)
+        raise RequestError(message, where="model.source", fix=fix)
 
 
 def residual(architecture: dict[str, Any]) -> torch.nn.Module:
-    """The network for `architecture`, `shape` and `classes`: [B, D, H, W] to scores, [B, C]."""
+    """The network of an `architecture`, `shape` and `classes`: [B, D, H, W] to [B, C]."""
     import torch
     from torch import nn
     from transformers import ResNetConfig, ResNetForImageClassification
@@ -203,6 +207,7 @@ def residual(architecture: dict[str, Any]) -> torch.nn.Module:
     )
     body: nn.Module = ResNetForImageClassification(config)
     for path, module in list(body.named_modules()):
+        # its result depends on how a batch is divided among ranks
         if isinstance(module, nn.BatchNorm2d):
             body.set_submodule(path, nn.GroupNorm(_GROUPS, module.num_features))
 

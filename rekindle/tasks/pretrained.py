@@ -1,4 +1,4 @@
-"""What a model in Hugging Face layout gives, a hub name or a folder. Text tasks share it."""
+"""Configuration, tokenizer and weights of a model in Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class HubTask(Task):
                 tqdm_class=Bar,
             )
         except (HfHubHTTPError, HFValidationError, OSError) as error:
-            what = f"cannot fetch the weights of `{model.source}`: {first_line(error)}"
-            raise RequestError(what, where="model.source", fix=_NETWORK) from error
+            message = f"cannot fetch the weights of `{model.source}`: {first_line(error)}"
+            raise RequestError(message, where="model.source", fix=_NETWORK) from error
         return Path(snapshot)
 
     def save(self, network: Module, folder: Path, labels: Labels, settings: Settings) -> None:
@@ -96,13 +96,14 @@ class HubTask(Task):
 
 
 def check_source(model: ModelSpec, example: str, longest: int) -> None:
-    """Refuse a missing model, or an inline config without architecture or enough positions."""
+    """Refuse a missing model, and an inline config
+    that lacks architecture or positions."""
     if model.source == {}:
         fix = f"name one of the Hugging Face hub, or describe one to train from scratch: {example}"
         raise RequestError("no model is named", where="model.source", fix=fix)
     if isinstance(model.source, dict) and "model_type" not in model.source:
-        what = "an inline config needs to say which architecture it configures"
-        raise RequestError(what, where="model.source", fix=f"add model_type: {example}")
+        message = "an inline config needs to say which architecture it configures"
+        raise RequestError(message, where="model.source", fix=f"add model_type: {example}")
     if isinstance(model.source, dict):
         source = model.source
         positions = source.get("max_position_embeddings") or source.get("n_positions")
@@ -110,38 +111,39 @@ def check_source(model: ModelSpec, example: str, longest: int) -> None:
 
 
 def check_positions(positions: int | None, longest: int) -> None:
-    """RequestError where texts of `longest` tokens need more positions than a model has; XLNet's
-    -1, like None, is no limit."""
+    """RequestError where texts of `longest` tokens need more positions than a model has;
+    XLNet's -1, like None, is no limit."""
     if positions is not None and 0 < positions < longest:
-        what = f"data.max_length is {longest}, but the model has {positions} positions"
+        message = f"data.max_length is {longest}, but the model has {positions} positions"
         fix = f"set it to at most {positions}, or raise max_position_embeddings (inline config)"
-        raise RequestError(what, where="data.max_length", fix=fix)
+        raise RequestError(message, where="data.max_length", fix=fix)
 
 
 def configuration(model: ModelSpec, inline: Settings, always: Settings) -> PretrainedConfig:
-    """What `model.source` names, or describes (completed by `inline`); `always` overrides it."""
+    """The configuration that `model.source` names, or describes,
+    completed by `inline`."""
     from transformers import AutoConfig
 
     if isinstance(model.source, str):
         try:
             return AutoConfig.from_pretrained(model.source, revision=model.revision, **always)
         except (OSError, ValueError) as error:
-            what = f"cannot load the configuration of `{model.source}`: {first_line(error)}"
-            raise RequestError(what, where="model.source", fix=_NETWORK) from error
+            message = f"cannot load the configuration of `{model.source}`: {first_line(error)}"
+            raise RequestError(message, where="model.source", fix=_NETWORK) from error
     own_settings = {key: value for key, value in model.source.items() if key != "model_type"}
     model_type = model.source["model_type"]
     _check_keys(model_type, own_settings)
     try:
         return AutoConfig.for_model(model_type, **{**own_settings, **inline, **always})
     except (ValueError, TypeError) as error:
-        what = f"not a configuration of {model_type}: {first_line(error)}"
+        message = f"not a configuration of {model_type}: {first_line(error)}"
         fix = "see the fields of its configuration class in transformers"
-        raise RequestError(what, where="model.source", fix=fix) from error
+        raise RequestError(message, where="model.source", fix=fix) from error
 
 
 def _check_keys(model_type: str, own_settings: Settings) -> None:
-    """Raise RequestError for a setting that the architecture's code never reads: transformers would
-    take it, and nothing would come of it."""
+    """Raise RequestError for a setting that the architecture's code never reads:
+    transformers would take it, and nothing would come of it."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
@@ -157,16 +159,16 @@ def _check_keys(model_type: str, own_settings: Settings) -> None:
     problems = list[Problem]()
     for key in own_settings:
         if key not in known_keys:
-            what = f"{model_type} has no setting `{key}`"
+            message = f"{model_type} has no setting `{key}`"
             see_fields = f"see the fields of {kind.__name__} in transformers"
             fix = did_you_mean(key, names) or see_fields
-            problems.append(Problem(what, "model.source", fix))
+            problems.append(Problem(message, "model.source", fix))
     if problems:
         raise RequestError(problems)
 
 
 def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
-    """The fast tokenizer of `model.tokenizer` or `model.source`, without padding and truncation."""
+    """The fast tokenizer that `model` names, without padding and truncation."""
     from transformers import AutoTokenizer
 
     # `revision` is of the model's source, and says nothing of another name
@@ -178,26 +180,27 @@ def fetch_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
     except (OSError, ValueError) as error:
-        what = f"cannot load the tokenizer `{name}`: {first_line(error)}"
+        message = f"cannot load the tokenizer `{name}`: {first_line(error)}"
         fix = "check the name and the network, or train one: `tokenizer: {vocab_size: 4096}`"
-        raise RequestError(what, where="model.tokenizer", fix=fix) from error
+        raise RequestError(message, where="model.tokenizer", fix=fix) from error
+    # a worker reads tokenizer.json, without transformers
     if not tokenizer.is_fast:
-        what = f"the tokenizer `{name}` has no fast version"
+        message = f"the tokenizer `{name}` has no fast version"
         fix = "name one with a tokenizer.json, or train one: `tokenizer: {vocab_size: 4096}`"
-        raise RequestError(what, where="model.tokenizer", fix=fix)
+        raise RequestError(message, where="model.tokenizer", fix=fix)
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.backend_tokenizer.no_truncation()
     return tokenizer
 
 
 def save_fetched(tokenizer: PreTrainedTokenizerBase, assets: Path) -> None:
-    """Leave a tokenizer of transformers there, also as the file that `tokenizers` reads."""
+    """Save a tokenizer of transformers, also as the file that `tokenizers` reads."""
     tokenizer.save_pretrained(assets)
     tokenizer.backend_tokenizer.save(str(assets / TOKENIZER))
 
 
 def save_tokenizer(tokenizer: tokenizers.Tokenizer, assets: Path, **config: Any) -> None:
-    """Leave a tokenizer that was trained here among the assets, in Hugging Face layout."""
+    """Save a tokenizer that was trained here among the assets, in Hugging Face layout."""
     tokenizer.save(str(assets / TOKENIZER))
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     text = json.dumps(config, indent=2, sort_keys=True)
@@ -205,7 +208,7 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, assets: Path, **config: Any)
 
 
 def cached_by_tokenizer(read: Callable[[Path], Read]) -> Callable[[Path], Read]:
-    """`read`, whose answer for some assets is cached until their tokenizer is written again."""
+    """`read`, cached for a folder of assets until its tokenizer is written again."""
     cached = functools.lru_cache(maxsize=4)(lambda assets, *state: read(assets))
 
     def current(assets: Path) -> Read:

@@ -1,7 +1,7 @@
 """Scores of a classifier: the probability of each class, of each example.
 
-Accuracy, macro-F1, log-loss, the expected calibration error (Naeini et al. 2015, 15 equal bins of
-the top probability) and what curves tell, of all examples and of resamples."""
+Accuracy, macro-F1, log-loss, the expected calibration error (Naeini et al. 2015, 15 equal
+bins of the top probability) and what curves tell, of all examples and of resamples."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ MOST_CURVES = 20  # classes: each is ranked by itself
 
 @dataclasses.dataclass(frozen=True)
 class ClassScores(Scores):
-    """Probabilities of classes, [N, C], the true ones, [N], and what they are called, [C]."""
+    """Probabilities of classes, [N, C], the true classes, [N], and their names, [C]."""
 
     probabilities_NC: Floats
     labels_N: Ints
@@ -39,6 +39,7 @@ class ClassScores(Scores):
         from scipy.special import softmax  # which takes a fifth of a second
 
         labels_N = indices_of(rows.column("label").combine_chunks(), contender.labels)
+        # no rows do not tell how many classes there are
         if not len(rows):
             return cls(np.zeros((0, len(contender.labels))), labels_N, contender.labels)
         logits = rows.column(who).combine_chunks().field("logits").flatten()
@@ -61,10 +62,11 @@ class ClassScores(Scores):
         return bool(np.isfinite(self.probabilities_NC).all())
 
     def weighted(self, metric: str, weights_RN: Floats) -> Floats:
-        """Log-loss is the mean negative log-probability of the true class in nats (a coin flip:
-        0.693); macro-F1 the mean over classes of the harmonic mean of precision and recall, without
-        those that neither occur nor are predicted; the calibration error the mean gap between
-        confidence and accuracy over the bins, weighted by size; for curves see `_of_curves`."""
+        """Log-loss is the mean negative log-probability of the true class in nats (a coin
+        flip: 0.693); macro-F1 the mean over classes of the harmonic mean of precision and
+        recall, without those that neither occur nor are predicted; the calibration error
+        the mean gap between confidence and accuracy over the bins, weighted by size; for
+        curves see `_of_curves`."""
         total_R = weights_RN.sum(1)
         if metric == "accuracy":
             return np.asarray(weights_RN @ self._right_N.astype(np.float64) / total_R, np.float64)
@@ -111,7 +113,8 @@ class ClassScores(Scores):
         return -math.log(EPSILON)
 
     def with_one_more(self, cost: float) -> Self:
-        """Of the rarest class, taken for the next rarest: they lose the largest share of it."""
+        """Of the rarest class, taken for the next rarest:
+        these lose the largest share by it."""
         counts_C = np.bincount(self.labels_N, minlength=len(self.names))
         # classes that do not occur are behind all others
         rarest = np.argsort(np.where(counts_C > 0, counts_C, len(self) + 1), kind="stable")[:2]
@@ -195,9 +198,10 @@ def sums_by_group(values_RN: Floats, group_N: Ints, groups: int) -> Floats:
 
 
 def _of_curves(metric: str, scores_NC: Floats, labels_N: Ints, weights_RN: Floats) -> Floats:
-    """[R]: the area under the ROC curve, the average precision (the step-wise area under the curve
-    of precision over recall), or the most recall at which precision is 0.9 or more, of each class
-    against the others; the mean of the classes that some rows have and some have not, or 0.5."""
+    """[R]: the area under the ROC curve, the average precision (the step-wise area under
+    the curve of precision over recall), or the most recall at which precision is 0.9 or
+    more, of each class against the others; the mean of the classes that some rows have
+    and some have not, or 0.5."""
     values_CR = np.full((scores_NC.shape[1], len(weights_RN)), np.nan)
     for class_, scores_N in enumerate(scores_NC.T):
         order_N = np.argsort(-scores_N, kind="stable")
@@ -249,7 +253,8 @@ def class_result(label: str, hits: int, predicted: int, rows: int) -> ClassResul
 
 
 def beats_majority(metric: str, value: float, blind: float, kind: str) -> Check:
-    """Whether `value` is better than that of the most frequent class, or of their frequencies."""
+    """Whether `value` beats that of the most frequent class,
+    or of the classes' frequencies."""
     answer = f"the frequency of each {kind} as its probability"
     if metric.endswith(("accuracy", "f1")):
         answer = f"the most frequent {kind}"
@@ -257,11 +262,11 @@ def beats_majority(metric: str, value: float, blind: float, kind: str) -> Check:
 
 
 def indices_of(column: pa.Array, labels: tuple[str, ...]) -> Ints:
-    """Class indices of a column of labels; raises DataError for one that is not among `labels`."""
+    """Class indices of a column of labels. Raises DataError for one not in `labels`."""
     index = pc.index_in(column, pa.array(labels, pa.string()))
     if index.null_count:
         unknown = sorted(set(column.to_pylist()) - set(labels))
-        what = f"the test split holds labels that the model does not know: {unknown[:5]}"
+        message = f"the test split holds labels that the model does not know: {unknown[:5]}"
         fix = "list all classes in data.labels, or use more training data"
-        raise DataError(what, where="data", fix=fix)
+        raise DataError(message, where="data", fix=fix)
     return np.asarray(index.to_numpy(zero_copy_only=False), np.int64)

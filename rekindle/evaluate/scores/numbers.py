@@ -1,8 +1,8 @@
 """Scores of a regression: the number predicted for each example, and the true one.
 
-R² counts squared errors in parts of the variance of all the examples that decide, also on resamples
-and slices, whose own variance may be next to nothing; it is NaN where they do not vary. Shapes: N
-examples, R resamples."""
+R² counts squared errors in parts of the variance of all the examples that decide, also on
+resamples and slices, whose own variance may be next to nothing; it is NaN where they do
+not vary. Shapes: N examples, R resamples."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ BINS = 15
 
 @dataclasses.dataclass(frozen=True)
 class NumberScores(Scores):
-    """Predicted and true numbers, [N], and the variance of the true ones of all examples."""
+    """Predicted and true numbers, [N], and the variance of the true ones of all rows."""
 
     values_N: Floats
     true_N: Floats
@@ -65,8 +65,9 @@ class NumberScores(Scores):
         return np.abs(self.values_N - self.true_N)
 
     def worst(self, metric: str, other: Self, rare: bool = False) -> float:
-        """An error, which has no bound: what costs as much as the best constant on average, or as
-        the most that both differ by in a row. With `rare` as far off as true numbers lie apart."""
+        """An error, which has no bound: what costs as much as the best constant on
+        average, or as the most that both differ by in a row. With `rare` as far off as
+        true numbers lie apart."""
         if metric == "mae":
             most_differ = np.abs(self._errors_N - other._errors_N).max()
             blind_error = np.abs(self.true_N - np.median(self.true_N)).mean()
@@ -82,7 +83,8 @@ class NumberScores(Scores):
         return dataclasses.replace(self, values_N=np.append(self.values_N, cost), true_N=true_N)
 
     def trivial(self, metric: str) -> Check:
-        """One number for all: their median has the least absolute errors, their mean the others."""
+        """One number for all: the median has the least absolute errors,
+        the mean the others."""
         constant = float(self.true_N.mean())
         if metric == "mae":
             constant = float(np.median(self.true_N))
@@ -98,7 +100,7 @@ class NumberScores(Scores):
         return self.values_N
 
     def calibration(self) -> tuple[CalibrationBin, ...]:
-        """Predictions in order, in bins of equal size: their mean, and that of the true numbers."""
+        """Bins of equal size, by prediction: its mean, and that of the true numbers."""
         if not self.finite:
             return ()
         order_N = np.argsort(self.values_N, kind="stable")

@@ -1,13 +1,15 @@
-"""Scores of a tagger: the probability of each tag, of each word, and what entities the tags make.
+"""Scores of a tagger: the probability of each tag, of each word, and the entities in them.
 
 Entities are counted as the CoNLL-2000 evaluation does
-(www.clips.uantwerpen.be/conll2000/chunking/output.html): right only with the exact words and type.
-`B-X` begins an entity of type X, `I-X` goes on with it; `S-X` and `U-X` are entities of one word,
-`E-X` and `L-X` end one. `I-X` that follows no X begins one, too. `O` is outside of all. A tag of
-another form, such as a part of speech, is an entity of one word.
+(www.clips.uantwerpen.be/conll2000/chunking/output.html): right only with the exact words
+and type. `B-X` begins an entity of type X, `I-X` goes on with it; `S-X` and `U-X` are
+entities of one word, `E-X` and `L-X` end one. `I-X` that follows no X begins one, too.
+`O` is outside of all. A tag of another form, such as a part of speech, is an entity of
+one word.
 
-Words that a contender cut off have logits of zero: no prediction, and each tag equally probable.
-Shapes: N texts, W words of all of them one after the other, C tags, R resamples."""
+Words that a contender cut off have logits of zero: no prediction, and each tag equally
+probable. Shapes: N texts, W words of all of them one after the other, C tags, R
+resamples."""
 
 import dataclasses
 import functools
@@ -36,9 +38,9 @@ _PREFIXES = "BI" + _ALONE + _LAST
 
 @dataclasses.dataclass(frozen=True)
 class TagScores(Scores):
-    """The true tag of each word, the predicted one (`NO_TAG` for none), and the loss of the true
-    one in nats, each [W]; how many words each text has, [N]; what the tags mean; the `costs`, in
-    nats a word, of further texts of the mean size."""
+    """The true tag of each word, the predicted one (`NO_TAG` for none), and the loss of
+    the true one in nats, each [W]; how many words each text has, [N]; what the tags mean;
+    the `costs`, in nats a word, of further texts of the mean size."""
 
     true_W: Ints
     predicted_W: Ints
@@ -182,8 +184,8 @@ class TagScores(Scores):
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """What each of the C tags means: `type_C` numbers its type among `names`, -1 outside of
-    entities; whether it begins, or ends, an entity whatever stands beside it."""
+    """What each of the C tags means: `type_C` numbers its type among `names`, -1 outside
+    of entities; whether it begins, or ends, an entity whatever stands beside it."""
 
     names: tuple[str, ...]
     type_C: Ints
@@ -202,8 +204,9 @@ class Scheme:
         return cls(names, type_C, begins_C, ends_C)
 
     def spans(self, tags_W: Ints, firsts_W: Bools) -> Triple:
-        """Where entities begin, where each ends (the word behind it), and its type. `tags_W` is -1
-        where a word has no tag; `firsts_W` marks the first word of each text."""
+        """Where entities begin, where each ends (the word behind it), and its type.
+        `tags_W` is -1 where a word has no tag; `firsts_W` marks the first word of each
+        text."""
         has_tag_W = tags_W >= 0
         index_W = np.maximum(tags_W, 0)  # any tag, where there is none
         type_W = np.where(has_tag_W, self.type_C[index_W], -1)
@@ -219,7 +222,7 @@ class Scheme:
 
 
 def _parts(tag: str) -> tuple[str, str | None]:
-    """Prefix and type; ("S", the tag) for one without a prefix, a type of None outside."""
+    """Prefix and type; ("S", the tag) without a prefix, a type of None outside."""
     if tag == OUTSIDE:
         return OUTSIDE, None
     prefix, dash, name = tag.partition("-")

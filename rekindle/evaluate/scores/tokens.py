@@ -15,9 +15,10 @@ from rekindle.records import TOKEN_METRICS, Check, Contender
 
 @dataclasses.dataclass(frozen=True)
 class TokenScores(Scores):
-    """Of each example: the loss of its targets in nats, how many were predicted right, how many
-    there are, how many bytes of text they cover; each [N]. `unigram_nats` is the loss of the best
-    guess that knows only how frequent each target is: the entropy of the targets."""
+    """Of each example: the loss of its targets in nats, how many were predicted right,
+    how many there are, how many bytes of text they cover; each [N]. `unigram_nats` is the
+    loss of the best guess that knows only how frequent each target is: the entropy of the
+    targets."""
 
     nats_N: Floats
     right_N: Floats
@@ -64,14 +65,15 @@ class TokenScores(Scores):
             above_N = self.right_N
         elif metric == "bits_per_byte":
             below_N = self.bytes_N * math.log(2)  # nats in a bit
-        # no targets give NaN, and a large loss a perplexity that is infinite: neither is a fault
+        # no targets give NaN, and a large loss a
+        # perplexity that is infinite: neither is a fault
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             ratio_R: Floats = (weights_RN @ above_N) / (weights_RN @ below_N)
             return np.exp(ratio_R) if metric == "perplexity" else ratio_R
 
     def worst(self, metric: str, other: Self, rare: bool = False) -> float:
-        """Nats per target, which have no bound: what guessing by frequency costs, or the most that
-        both differ by in an example. With `rare` twice as much as guessing."""
+        """Nats per target, which have no bound: what guessing by frequency costs, or the
+        most that both differ by in an example. With `rare` twice as much as guessing."""
         differ_N = np.abs(self.nats_N - other.nats_N) / np.maximum(self.targets_N, 1)
         guessing = self.unigram_nats
         if rare:
