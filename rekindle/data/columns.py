@@ -77,17 +77,17 @@ class Source(Protocol):
         return 0, 0
 
 
-def as_python(value: Any) -> Any:
+def as_python(value: object) -> Any:
     """A value of a column as Python has it, whichever way the column holds it."""
     return value.as_py() if isinstance(value, pa.Scalar) else value
 
 
-def with_mask(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, Mask]:
+def with_mask(values: Sequence[object], kind: pa.DataType) -> tuple[pa.Array, Mask]:
     """Values as an Arrow array, null for None, and where there is one."""
     return pa.array(values, kind), np.array([value is not None for value in values], bool)
 
 
-def content_of(raw: RawBatch, value: Any) -> Any:
+def content_of(raw: RawBatch, value: object) -> Any:
     """An image's value, or the bytes of the file that it names.
     Raises OSError, ValueError."""
     value = as_python(value)
@@ -182,7 +182,7 @@ _SCALAR_TYPES = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp
 
 
 def _texts_of_objects(
-    raw: RawBatch, values: list[Any], column: str, kind: Kind, findings: Findings
+    raw: RawBatch, values: list[object], column: str, kind: Kind, findings: Findings
 ) -> Texts:
     texts_or_none: list[str | None] = []
     noted = np.zeros(len(values), bool)
@@ -199,7 +199,7 @@ def _texts_of_objects(
     return Texts(pa.array(texts_or_none, pa.string()), noted)
 
 
-def _text_of(value: Any, kind: Kind) -> str | None:
+def _text_of(value: object, kind: Kind) -> str | None:
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):  # of a column of texts: encodable if it is UTF-8

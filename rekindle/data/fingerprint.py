@@ -159,7 +159,7 @@ def _model_contents(model: ModelSpec) -> dict[str, str]:
     return contents_by_name
 
 
-def _identifying(train: TrainSpec) -> dict[str, Any]:
+def _identifying(train: TrainSpec) -> dict[str, object]:
     """The settings of a training that shape its weights."""
     settings = train.model_dump(mode="json", exclude=_TRAIN_ASIDE)
     engine = engine_of(train.engine)
@@ -285,7 +285,7 @@ def _map_pieces(
         "window": str(window or ""),
         **location,
     }
-    items = [piece.item() for piece in pieces] or [dict[str, Any]()]
+    items = [piece.item() for piece in pieces] or [dict[str, object]()]
     return executor.map(f"{__name__}:{function}", order, items, ""), contents
 
 
@@ -294,7 +294,7 @@ def _open(order: Order, item: Mapping[str, Any]) -> tuple[DataSpec, Any]:
     return data, source_of(order, item, data, order["modality"])
 
 
-def look_at_times(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
+def look_at_times(order: Order, item: Mapping[str, Any]) -> dict[str, object]:
     """The span of the times of a piece; what is unfit is for `ingest` to refuse."""
     data, source = _open(order, item)
     findings = Findings()

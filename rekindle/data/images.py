@@ -8,7 +8,6 @@ is applied."""
 import io
 import math
 import struct
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +49,7 @@ class ImageColumn:
         self._size = size
         self.shape: tuple[int, int, int] | None = None
 
-    def pixels(self, value: Any, place: str, findings: Findings) -> bytes | None:
+    def pixels(self, value: object, place: str, findings: Findings) -> bytes | None:
         """The pixels of an image as bytes, or None where it was refused and noted."""
         try:
             image = to_pixels(value, self._size)
@@ -80,7 +79,7 @@ class ImageColumn:
         return image.tobytes()
 
 
-def to_pixels(value: Any, size: tuple[int, int] | None = None) -> Pixels:
+def to_pixels(value: object, size: tuple[int, int] | None = None) -> Pixels:
     """An image, [height, width, channels].
     Raises PixelError for numbers, OSError, ValueError."""
     if isinstance(value, pa.Scalar):
@@ -116,7 +115,7 @@ def _array(picture: Image.Image) -> Pixels:
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def _from_numbers(value: Any, size: tuple[int, int] | None) -> Pixels:
+def _from_numbers(value: object, size: tuple[int, int] | None) -> Pixels:
     try:
         numbers = np.asarray(value, np.float64)
     except (TypeError, ValueError):

@@ -52,12 +52,12 @@ class Piece:
     its rows depend on."""
 
     facts: Mapping[str, Any]
-    content: Sequence[Any]
+    content: Sequence[object]
 
     @classmethod
     def of(cls, files: Sequence[SourceFile], hashes: Sequence[str]) -> Self:
-        facts = list[list[Any]]()
-        identities = list[list[Any]]()
+        facts = list[list[object]]()
+        identities = list[list[object]]()
         for file in files:
             partition = file.partition.isoformat() if file.partition else ""
             part = [file.start, file.end, file.line]
@@ -70,7 +70,7 @@ class Piece:
             identities.append([file.name, file.split, *part, str(file.partition)])
         return cls({"files": facts}, [identities, list(hashes)])
 
-    def item(self, settings: Any = None) -> dict[str, Any]:
+    def item(self, settings: Any = None) -> dict[str, object]:
         """JSON for a worker; `key` identifies what
         reading it with these settings gives."""
         return {"key": digest([settings, *self.content]), **self.facts}
@@ -159,7 +159,7 @@ def _lines_of(file: SourceFile, source: FileSource) -> str:
     return source.files.format if source.files.format in ("csv", "jsonl") else ""
 
 
-def measure(order: Order, item: Sequence[Sequence[Any]]) -> list[list[Any]]:
+def measure(order: Order, item: Sequence[Sequence[Any]]) -> list[list[object]]:
     """The Block's fields of each (path, start, end, size, format of lines to count)."""
     filesystem, _ = fsspec.url_to_fs(order["source"])
     return [list(dataclasses.astuple(_measure_block(filesystem, *block))) for block in item]

@@ -162,7 +162,7 @@ def _rows(raw: RawBatch, inputs: Inputs, names: ColumnsSpec, findings: Findings)
         yield raw.place(i), str(ids[i]), value_of(value)
 
 
-def _question(value: Any) -> Any:
+def _question(value: object) -> Any:
     """A value of a column; of a chat that ends with an answer, the turns before it."""
     question = with_roles(as_python(value))
     if isinstance(question, list) and len(question) > 1:

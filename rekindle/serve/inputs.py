@@ -81,7 +81,7 @@ class Inputs:
             kind += f" of {height} x {width} x {depth}"
         return f"{kind} in the column {self.column}"
 
-    def contents(self, instances: list[dict[str, Any]]) -> list[Any]:
+    def contents(self, instances: list[dict[str, object]]) -> list[Any]:
         """The contents of a request's instances.
         RefusedError 400 for the first without one."""
         return [self.content(instance, f"instance {i}") for i, instance in enumerate(instances)]
@@ -119,7 +119,7 @@ class Inputs:
         except ValueError as error:
             raise RefusedError(400, f"{place}: not JSON: {error}") from None
 
-    def _pixels(self, value: Any, place: str) -> np.ndarray:
+    def _pixels(self, value: object, place: str) -> np.ndarray:
         findings = Findings()
         images = ImageColumn(self.image_size)
         images.shape = self.image_shape
@@ -136,13 +136,13 @@ class Inputs:
         return np.frombuffer(pixels, np.uint8).reshape(self.image_shape or (-1,))
 
 
-def _text(value: Any, place: str) -> str:
+def _text(value: object, place: str) -> str:
     if not isinstance(value, str) or not value.strip() or not encodable(value):
         raise RefusedError(400, f"{place}: a text that is not empty is needed")
     return value
 
 
-def _turns(value: Any, place: str) -> list[tuple[str, str]]:
+def _turns(value: object, place: str) -> list[tuple[str, str]]:
     turns = [_plain_turn(turn) for turn in value] if isinstance(value, list) else []
     is_chat = all(turn.get("role") in ROLES and len(turn) == 2 for turn in turns)
     if not turns or not is_chat or turns[-1]["role"] == "assistant":
@@ -155,7 +155,7 @@ def _turns(value: Any, place: str) -> list[tuple[str, str]]:
     return content
 
 
-def _plain_turn(turn: Any) -> dict[str, Any]:
+def _plain_turn(turn: object) -> dict[str, Any]:
     """A turn without what is null; what consists of parts of text alone is one text."""
     if not isinstance(turn, dict):
         return {}

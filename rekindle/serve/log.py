@@ -73,7 +73,7 @@ class PredictionLog:
     def put(
         self,
         ids: Sequence[str],
-        contents: Sequence[Any],
+        contents: Sequence[object],
         predictions: Sequence[Prediction],
         seconds: float,
     ) -> None:
@@ -126,7 +126,7 @@ class PredictionLog:
                     self._bytes -= _size_of(self._rows.popleft().content)
 
     def _write(self, rows: list[_Row]) -> None:
-        table = list[dict[str, Any]]()
+        table = list[dict[str, object]]()
         for row in rows:
             text = _text_of(row.content)
             if text not in self._proofs:
@@ -138,7 +138,7 @@ class PredictionLog:
         name = f"date={first:%Y-%m-%d}/hour={first:%H}/{secrets.token_hex(8)}.parquet"
         self._storage.put_new(name, sink.getvalue().to_pybytes())
 
-    def _logged(self, row: _Row, text: str) -> dict[str, Any]:
+    def _logged(self, row: _Row, text: str) -> dict[str, object]:
         return {
             "id": row.id,
             "time": row.time,

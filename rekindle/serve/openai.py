@@ -69,7 +69,7 @@ async def answer_request(
     reread = functools.partial(_contents, body)
     (content,), options = reread(server.inputs)
     is_chat = kind is Chat
-    head: dict[str, Any] = {
+    head: dict[str, object] = {
         "id": uuid.uuid4().hex,
         "created": int(time.time()),
         "model": body.model,
@@ -80,7 +80,7 @@ async def answer_request(
     (prediction,) = await server.predictions(request, [content], options, reread)
     if "truncated" in prediction:
         head["truncated"] = True
-    content_fields: dict[str, Any]
+    content_fields: dict[str, object]
     if is_chat:
         content_fields = {"message": {"role": "assistant", "content": prediction["text"]}}
     else:
@@ -96,7 +96,7 @@ async def _begin_stream(
     body: Completion | Chat,
     content: Any,
     options: Options,
-    head: dict[str, Any],
+    head: dict[str, object],
     reread: Reread,
 ) -> Response:
     """The response that streams what is written. Raises RefusedError, or
@@ -144,21 +144,21 @@ def _contents(body: Completion | Chat, inputs: Inputs) -> tuple[list[Any], Optio
     return inputs.contents([{inputs.column: content}]), options
 
 
-def model_list(server: Server, path: str) -> dict[str, Any]:
+def model_list(server: Server, path: str) -> dict[str, object]:
     """`GET /v1/models`, and of one of them."""
     model = {"id": server.model.name, "object": "model", "created": 0, "owned_by": "rekindle"}
     return {"object": "list", "data": [model]} if path == "/v1/models" else model
 
 
-def error_of(error: RefusedError) -> dict[str, Any]:
+def error_of(error: RefusedError) -> dict[str, object]:
     """A refusal as OpenAI's clients read it."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     return {"error": {"message": str(error), "type": kind, "param": None, "code": error.reason}}
 
 
 def _choice(
-    head: dict[str, Any], content_fields: dict[str, Any], reason: str | None
-) -> dict[str, Any]:
+    head: dict[str, object], content_fields: dict[str, object], reason: str | None
+) -> dict[str, object]:
     choice = {"index": 0, "finish_reason": reason, "logprobs": None, **content_fields}
     return {**head, "choices": [choice]}
 
@@ -182,7 +182,7 @@ class _Stream:
     work: Work
     answer: asyncio.Future[Answer]
     began: float
-    head: dict[str, Any]
+    head: dict[str, object]
     asks_usage: bool
     reread: Reread
 
@@ -235,7 +235,7 @@ class _Stream:
             self.server.drop([self.work])
 
 
-def _data(event: dict[str, Any]) -> bytes:
+def _data(event: dict[str, object]) -> bytes:
     return b"data: " + json_bytes(event) + b"\n\n"
 
 

@@ -52,7 +52,7 @@ class Endpoint(Protocol):
         until it is ready, which it is once it has proven itself by rows of its test
         split. Raises StepError with the end of its log where it never is."""
 
-    def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
+    def ask(self, model: ServedModel, body: dict[str, object]) -> Any:
         """What this version, with or without a share, answers to a body of `/predict`
         that goes the way of requests. Raises StepError with what comes instead."""
 
@@ -297,7 +297,7 @@ class Rollout:
         """The requests of the version in the shadow, and the verdict on them. A replica
         counts for itself, and each look reaches one of them: `replicas` keeps what each
         counted last."""
-        body = {"instances": [ASK_SHADOW]}
+        body: dict[str, object] = {"instances": [ASK_SHADOW]}
         answer = self.endpoint.ask(shadowing, body)
         counts = SHADOWED_JSON.validate_python(answer["predictions"][0])
         replicas[counts.replica] = counts

@@ -17,7 +17,7 @@ from rekindle.train.modelfolder import open_model
 from rekindle.train.pieces import HALF
 
 
-def instance_of(row: SmokeRow, inputs: Inputs) -> dict[str, Any]:
+def instance_of(row: SmokeRow, inputs: Inputs) -> dict[str, object]:
     """A row of the evidence as an instance."""
     if inputs.modality != "document":
         return {inputs.column: inputs.encoded(row.content, row.id)}
@@ -40,7 +40,7 @@ def smoke(host: str, port: int, headers: dict[str, str], kept: Smoke, inputs: In
     compare(kept, json.loads(text))
 
 
-def prove(model: ServedModel, ask: Callable[[dict[str, Any]], Any]) -> None:
+def prove(model: ServedModel, ask: Callable[[dict[str, object]], Any]) -> None:
     """Let a deployed version answer the rows of its evidence: `ask` sends a body of
     `/predict` the way that requests take, and returns the answer. Raises StepError with
     the first difference."""
@@ -50,9 +50,9 @@ def prove(model: ServedModel, ask: Callable[[dict[str, Any]], Any]) -> None:
         compare(kept, ask(question(kept, inputs)))
 
 
-def question(kept: Smoke, inputs: Inputs) -> dict[str, Any]:
+def question(kept: Smoke, inputs: Inputs) -> dict[str, object]:
     """The rows as the body of a request."""
-    body: dict[str, Any] = {"instances": [instance_of(row, inputs) for row in kept.rows]}
+    body: dict[str, object] = {"instances": [instance_of(row, inputs) for row in kept.rows]}
     if kept.tokens:
         body["parameters"] = {"max_new_tokens": kept.tokens}
     return body

@@ -161,7 +161,7 @@ def infer(
     values = [inputs.encoded(text, f"data {i}") for i, text in enumerate(texts)]
     contents = inputs.contents([{inputs.column: value} for value in values])
     # what is left of the parameters are those of the model
-    is_binary_default = request.parameters.pop("binary_data_output", False)
+    is_binary_default: object = request.parameters.pop("binary_data_output", False)
     options: Options | None = None
     if request.parameters:
         options = parse(Options, json_bytes(request.parameters))
@@ -175,7 +175,7 @@ def infer(
 
     def render(predictions: list[Prediction]) -> bytes:
         names = _names(predictions)
-        is_binary = {
+        is_binary: dict[str, object] = {
             output.name: output.parameters.get("binary_data") for output in request.outputs
         }
         missing = sorted(is_binary.keys() - {*names, "truncated"})
@@ -183,7 +183,7 @@ def infer(
             raise RefusedError(400, f"outputs: there is no `{missing[0]}`; there is {names}")
         if not is_binary:
             is_binary = dict.fromkeys(names, is_binary_default)
-        tensors = list[dict[str, Any]]()
+        tensors = list[dict[str, object]]()
         binary = b""
         for name in is_binary:
             column = [prediction.get(name, False) for prediction in predictions]
@@ -216,7 +216,7 @@ def _texts_of(tensor: Tensor, binary: bytes) -> list[str]:
     return texts
 
 
-def outputs(inputs: Inputs) -> list[dict[str, Any]]:
+def outputs(inputs: Inputs) -> list[dict[str, object]]:
     """What `infer` answers with, as the metadata of a model describes it."""
     datatypes = {
         "probability": "FP64",
@@ -224,21 +224,21 @@ def outputs(inputs: Inputs) -> list[dict[str, Any]]:
         "prompt_tokens": "INT64",
         "tokens": "INT64",
     }
-    descriptions = list[dict[str, Any]]()
+    descriptions = list[dict[str, object]]()
     for name in ANSWERS[inputs.objective]:
         datatype = datatypes.get(name, "BYTES")
         descriptions.append({"name": name, "datatype": datatype, "shape": [-1]})
     return descriptions
 
 
-def _tensor(name: str, values: list[Any], is_binary: bool) -> tuple[dict[str, Any], bytes]:
+def _tensor(name: str, values: list[object], is_binary: bool) -> tuple[dict[str, object], bytes]:
     """An output, and the bytes of it that follow the JSON."""
     datatype, code = _KINDS.get(type(values[0]), ("BYTES", ""))
     # the protocol has no lists of different lengths: they are JSON in a string
     data = list[Any]()
     for value in values:
         data.append(json_bytes(value).decode() if isinstance(value, list) else value)
-    tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": [len(data)]}
+    tensor: dict[str, object] = {"name": name, "datatype": datatype, "shape": [len(data)]}
     if not is_binary:
         tensor["data"] = data
         return tensor, b""
@@ -332,12 +332,12 @@ async def read_body(request: Request) -> bytes:
     return b"".join(pieces)
 
 
-def json_bytes(value: Any) -> bytes:
+def json_bytes(value: object) -> bytes:
     """JSON as it is sent."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def document(about: Mapping[str, str], inputs: Inputs) -> dict[str, Any]:
+def document(about: Mapping[str, str], inputs: Inputs) -> dict[str, object]:
     """`POST /predict` as an OpenAPI document."""
     kind = "array" if inputs.modality == "words" or inputs.form == "chat" else "string"
     column = {inputs.column: {"type": kind}}
