@@ -421,7 +421,7 @@ def _shadow_summary(total: Shadowed) -> str:
     return summary
 
 
-def stood(events: Sequence[RolloutEvent], until: datetime.datetime) -> float:
+def version_hours(events: Sequence[RolloutEvent], until: datetime.datetime) -> float:
     """Hours for which versions had their machines, as was announced; each of two that
     stand at once counts. With events oldest first."""
     hours = 0.0
