@@ -56,6 +56,7 @@ class Normaliser:
 
     def _examples(self, raw: RawBatch) -> tuple[pa.Table, Mask]:
         content, keep = self._content(raw)
+        # a row keeps its id wherever it stands only if it has a key
         key = self._data.columns.key
         if key is None:
             ids = raw.ids()
@@ -89,6 +90,7 @@ class Normaliser:
     def _hashes(self, table: pa.Table) -> pa.Array:
         """SHA-256 of what the model sees of each row; an image's shape is part of it."""
         prefix = repr(self.image_shape).encode() if self._modality == "image" else b""
+        # two images of other shapes may have the same bytes
         hashes = content_hashes(_one_chunk(table.column(self._modality)), prefix)
         buffers = [None, pa.py_buffer(hashes)]
         return pa.FixedSizeBinaryArray.from_buffers(pa.binary(HASH_BYTES), len(table), buffers)
@@ -162,6 +164,7 @@ def label_order(labels: tuple[str, ...], found: set[str]) -> tuple[str, ...]:
     """The classes in index order: as given, else sorted, whole numbers by their value."""
     if labels:
         return labels
+    # `10` behind `9`, as people who number classes expect; 18 digits fit into 64 bits
     if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in found):
         return tuple(sorted(found, key=lambda label: (int(label), label)))
     return tuple(sorted(found))
@@ -193,6 +196,7 @@ def prompts(
     joined = []
     for prompt, below in zip(given.to_pylist(), inputs.values.to_pylist(), strict=True):
         if prompt and below and below.strip():
+            # as templates of instruction data put the input below the instruction
             prompt = f"{prompt}\n\n{below}"
         joined.append(prompt)
     return joined, inputs.noted

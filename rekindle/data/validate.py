@@ -225,6 +225,7 @@ class Findings:
         """Note `count` rows with a fault of this kind, the first at `place` with this
         `value`; `cut` where nothing after it can be read."""
         shown = shorten(value) if value is not None else ""
+        # shortened at once: a value may be a whole file, and `MOST` of them are kept
         self._faults.setdefault(kind, Fault()).add(BadRow(place, shown, count))
         self.rows += count
         self.cut |= cut
@@ -325,6 +326,7 @@ class Findings:
 
 def _advice_on_column(name: str, present: Sequence[str]) -> str:
     """What to do about a column that is not `present`, and which field sets it."""
+    # a looser match than for fields: columns of others are named in many ways
     nearest = did_you_mean(name, present, cutoff=0.5)
     if nearest:
         return f"{nearest} set it in"

@@ -108,6 +108,7 @@ class PairedAnswers:
         if not len(enough):
             return 1.0
         least = int(enough[0])
+        # the share of fixed answers that gives so many in four of five cases
         share = float(betaincinv(least, self.rows - least + 1, _POWER))
         return min(1.0, share - broken / self.rows)
 
@@ -232,6 +233,7 @@ def bounds_of(
             return PairedAnswers(fixed, broken, len(candidate))
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
     units_N = np.arange(len(candidate)) if clusters_N is None else clusters_N
+    # so that enough of them lie beyond the end of the interval
     resamples = max(spec.resamples, math.ceil(_FEWEST_BEYOND / tail))
     resamples = max(spec.resamples, min(resamples, MOST_ELEMENTS // len(candidate)))
     # that nothing was lost is a claim about rare losses, that something was gained is not
@@ -258,6 +260,7 @@ def _weights(seed: int, resamples: int, units_N: Ints, sizes_N: Floats) -> Itera
     one more, which has the size of the unit that an answer drawn at random belongs to."""
     generator = np.random.default_rng(seed)
     sizes_U = np.bincount(units_N, sizes_N)
+    # an answer drawn at random lies in a large unit more often
     typical_size = (sizes_U**2).sum() / sizes_U.sum() / sizes_N.mean()
     # its own draws lie evenly, because the ends of the interval are mostly theirs
     evenly_R = (generator.permutation(resamples) + 0.5) / resamples

@@ -81,6 +81,7 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
     metric, slice_metric = _metrics_to_compare(spec.gate, record)
     clusters_N = _clusters(rows, spec.gate.cluster)
     epoch = _epoch_of(data.split)
+    # each cluster would be a slice of its own
     columns = [name for name in data.slices if name != spec.gate.cluster]
     slices = _slices(spec.gate, slice_metric, rows, columns, ours, theirs, clusters_N)
     churn = churn_of(ours, theirs) if theirs else None
@@ -536,6 +537,7 @@ def _must_pass(spec: EvaluateSpec, record: records.Scores, scores: Path) -> list
     """Whether the candidate answers all golden rows as they are labelled."""
     if spec.must_pass is None:
         return []
+    # the rows are of the config: another file may have been named since
     if record.must_pass != spec.must_pass.content:
         detail = "the rows that must pass were not scored; run the step `score` again"
         return [Check(name="must_pass", passed=False, detail=detail)]
@@ -592,6 +594,7 @@ def _clusters(rows: pa.Table, column: str | None) -> Ints | None:
     numbers = dict[object, int]()
     clusters = []
     for row, value in enumerate(values):
+        # rows without a value are not one cluster
         key = row if value is None else value
         clusters.append(numbers.setdefault(key, len(numbers)))
     return np.array(clusters, np.int64)
@@ -680,6 +683,7 @@ def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[
     checks = []
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
     judged = [part for part in slices if part.rows >= spec.min_slice_size and part.champion]
+    # without a p-value nothing explains a loss
     sure = holm([part.p_value or 0.0 for part in judged], 1 - spec.confidence)
     for part, is_sure in zip(judged, sure, strict=True):
         ours = part.candidate.get(metric, math.nan)

@@ -89,6 +89,7 @@ class Inputs:
     def content(self, instance: Mapping[str, Any], place: str) -> Any:
         """A text, a list of words, pixels [height, width, channels],
         or a document's turns."""
+        # other columns may be there: clients send rows as they have them
         if self.column not in instance:
             listed = ", ".join(f"`{name}`" for name in instance) or "none"
             raise RefusedError(400, f"{place}: there is no column `{self.column}`; it has {listed}")
@@ -125,6 +126,7 @@ class Inputs:
         images.shape = self.image_shape
         if isinstance(value, str):
             try:
+                # strict: lenient decoding skips letters that are not base64
                 value = base64.b64decode(value, validate=True)
             except ValueError as error:
                 message = f"{place}: an image is base64 of a file, or lists of numbers: {error}"

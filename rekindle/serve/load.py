@@ -27,9 +27,11 @@ def load_served(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]
     """The model on the GPU, if there is one; its inputs; and what makes text of tokens.
     All of it is in memory: nothing of the folder is read later. Raises RequestError where
     the files are not those with the digest, UnsupportedError as `model_for` does."""
+    # the bytes that are loaded, not those that some command looked at before
     check_files(served)
     opened = open_model(Path(served.path), served.code)
     inputs = Inputs.of(served, opened)
+    # before it is ready: what is proven then no file can change any more
     opened.task.hold(opened.settings, opened.path)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model: Model

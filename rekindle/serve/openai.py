@@ -29,6 +29,7 @@ _LIMITS = AliasChoices("max_tokens", "max_completion_tokens")
 
 class _TextRequest(Body):
     model: str
+    # newer clients say max_completion_tokens
     max_tokens: int = Field(64, ge=1, le=MOST_TOKENS, validation_alias=_LIMITS)
     temperature: float = 0.0
     seed: int | None = None

@@ -30,6 +30,7 @@ def instance_of(row: SmokeRow, inputs: Inputs) -> dict[str, object]:
 
 def smoke(host: str, port: int, headers: dict[str, str], kept: Smoke, inputs: Inputs) -> None:
     """Ask the server on this machine. Raises StepError with the first difference."""
+    # over HTTP, so that the wire form is proven, too
     connection = http.client.HTTPConnection(host, port, timeout=600)
     connection.request("POST", "/predict", json.dumps(question(kept, inputs)), headers)
     response = connection.getresponse()

@@ -32,6 +32,7 @@ def look_of(requests: int) -> int:
 def breach(canary: Traffic, stable: Traffic, spec: DeploySpec, look: int) -> str:
     """Why the canary is to be rolled back; "" if nothing speaks against it at this look,
     or so far if there is none (-1)."""
+    # at any look: a process that ends needs no test
     if canary.ends > max(MOST_ENDS, stable.ends):
         return f"its process ended by itself {canary.ends} times"
     if look < 0:

@@ -367,9 +367,11 @@ def train_bpe(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
         special_tokens=list(SPECIAL_TOKENS),
+        # all bytes, so that no text has an unknown token
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    # in one pass, batch by batch: the texts are never in memory together
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 

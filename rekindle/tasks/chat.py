@@ -177,6 +177,7 @@ class ChatTemplate:
     def _render(self, turns: Sequence[Turn], *, add_generation_prompt: bool = False) -> str:
         from jinja2 import TemplateError
 
+        # the names that transformers gives to templates
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
             # transformers gives these, so a template may ask whether they are none

@@ -211,6 +211,7 @@ class WordCache:
         """Ids of each text, cut to the most that fit,
         with the special tokens around them."""
         words = [text.split(" ") for text in texts]
+        # emptied rather than aged: frequent words are soon there again
         if len(self._ids) > _MOST_WORDS:
             self._ids.clear()
         new = [word for word in set(chain.from_iterable(words)) if word not in self._ids]

@@ -79,6 +79,7 @@ class NumberScores(Scores):
         return float(max(most_differ, blind_error, span))
 
     def with_one_more(self, cost: float) -> Self:
+        # any true number will do: the metrics count the error alone
         true_N = np.append(self.true_N, 0.0)
         return dataclasses.replace(self, values_N=np.append(self.values_N, cost), true_N=true_N)
 

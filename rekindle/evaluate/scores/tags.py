@@ -216,6 +216,7 @@ class Scheme:
         changes_W = type_W != np.concatenate([[-1], type_W[:-1]])
         is_behind_end_W = np.concatenate([[False], ends_W[:-1]])
         break_W = firsts_W | changes_W | is_behind_end_W | begins_W
+        # an entity ends where the next thing begins, or with the words
         breaks = np.append(np.flatnonzero(break_W), len(tags_W))
         starts = np.flatnonzero(break_W & (type_W >= 0))
         return starts, breaks[np.searchsorted(breaks, starts, side="right")], type_W[starts]
@@ -233,6 +234,7 @@ def _parts(tag: str) -> tuple[str, str | None]:
 
 def count_entities(scheme: Scheme, true_W: Ints, predicted_W: Ints, lengths_N: Ints) -> Triple:
     """Of each text and type, [N, types]: entities found exactly, predicted, and there."""
+    # no entity goes from one text into the next
     firsts_W = np.zeros(len(true_W), bool)
     starts_N = np.cumsum(lengths_N) - lengths_N
     firsts_W[starts_N[lengths_N > 0]] = True

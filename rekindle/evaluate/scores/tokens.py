@@ -81,6 +81,7 @@ class TokenScores(Scores):
         return float(max(differ_N.max(), guessing))
 
     def with_one_more(self, cost: float) -> Self:
+        # a further text of the mean size
         targets = self.targets_N.mean()
         return dataclasses.replace(
             self,
