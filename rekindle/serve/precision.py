@@ -187,16 +187,16 @@ def _agreement(labels: Sequence[str | None], others: Sequence[str | None]) -> in
     return sum(1 for label, other in pairs if label == other)
 
 
-def _proof(model: ServedModel, opened: ModelFolder, lower: Model, kept: Smoke) -> Smoke:
+def _proof(model: ServedModel, opened: ModelFolder, lower: Model, proof: Smoke) -> Smoke:
     """The rows with what the model answers now, where that is clear;
     the beginnings of texts."""
     inputs = Inputs.of(model, opened)
-    tolerance = max(kept.tolerance, HALF)
-    contents = [inputs.content(instance_of(row, inputs), row.id) for row in kept.rows]
-    options = Options(max_new_tokens=kept.tokens) if kept.tokens else Options()
+    tolerance = max(proof.tolerance, HALF)
+    contents = [inputs.content(instance_of(row, inputs), row.id) for row in proof.rows]
+    options = Options(max_new_tokens=proof.tokens) if proof.tokens else Options()
     rows = list[SmokeRow]()
     clear_rows = list[SmokeRow]()
-    for row, answer in zip(kept.rows, lower.answers(contents, options), strict=True):
+    for row, answer in zip(proof.rows, lower.answers(contents, options), strict=True):
         if isinstance(answer, RefusedError):
             raise answer
         if "text" in row.answer:
@@ -217,4 +217,4 @@ def _proof(model: ServedModel, opened: ModelFolder, lower: Model, kept: Smoke) -
     if not rows:
         message = f"none of the rows that prove version {model.version} is answered alike"
         raise RequestError(message, where="deploy.precision", fix="leave it out")
-    return kept.model_copy(update={"tolerance": tolerance, "rows": tuple(rows)})
+    return proof.model_copy(update={"tolerance": tolerance, "rows": tuple(rows)})

@@ -28,49 +28,49 @@ def instance_of(row: SmokeRow, inputs: Inputs) -> dict[str, object]:
     return {inputs.column: text}
 
 
-def smoke(host: str, port: int, headers: dict[str, str], kept: Smoke, inputs: Inputs) -> None:
+def smoke(host: str, port: int, headers: dict[str, str], proof: Smoke, inputs: Inputs) -> None:
     """Ask the server on this machine. Raises StepError with the first difference."""
     # over HTTP, so that the wire form is proven, too
     connection = http.client.HTTPConnection(host, port, timeout=600)
-    connection.request("POST", "/predict", json.dumps(question(kept, inputs)), headers)
+    connection.request("POST", "/predict", json.dumps(question(proof, inputs)), headers)
     response = connection.getresponse()
     text = response.read().decode()
     connection.close()
     if response.status != 200:
         raise StepError(f"smoke: the server answered {response.status}: {text[:300]}")
-    compare(kept, json.loads(text))
+    compare(proof, json.loads(text))
 
 
 def prove(model: ServedModel, ask: Callable[[dict[str, object]], Any]) -> None:
     """Let a deployed version answer the rows of its evidence: `ask` sends a body of
     `/predict` the way that requests take, and returns the answer. Raises StepError with
     the first difference."""
-    kept = Evidence.read(model.evidence).smoke if model.evidence else None
-    if kept is not None:
+    proof = Evidence.read(model.evidence).smoke if model.evidence else None
+    if proof is not None:
         inputs = Inputs.of(model, open_model(Path(model.path), model.code))
-        compare(kept, ask(question(kept, inputs)))
+        compare(proof, ask(question(proof, inputs)))
 
 
-def question(kept: Smoke, inputs: Inputs) -> dict[str, object]:
+def question(proof: Smoke, inputs: Inputs) -> dict[str, object]:
     """The rows as the body of a request."""
-    body: dict[str, object] = {"instances": [instance_of(row, inputs) for row in kept.rows]}
-    if kept.tokens:
-        body["parameters"] = {"max_new_tokens": kept.tokens}
+    body: dict[str, object] = {"instances": [instance_of(row, inputs) for row in proof.rows]}
+    if proof.tokens:
+        body["parameters"] = {"max_new_tokens": proof.tokens}
     return body
 
 
-def compare(kept: Smoke, body: Any) -> None:
+def compare(proof: Smoke, body: Any) -> None:
     """Raise StepError with the first difference to what the model was judged by."""
     predictions = body.get("predictions") if isinstance(body, dict) else None
-    if not isinstance(predictions, list) or len(predictions) != len(kept.rows):
+    if not isinstance(predictions, list) or len(predictions) != len(proof.rows):
         raise StepError(f"smoke: the server answered {json.dumps(body)[:300]}")
-    for row, prediction in zip(kept.rows, predictions, strict=True):
+    for row, prediction in zip(proof.rows, predictions, strict=True):
         for name, expected in row.answer.items():
             answer = prediction.get(name)
             # the evidence keeps the beginning of what was written in half precision
-            if name == "text" and kept.tolerance >= HALF:
+            if name == "text" and proof.tolerance >= HALF:
                 answer = answer[: len(expected)]
-            if not _equal(expected, answer, kept.tolerance):
+            if not _equal(expected, answer, proof.tolerance):
                 message = f"smoke: to row {row.id} of its test split the model answers {name} "
                 message += f"{prediction.get(name)!r}, and was judged by {expected!r}"
                 fix = "weights, tokenizer, image processing or library versions are not those "
