@@ -122,7 +122,7 @@ class _BatchFile:
         self.schema = schema
         self.batches = list[int]()
         self._hold([])
-        # read once or twice, from front to back: nothing is mapped
+        # these files are read, and not mapped as shards are
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         self._writer = pa.ipc.new_file(str(path), schema, options=options)
 

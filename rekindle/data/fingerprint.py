@@ -33,7 +33,7 @@ from rekindle.spec.imports import INCLUDED, as_import, closure, contents, folder
 from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec, WindowSpec
 from rekindle.tasks import TASKS, load_task
 
-# which bytes the source holds is in the hash of the data
+# what the source holds is in the hash of the data; the others shape no weights
 _DATA_ASIDE = {"source", "window", "slices", "max_bad_rows", *DataSpec.EXECUTION}
 # how the work is done and kept, not what it is:
 # another layout resumes the same checkpoints

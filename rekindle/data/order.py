@@ -121,7 +121,7 @@ class SampleOrder:
         self._filled = np.asarray(rows if pack_length is None else sequences, np.int64)
         self._total = int(self._filled.sum())
         least_windows = max(windows, self.rows // WINDOW_ROWS, len(rows) // WINDOW_SHARDS)
-        # a window has the batches of one group at least, and a shard of each source
+        # a window has the batches of one group at least, and a shard of some source
         most_windows = self._total // (BUCKET_BATCHES * global_batch_size)
         most_shards = int(np.bincount(self._sources).max())
         self._windows = max(1, min(least_windows, most_windows, most_shards))

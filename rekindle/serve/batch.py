@@ -109,7 +109,7 @@ def predict(
         model=served.name,
         version=served.version,
     )
-    # a command that only found the parts of before writes nothing
+    # an earlier command may have written it: what it says stays
     if storage.size(DONE) is None:
         storage.put_new(DONE, done.to_json().encode())
     return done
