@@ -94,12 +94,12 @@ class Shards:
     ) -> "Shards":
         """Shards in memory, one for each split that has rows."""
         rows = {split: len(table) for split, table in tables.items()}
-        files = tuple(
-            ShardFile(path="", split=split, rows=count, tokens=0, bytes=0, sha256="")
-            for split, count in rows.items()
-            if count
-        )
-        in_memory = manifest.model_copy(update={"shards": files, "rows": rows})
+        files = list[ShardFile]()
+        for split, count in rows.items():
+            if count:
+                file = ShardFile(path="", split=split, rows=count, tokens=0, bytes=0, sha256="")
+                files.append(file)
+        in_memory = manifest.model_copy(update={"shards": tuple(files), "rows": rows})
         return cls(folder, in_memory, lambda file: tables[file.split])
 
     @property

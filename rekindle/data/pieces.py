@@ -232,10 +232,10 @@ class _Quotes:
 
 def contents(blocks: Mapping[str, Sequence[Block]]) -> dict[str, str]:
     """The hash of each file, by path."""
-    return {
-        path: combined([block.sha256 for block in file_blocks])
-        for path, file_blocks in blocks.items()
-    }
+    hashes = dict[str, str]()
+    for path, file_blocks in blocks.items():
+        hashes[path] = combined([block.sha256 for block in file_blocks])
+    return hashes
 
 
 def pieces(source: FileSource, blocks: Mapping[str, Sequence[Block]]) -> list[Piece]:
