@@ -220,7 +220,8 @@ def compare_group(order: Order, item: Entry, store: Store, folder: Path) -> dict
     """With the later copies among one group of hashes, dealt to their files; or `leaks`,
     the findings of contents that stand in several splits."""
     entries = _of_group(store, order["runs"], item["group"])
-    low, high = entries["low"], entries["high"]
+    low = entries["low"]
+    high = entries["high"]
     same = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
     if order["which"] == "keep":
         return {"leaks": _leaks(store, order["files"], entries, same).to_json()}

@@ -128,7 +128,8 @@ class CausalLM(pretrained.HubTask, TokenTask):
                 text, targets = _rendered(turns, settings, assets)
                 refusal = None
             except DataError as error:
-                text, targets = "", []
+                text = ""
+                targets = []
                 refusal = _reason(error)
             texts.append(text)
             spans.append(targets)
