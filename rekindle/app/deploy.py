@@ -28,7 +28,7 @@ from rekindle.report.collect import collect, local_path
 from rekindle.report.ledger import ledger
 from rekindle.serve.inputs import described
 from rekindle.serve.messages import BOUNDS_MS, LogTo, ServedModel, Traffic
-from rekindle.serve.rollout import Endpoint, Log, Rollout, serving, stood
+from rekindle.serve.rollout import Endpoint, Log, Rollout, serving, version_hours
 from rekindle.serve.verdict import quantile
 from rekindle.spec.model import Spec
 from rekindle.train.storage import storage_of
@@ -235,7 +235,7 @@ def deployment_of(spec: Spec, home: Path, platform: str) -> Deployment:
     versions = {}
     for version, (state, share) in standing.items():
         versions[version] = _traffic(state, share, traffic.get(version, Traffic(0, 0, ())))
-    hours = stood(events, datetime.datetime.now(datetime.UTC))
+    hours = version_hours(events, datetime.datetime.now(datetime.UTC))
     usd_per_day = None
     with contextlib.suppress(RequestError):  # the config allows no deployment any more
         _, usd_per_day = endpoint.usd_per_day()

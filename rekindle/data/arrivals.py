@@ -1,11 +1,12 @@
-"""What a source holds beyond what a run had: whether the data changed, how many rows are new.
+"""What a source holds beyond what a run had: whether it changed, and how many new rows.
 
-New rows are counted, not recognised: those in the window now, less those that the run had of what
-both windows span. So rows that fill a month that has begun count, rows that left the window do
-not, and a row that was replaced by another is none.
+New rows are counted, not recognised: those in the window now, less those that the run had
+of what both windows span. So rows that fill a month that has begun count, rows that left
+the window do not, and a row that was replaced by another is none.
 
-What a run would refuse is refused here: a file without a column that is wanted, one that cannot be
-read, rows that cannot. Left out of the count it would say that nothing is new."""
+What a run would refuse is refused here: a file without a column that is wanted, one that
+cannot be read, rows that cannot. Left out of the count it would say that nothing is
+new."""
 
 import dataclasses
 
@@ -24,7 +25,8 @@ from rekindle.tasks import load_task
 
 @dataclasses.dataclass(frozen=True)
 class Arrivals:
-    """`data` and `window` as in a Fingerprint; `rows` now, `had` by the run, `new` of them."""
+    """`data`, `window` as in a Fingerprint;
+    `rows` now, `had` by the run, `new` of them."""
 
     data: str
     window: str
@@ -36,8 +38,8 @@ class Arrivals:
 def arrivals(
     task: str, data: DataSpec, before: Fingerprint | None, shards: ShardManifest | None
 ) -> Arrivals:
-    """What `data` holds now, and what is new since a run with this fingerprint and these shards;
-    raises DataError if it holds nothing, or what a run would refuse."""
+    """What `data` holds now, and what is new since a run with this fingerprint and these
+    shards; raises DataError if it holds nothing, or what a run would refuse."""
     modality = load_task(task).modality
     window, content, _ = content_in_window(data, modality)
     by_time = window is not None and not any("{window" in part.source for part in data.parts)
@@ -64,8 +66,9 @@ def arrivals(
 
 
 def _rows_read(shards: ShardManifest | None, by_time: bool) -> int:
-    """Rows that a run read, as `_rows` counts: no unparsed ones, and none whose time cannot be read
-    where that tells whether they are in the window; one with two faults twice."""
+    """Rows that a run read, as `_rows` counts: no unparsed ones, and none whose time
+    cannot be read where that tells whether they are in the window; one with two faults
+    twice."""
     if shards is None:
         return 0
     uncounted = ("malformed", "time") if by_time else ("malformed",)
@@ -77,7 +80,11 @@ def _rows_read(shards: ShardManifest | None, by_time: bool) -> int:
 
 def _rows(data: DataSpec, modality: str, window: Window | None) -> int:
     """How many rows a run with this window would read."""
-    return sum(_rows_of(part, modality, window if part.window else None) for part in data.parts)
+    rows = 0
+    for part in data.parts:
+        part_window = window if part.window else None
+        rows += _rows_of(part, modality, part_window)
+    return rows
 
 
 def _rows_of(data: DataSpec, modality: str, window: Window | None) -> int:
@@ -109,7 +116,7 @@ def _rows_of(data: DataSpec, modality: str, window: Window | None) -> int:
 
 
 def _refuse_bad(data: DataSpec, findings: Findings, read_rows: int) -> None:
-    """Raise DataError for what was found in so many rows, where a run would raise one, too."""
+    """Raise DataError for faults in so many rows, where a run would raise one, too."""
     may_be_left_out = data.on_bad_rows == "drop" and findings.droppable
     if not may_be_left_out or is_too_many(data, findings.rows, read_rows):
         findings.raise_if_any()

@@ -1,6 +1,6 @@
-"""Columns as sources have them: `RawBatch` is what every reader yields; `texts` turns a column of
-any admissible type into strings. Integers and booleans become their usual text, whole floats
-integers (a column of integers with a gap)."""
+"""Columns as sources have them: `RawBatch` is what every reader yields; `texts` turns a
+column of any admissible type into strings. Integers and booleans become their usual text,
+whole floats integers (a column of integers with a gap)."""
 
 import dataclasses
 import math
@@ -22,9 +22,10 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclasses.dataclass(frozen=True)
 class RawBatch:
-    """Some rows of a source: `columns` by name, as Arrow arrays or (where types differ by row)
-    lists; `lines` counts from 1; `split` is the source's own, if it tells. `names` calls rows by
-    name (images that are files); `fetch` reads a file that a row names, relative to `file`."""
+    """Some rows of a source: `columns` by name, as Arrow arrays or (where types differ by
+    row) lists; `lines` counts from 1; `split` is the source's own, if it tells. `names`
+    calls rows by name (images that are files); `fetch` reads a file that a row names,
+    relative to `file`."""
 
     columns: Mapping[str, pa.Array | list[Any]]
     lines: npt.NDArray[np.int64]
@@ -49,17 +50,19 @@ class RawBatch:
         if keep.all():
             return self
         mask = pa.array(keep)
-        columns = {
-            name: list(compress(column, keep)) if isinstance(column, list) else column.filter(mask)
-            for name, column in self.columns.items()
-        }
+        columns = dict[str, pa.Array | list[Any]]()
+        for name, column in self.columns.items():
+            if isinstance(column, list):
+                columns[name] = list(compress(column, keep))
+            else:
+                columns[name] = column.filter(mask)
         names = tuple(compress(self.names, keep))
         return dataclasses.replace(self, columns=columns, lines=self.lines[keep], names=names)
 
 
 class Source(Protocol):
-    """What `ingest` and `fingerprint` need of a source of any kind; `names_files`: rows may name
-    files beside the source's own."""
+    """What `ingest` and `fingerprint` need of a source of any kind; `names_files`: rows
+    may name files beside the source's own."""
 
     names_files: bool = False
 
@@ -74,25 +77,29 @@ class Source(Protocol):
         return 0, 0
 
 
-def as_python(value: Any) -> Any:
+def as_python(value: object) -> Any:
     """A value of a column as Python has it, whichever way the column holds it."""
     return value.as_py() if isinstance(value, pa.Scalar) else value
 
 
-def with_mask(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, Mask]:
+def with_mask(values: Sequence[object], kind: pa.DataType) -> tuple[pa.Array, Mask]:
     """Values as an Arrow array, null for None, and where there is one."""
     return pa.array(values, kind), np.array([value is not None for value in values], bool)
 
 
-def content_of(raw: RawBatch, value: Any) -> Any:
-    """An image's value: the bytes of the file that text names. Raises OSError or ValueError."""
+def content_of(raw: RawBatch, value: object) -> Any:
+    """An image's value, or the bytes of the file that it names.
+    Raises OSError, ValueError."""
     value = as_python(value)
-    return raw.fetch(value) if isinstance(value, str) and raw.fetch else value
+    if isinstance(value, str) and raw.fetch:
+        return raw.fetch(value)
+    return value
 
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """A column as strings; `noted` marks the rows that are null because their value was refused."""
+    """A column as strings; `noted` marks rows
+    that are null as their value was refused."""
 
     values: pa.StringArray
     noted: Mask
@@ -122,9 +129,11 @@ def texts(raw: RawBatch, column: str, kind: Kind, findings: Findings) -> Texts:
             return Texts.all_fine(binary.cast(pa.string()))
         except pa.ArrowInvalid:
             return _texts_of_objects(raw, binary.to_pylist(), column, "text", findings)
-    scalar = kind == "scalar" and any(is_one(values.type) for is_one in _SCALAR_TYPES)
-    if scalar or pa.types.is_null(values.type):
+    is_scalar = kind == "scalar" and any(is_type(values.type) for is_type in _SCALAR_TYPES)
+    if is_scalar or pa.types.is_null(values.type):
         if pa.types.is_timestamp(values.type):
+            # as ISO 8601 in UTC, of whatever unit; a
+            # cast to a naive type leaves the instant
             times = pc.cast(values, pa.timestamp("us", tz=values.type.tz), safe=False)
             plain = pc.cast(times, pa.timestamp("us"))
             return Texts.all_fine(pc.strftime(plain, format="%Y-%m-%dT%H:%M:%S"))
@@ -153,11 +162,13 @@ def scalar_text(value: object) -> str | None:
 
 def number_of(value: Any) -> float:
     """A value of a column, also as text; NaN for what is no finite number."""
+    if isinstance(value, bool):  # which is an int to Python
+        return math.nan
     try:
-        found = math.nan if isinstance(value, bool) else float(value)
+        number = float(value)
     except (ValueError, TypeError, OverflowError):
         return math.nan
-    return found if math.isfinite(found) else math.nan
+    return number if math.isfinite(number) else math.nan
 
 
 _TEXT_TYPES = (
@@ -171,20 +182,26 @@ _SCALAR_TYPES = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp
 
 
 def _texts_of_objects(
-    raw: RawBatch, values: list[Any], column: str, kind: Kind, findings: Findings
+    raw: RawBatch, values: list[object], column: str, kind: Kind, findings: Findings
 ) -> Texts:
-    found: list[str | None] = []
+    texts_or_none: list[str | None] = []
     noted = np.zeros(len(values), bool)
     for row, value in enumerate(values):
-        missing = value is None or (isinstance(value, float) and math.isnan(value))
-        text = value if isinstance(value, str) else scalar_text(value) if kind == "scalar" else None
-        if isinstance(value, bytes):  # of a column of texts: encodable if it is UTF-8
-            text = value.decode(errors="surrogateescape")
-        if text is None and not missing:
+        is_missing = value is None or (isinstance(value, float) and math.isnan(value))
+        text = _text_of(value, kind)
+        if text is None and not is_missing:
             findings.add("type", raw.place(row), f"{column}: {value!r}")
         elif text is not None and not encodable(text):
             findings.add("undecodable", raw.place(row), f"{column}: {value!a}")
             text = None
-        noted[row] = text is None and not missing
-        found.append(text)
-    return Texts(pa.array(found, pa.string()), noted)
+        noted[row] = text is None and not is_missing
+        texts_or_none.append(text)
+    return Texts(pa.array(texts_or_none, pa.string()), noted)
+
+
+def _text_of(value: object, kind: Kind) -> str | None:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):  # of a column of texts: encodable if it is UTF-8
+        return value.decode(errors="surrogateescape")
+    return scalar_text(value) if kind == "scalar" else None

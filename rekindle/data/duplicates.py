@@ -1,16 +1,17 @@
-"""Copies of examples: those that `data.duplicates` leaves out, in all splits together, and contents
-that stand in several splits, so that a model would be judged on what it was trained on.
+"""Copies of examples: those that `data.duplicates` leaves out, in all splits together,
+and contents that stand in several splits, so that a model would be judged on what it was
+trained on.
 
-`exact` compares the hash of the content, `folded` that of its text in lower case with single
-spaces, `near` what MinHash (Broder 1997) keeps of the runs of five words in such a text: texts that
-share a fraction s of theirs are found with a chance of 1 - (1 - s^8)^14, as datatrove's defaults
-have it: 0.92 at 0.8, 0.57 at 0.7, 0.05 at 0.5. The first one stays, of train before validation
-before test: what a model was trained on does not judge it, and the split that is wanted can be
-kept. A copy with another label is one, too.
+`exact` compares the hash of the content, `folded` that of its text in lower case with
+single spaces, `near` what MinHash (Broder 1997) keeps of the runs of five words in such a
+text: texts that share a fraction s of theirs are found with a chance of 1 - (1 - s^8)^14,
+as datatrove's defaults have it: 0.92 at 0.8, 0.57 at 0.7, 0.05 at 0.5. The first one
+stays, of train before validation before test: what a model was trained on does not judge
+it, and the split that is wanted can be kept. A copy with another label is one, too.
 
-Workers (executor.py) hash runs of rows and deal the hashes into groups by their first bits; then
-each group is compared by itself, and each file is written again if it has copies. Memory: the
-hashes of a run or of a group, about `GROUP_ROWS` of them."""
+Workers (executor.py) hash runs of rows and deal the hashes into groups by their first
+bits; then each group is compared by itself, and each file is written again if it has
+copies. Memory: the hashes of a run or of a group, about `GROUP_ROWS` of them."""
 
 import contextlib
 import functools
@@ -30,7 +31,7 @@ from rekindle.data.examples import SPLITS, ExamplesFile, ExamplesPart, ExamplesW
 from rekindle.data.executor import Executor, Order
 from rekindle.data.signals import UNSPACED
 from rekindle.data.split import content_hashes, stored_hashes
-from rekindle.data.store import Entry, Store, kept
+from rekindle.data.store import Entry, Store, made_once
 from rekindle.data.validate import Findings
 from rekindle.spec.identity import digest
 
@@ -53,8 +54,8 @@ Entries = npt.NDArray[np.void]
 
 
 def find_leaks(store: Store, files: Sequence[ExamplesPart], executor: Executor) -> Findings:
-    """Every content that stands in more than one split. The `path` of a file is its entry in the
-    store, where it is called after its split."""
+    """Every content that stands in more than one split. The `path` of a file is its entry
+    in the store, where it is called after its split."""
     findings = Findings()
     _, compared_groups = _compare(store, files, "keep", executor)
     for group in compared_groups:
@@ -65,7 +66,8 @@ def find_leaks(store: Store, files: Sequence[ExamplesPart], executor: Executor) 
 def drop_copies(
     store: Store, files: Sequence[ExamplesPart], which: str, executor: Executor
 ) -> tuple[list[ExamplesPart], dict[str, Counter[str]]]:
-    """The files without later copies, new where they had some; by split labels of the copies."""
+    """The files without later copies, new where they had some;
+    the copies' labels by split."""
     groups, _ = _compare(store, files, which, executor)
     order = {"store": store.root, "groups": groups}
     items = []
@@ -88,12 +90,14 @@ def drop_copies(
 def _compare(
     store: Store, files: Sequence[ExamplesPart], which: str, executor: Executor
 ) -> tuple[list[str], list[Entry]]:
-    """Have the hashes of all rows compared: the keys of the groups, and what is known of each."""
+    """Have all hashes compared; returns the keys of the groups,
+    and what is known of each."""
     bands = _BANDS if which == "near" else 1
     hashes = bands * sum(sum(file.batches) for file in files)
     count = min(_MOST_GROUPS, hashes // GROUP_ROWS + 1)
     runs = []
     for number, file in enumerate(files):
+        # with several hashes a row, fewer rows, so that memory stays the same
         for run in _runs(file, GROUP_ROWS // bands):
             item = {
                 "key": digest([file.path, file.split, *run, which, count]),
@@ -113,7 +117,8 @@ def _compare(
 
 
 def _runs(file: ExamplesPart, most: int) -> Iterator[tuple[int, int, int]]:
-    """The first and the last batch, exclusive, of runs of about so many rows, and the first row."""
+    """The first batch, the one behind the last,
+    and the first row of runs of about so many rows."""
     start = 0
     first_row = 0
     row = 0
@@ -125,7 +130,7 @@ def _runs(file: ExamplesPart, most: int) -> Iterator[tuple[int, int, int]]:
             first_row = row
 
 
-@kept
+@made_once
 def hash_run(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """With the hashes of a run of rows, dealt into groups."""
     which = order["which"]
@@ -206,15 +211,17 @@ def _of_group(store: Store, runs: Sequence[tuple[str, int]], group: int) -> Entr
         part["file"] = file
         parts.append(part)
     entries = np.concatenate(parts)
+    # a stable sort: of equal hashes the first is of the first file, by split, and row
     return entries[np.lexsort((entries["low"], entries["high"]))]
 
 
-@kept
+@made_once
 def compare_group(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
-    """With the later copies among one group of hashes, dealt to their files; or `leaks`, the
-    findings of contents that stand in several splits."""
+    """With the later copies among one group of hashes, dealt to their files; or `leaks`,
+    the findings of contents that stand in several splits."""
     entries = _of_group(store, order["runs"], item["group"])
-    low, high = entries["low"], entries["high"]
+    low = entries["low"]
+    high = entries["high"]
     same = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
     if order["which"] == "keep":
         return {"leaks": _leaks(store, order["files"], entries, same).to_json()}
@@ -260,7 +267,7 @@ def _describe(store: Store, files: Sequence[Any], entry: np.void) -> tuple[str, 
         return f"{batch.column('id')[row].as_py()} in {split}", value
 
 
-@kept
+@made_once
 def thin(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """With a file of examples without its copies, if it has any, and their labels."""
     dealt = [_dealt(store, key, item["file"], _ROW) for key in order["groups"]]
@@ -289,6 +296,7 @@ def _bands(text: str) -> bytes:
     weights = _WEIGHTS[: len(words)]
     runs = np.lib.stride_tricks.sliding_window_view(words, len(weights)) @ weights
     least = np.full(len(_FACTORS), np.iinfo(np.uint64).max)
+    # in blocks, as each run meets each of the factors
     for start in range(0, len(runs), 1_024):
         least = np.minimum(least, _mixed(runs[start : start + 1_024, None] ^ _FACTORS).min(0))
     bands = (bytes([band]) + row.tobytes() for band, row in enumerate(least.reshape(_BANDS, -1)))
@@ -296,8 +304,8 @@ def _bands(text: str) -> bytes:
 
 
 def _mixed(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """splitmix64's finalizer (Steele et al. 2014): a random order of numbers, another for each one
-    that they were xor-ed with."""
+    """splitmix64's finalizer (Steele et al. 2014): a random order of numbers, another for
+    each one that they were xor-ed with."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))

@@ -1,9 +1,10 @@
-"""The folder between `ingest` and `shard`: Arrow files of normalised examples, one for each split
-of each piece of the source (`train-00000.arrow`), and `summary.json`, written last.
+"""The folder between `ingest` and `shard`: Arrow files of normalised examples, one for
+each split of each piece of the source (`train-00000.arrow`), and `summary.json`, written
+last.
 
-A batch ends after `BATCH_ROWS` rows or `BATCH_BYTES` bytes of content, counted row by row, so that
-the bytes of a file depend on the examples alone. A batch is what a worker encodes at once and what
-is in memory at once. Files are lz4-compressed."""
+A batch ends after `BATCH_ROWS` rows or `BATCH_BYTES` bytes of content, counted row by
+row, so that the bytes of a file depend on the examples alone. A batch is what a worker
+encodes at once and what is in memory at once. Files are lz4-compressed."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,8 @@ BATCH_BYTES = 4 << 20
 
 
 class ExamplesPart(Record):
-    """A file of examples: its split, the rows of each batch, its hash, the number of its source."""
+    """A file of examples: its split, the rows of each batch, its hash,
+    the number of its source."""
 
     path: str
     split: str
@@ -63,17 +65,26 @@ class ExamplesSummary(Record):
 
 def schema_of(modality: str, slices: Sequence[str], numeric: bool = False) -> pa.Schema:
     """Columns of examples, as tasks/base.py lists them; `numeric`: labels are numbers."""
-    one = pa.list_(pa.string()) if modality == "words" else pa.string()
-    one = pa.float64() if numeric else one
-    label = [] if modality == "document" else [pa.field("label", one)]
-    content = pa.field(modality, pa.binary() if modality == "image" else pa.string())
-    first = [pa.field("id", pa.string()), pa.field("hash", pa.binary(HASH_BYTES))]
-    split, *others = [pa.field(name, pa.string()) for name in ("split", *slices)]
-    return pa.schema([*first, split, *label, content, *others])
+    fields = [
+        pa.field("id", pa.string()),
+        pa.field("hash", pa.binary(HASH_BYTES)),
+        pa.field("split", pa.string()),
+    ]
+    label_type = pa.string()
+    if numeric:
+        label_type = pa.float64()
+    elif modality == "words":
+        label_type = pa.list_(pa.string())
+    if modality != "document":
+        fields.append(pa.field("label", label_type))
+    fields.append(pa.field(modality, pa.binary() if modality == "image" else pa.string()))
+    fields += [pa.field(name, pa.string()) for name in slices]
+    return pa.schema(fields)
 
 
 def label_counts(table: pa.Table) -> dict[str, int]:
-    """How many examples (words, where each has a tag) have each label; {} without classes."""
+    """How many examples (words, where these have
+    tags) have each label; {} without classes."""
     if "label" not in table.schema.names:
         return {}
     labels = table.column("label")
@@ -81,7 +92,7 @@ def label_counts(table: pa.Table) -> dict[str, int]:
         return {}
     if pa.types.is_list(labels.type):
         labels = pa.chunked_array([chunk.flatten() for chunk in labels.chunks], pa.string())
-    return {each["values"]: each["counts"] for each in labels.value_counts().to_pylist()}
+    return {row["values"]: row["counts"] for row in labels.value_counts().to_pylist()}
 
 
 class ExamplesWriter:
@@ -108,15 +119,18 @@ class ExamplesWriter:
 
 class _BatchFile:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self.schema, self.batches = schema, list[int]()
-        self._pending, self._rows, self._bytes = list[pa.Table](), 0, 0
+        self.schema = schema
+        self.batches = list[int]()
+        self._hold([])
+        # these files are read, and not mapped as shards are
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         self._writer = pa.ipc.new_file(str(path), schema, options=options)
 
     def append(self, table: pa.Table) -> None:
         part = table.select(self.schema.names).cast(self.schema)
         self._pending.append(part)
-        self._rows, self._bytes = self._rows + len(part), self._bytes + part.nbytes
+        self._rows += len(part)
+        self._bytes += part.nbytes
         if self._rows >= BATCH_ROWS or self._bytes >= BATCH_BYTES:
             self._flush(keep_last=True)
 
@@ -125,21 +139,30 @@ class _BatchFile:
             self._flush(keep_last=False)
         self._writer.close()
 
+    def _hold(self, pending: list[pa.Table]) -> None:
+        """Keep these rows for the next batch."""
+        self._pending = pending
+        self._rows = sum(len(table) for table in pending)
+        self._bytes = sum(table.nbytes for table in pending)
+
     def _flush(self, *, keep_last: bool) -> None:
-        """Write all full batches; the rows after the last one stay pending unless the file ends."""
-        table = pa.concat_tables(self._pending).combine_chunks() if self._pending else None
-        self._pending, self._rows, self._bytes = [], 0, 0
-        if table is None or not len(table):
+        """Write all full batches; the rows behind
+        them stay pending unless the file ends."""
+        if not self._rows:
+            self._hold([])
             return
+        table = pa.concat_tables(self._pending).combine_chunks()
+        self._hold([])
+        # batches are cut by the bytes of the content, however rows came in tables
         content = next(table.column(name) for name in CONTENT if name in table.schema.names)
         cuts = _cuts(np.asarray(pa.compute.binary_length(content), np.int64))
         for start, end in itertools.pairwise(cuts):
             self._write(table.slice(start, end - start))
-        rest = table.slice(cuts[-1])
+        last_rows = table.slice(cuts[-1])
         if keep_last:
-            self._pending, self._rows, self._bytes = [rest], len(rest), rest.nbytes
-        elif len(rest):
-            self._write(rest)
+            self._hold([last_rows])
+        elif len(last_rows):
+            self._write(last_rows)
 
     def _write(self, batch: pa.Table) -> None:
         self._writer.write_table(batch, max_chunksize=BATCH_ROWS)
@@ -147,8 +170,9 @@ class _BatchFile:
 
 
 def _cuts(row_bytes: npt.NDArray[np.int64]) -> list[int]:
-    """Where full batches end, from 0: at `BATCH_ROWS` rows, or where `BATCH_BYTES` are reached."""
-    ends, cuts = np.cumsum(row_bytes), [0]
+    """Where full batches end, from 0: after `BATCH_ROWS` rows, or `BATCH_BYTES` bytes."""
+    ends = np.cumsum(row_bytes)
+    cuts = [0]
     while True:
         start = cuts[-1]
         before = int(ends[start - 1]) if start else 0
@@ -159,12 +183,14 @@ def _cuts(row_bytes: npt.NDArray[np.int64]) -> list[int]:
 
 
 class ExamplesFile:
-    """Random access to the batches of files, one in memory at a time (read, not mapped)."""
+    """Random access to batches of files, one in memory at a time (read, not mapped)."""
 
     def __init__(self, *paths: Path, columns: tuple[str, ...] = ()) -> None:
-        readers = [_opened(path, columns) for path in paths]
+        readers = [_open_file(path, columns) for path in paths]
         self.schema: pa.Schema = readers[0].schema
-        self._batches = [(one, i) for one in readers for i in range(one.num_record_batches)]
+        self._batches = list[tuple[pa.ipc.RecordBatchFileReader, int]]()
+        for reader in readers:
+            self._batches += [(reader, batch) for batch in range(reader.num_record_batches)]
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -177,21 +203,23 @@ class ExamplesFile:
         return (self[i] for i in range(len(self)))
 
 
-def _opened(path: Path, columns: tuple[str, ...]) -> pa.ipc.RecordBatchFileReader:
+def _open_file(path: Path, columns: tuple[str, ...]) -> pa.ipc.RecordBatchFileReader:
     try:
         reader = pa.ipc.open_file(pa.OSFile(str(path)))
         if columns:
+            # the names are in the file alone, and the options take their numbers
             fields = [reader.schema.get_field_index(name) for name in columns]
             options = pa.ipc.IpcReadOptions(included_fields=fields)
             reader = pa.ipc.open_file(pa.OSFile(str(path)), options=options)
     except (OSError, pa.ArrowInvalid) as error:
-        what = f"{path.name} is not a file of examples: {error}"
-        raise DataError(what, where=str(path), fix="run the step `ingest` again") from None
+        message = f"{path.name} is not a file of examples: {error}"
+        raise DataError(message, where=str(path), fix="run the step `ingest` again") from None
     return reader
 
 
 def open_examples(folder: Path, split: str, *columns: str) -> ExamplesFile:
     """The batches of one split that `ingest` wrote; of the named columns only, if any."""
+    # the name of a first file where there is none, for the message that it is missing
     paths = sorted(folder.glob(f"{split}-*.arrow")) or [folder / f"{split}-00000.arrow"]
     return ExamplesFile(*paths, columns=columns)
 
@@ -202,6 +230,8 @@ def read_summary(folder: Path) -> ExamplesSummary:
     try:
         return ExamplesSummary.read(path)
     except (OSError, pydantic.ValidationError) as error:
-        what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        fault = f"cannot be read: {error}"
+        if isinstance(error, FileNotFoundError):
+            fault = "is missing"
         fix = "run the step `ingest` again"
-        raise DataError(f"{SUMMARY} {what}", where=str(path), fix=fix) from None
+        raise DataError(f"{SUMMARY} {fault}", where=str(path), fix=fix) from None

@@ -1,12 +1,13 @@
-"""Executors: one function over many items, in processes here, on the nodes of the step, on a Ray
-cluster or by Spark. The results come in the order of the items.
+"""Executors: one function over many items, in processes here, on the nodes of the step,
+on a Ray cluster or by Spark. The results come in the order of the items.
 
-A function is named `module:function`, and gets an order and an item; these and its result are JSON,
-and what is large lies in a store that all workers reach (store.py). So every executor runs the same
-code, and only texts are pickled. An item that fails stops no others: all are named in the end.
+A function is named `module:function`, and gets an order and an item; these and its result
+are JSON, and what is large lies in a store that all workers reach (store.py). So every
+executor runs the same code, and only texts are pickled. An item that fails stops no
+others: all are named in the end.
 
-A worker here is `python -m rekindle.data.executor`, a program of its own: it imports neither the
-parent's main module nor torch."""
+A worker here is `python -m rekindle.data.executor`, a program of its own: it imports
+neither the parent's main module nor torch."""
 
 import concurrent.futures
 import contextlib
@@ -53,17 +54,19 @@ Answer = dict[str, Any]
 
 
 class Executor(Protocol):
-    """Where items are worked on; `apart`: by workers that do not see the files of this machine."""
+    """Where items are worked on; `apart`:
+    by workers that do not see this machine's files."""
 
     apart: bool
 
     def map(self, function: str, order: Order, items: Sequence[Any], work: str) -> list[Any]:
-        """The result of `function` for each item; `work` names the whole for all nodes. Raises
-        DataError or StepError with the problems of the items that failed."""
+        """The result of `function` for each item; `work` names the whole for all nodes.
+        Raises DataError or StepError with the problems of the items that failed."""
 
 
 def call(function: str, order: Order, item: Any) -> Answer:
-    """`value`, or `problems` of the `kind` of error, with a traceback on stderr if unexpected."""
+    """`value`, or `problems` of an error's `kind`,
+    with a traceback on stderr if unexpected."""
     module, _, name = function.partition(":")
     try:
         return {"value": getattr(importlib.import_module(module), name)(order, item)}
@@ -82,7 +85,7 @@ def call(function: str, order: Order, item: Any) -> Answer:
 
 
 def _failure(problems: Iterable[Problem], kind: str = "") -> Answer:
-    """The answer where there is no value; `kind` is the class of the error that they are of."""
+    """The answer where there is no value; `kind` is the class of the problems' error."""
     return {"problems": [dataclasses.asdict(problem) for problem in problems], "kind": kind}
 
 
@@ -126,8 +129,8 @@ class Local:
         numbers: Sequence[int],
         then: Callable[[int, Answer], None],
     ) -> None:
-        """Work on the items with these `numbers`; each answer is given to `then` once it is there.
-        After many failures no further items begin."""
+        """Work on the items with these `numbers`; each answer is given to `then` once it
+        is there. After many failures no further items begin."""
         size = min(self.workers, len(numbers))
         lock = threading.Lock()
         queue = iter(numbers)
@@ -139,6 +142,7 @@ class Local:
             nonlocal logged_at, done, failed
             while True:
                 with lock:
+                    # under the lock, as threads must not share an iterator
                     number = next(queue, None) if failed < _MOST_FAILED else None
                 if number is None:
                     return
@@ -224,8 +228,8 @@ class _Worker:
 
 
 class Nodes:
-    """The nodes of this step, which share a store: each works on every n-th item, and all see all
-    results. A step that runs again goes on with what is there."""
+    """The nodes of this step, which share a store: each works on every n-th item, and all
+    see all results. A step that runs again goes on with what is there."""
 
     apart = False
 
@@ -260,7 +264,8 @@ class Nodes:
         return isinstance(item, dict) and self.store.find(item["key"]) is None
 
     def _wait(self, work: str, items: Sequence[Any], old: set[int]) -> None:
-        """Wait for the results of all items; `old` ones speak of entries that may be gone."""
+        """Wait for the results of all items;
+        `old` ones may name entries that are gone."""
         answered = set[int]()
         since = time.monotonic()
         while True:
@@ -284,8 +289,8 @@ class Nodes:
 
 
 def code() -> list[str]:
-    """What the bytes of pieces and shards depend on beside data and settings: rekindle's own code,
-    and the libraries that decode and encode."""
+    """What the bytes of pieces and shards depend on beside data and settings: rekindle's
+    own code, and the libraries that decode and encode."""
     versions = [source_hash(TRAINING)]
     for name in ("numpy", "pillow", "pyarrow", "tokenizers"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -294,7 +299,7 @@ def code() -> list[str]:
 
 
 def facts(order: Order, item: Any) -> list[str]:
-    """What has to be the same on a cluster: the version of Python, and rekindle's own code."""
+    """What has to be the same on a cluster: Python's version, and rekindle's own code."""
     return [".".join(map(str, sys.version_info[:2])), source_hash(TRAINING)]
 
 
@@ -383,7 +388,7 @@ _CLUSTERS: Mapping[str, Callable[[str], _Cluster]] = {"ray": Ray, "spark": Spark
 
 
 def _reach(address: str) -> None:
-    """Raise RequestError where nothing listens at a host and port: drivers try for minutes."""
+    """Raise RequestError where nothing listens at an address: drivers try for minutes."""
     host_and_port = re.fullmatch(r"(?:\w+://)?([\w.-]+):(\d+)", address)
     if not host_and_port:
         return
@@ -399,8 +404,9 @@ def _reach(address: str) -> None:
 
 
 def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
-    """The executor that `data.executor` asks for, with at most one worker a core, and as many as
-    the work is `worth`, where `data.workers` leaves it open; RequestError where there is none."""
+    """The executor that `data.executor` asks for, with at most one worker a core, and as
+    many as the work is `worth`, where `data.workers` leaves it open; RequestError where
+    there is none."""
     if data.executor in _CLUSTERS:
         return _cluster_of(data)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -412,7 +418,8 @@ def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
 
 
 def _cluster_of(data: DataSpec) -> Executor:
-    """The cluster of `data.executor`; RequestError where it is not installed or does not answer."""
+    """The cluster of `data.executor`;
+    RequestError where it does not answer, or is missing."""
     address = os.environ.get(data.executor_address or "", "")
     if data.executor_address and not address:
         raise RequestError(

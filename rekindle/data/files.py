@@ -1,7 +1,8 @@
-"""Where the files of a source are: globs, folders, formats, partitions, splits that names tell.
+"""Where the files of a source are: globs, folders, formats, partitions, splits by name.
 
-Any fsspec URI will do. A name is the path below the fixed part of the pattern (`data/*/x.csv` ->
-`2026-03/x.csv`): the same wherever the folder lies. Hidden files (`.x`, `_x`) are left out."""
+Any fsspec URI will do. A name is the path below the fixed part of the pattern
+(`data/*/x.csv` -> `2026-03/x.csv`): the same wherever the folder lies. Hidden files
+(`.x`, `_x`) are left out."""
 
 import concurrent.futures
 import contextlib
@@ -68,8 +69,8 @@ _WEAK = ("mtime", "created", "ino", "LastModified", "last_modified")
 
 
 class ContentHash:
-    """SHA-256 of a file's bytes; where these are more than `PIECE_BYTES`, a hash of the SHA-256 of
-    each block of so many, which several workers find at once."""
+    """SHA-256 of a file's bytes; where these are more than `PIECE_BYTES`, a hash of the
+    SHA-256 of each block of so many, which several workers find at once."""
 
     def __init__(self) -> None:
         self._hashes: list[str] = []
@@ -97,7 +98,7 @@ def combined(hashes: Sequence[str]) -> str:
 
 
 def grouped(items: Iterable[T], *limits: tuple[Callable[[T], float], float]) -> Iterator[list[T]]:
-    """Items in runs, as long as the sum of no measure exceeds its limit; an item alone may."""
+    """Items in runs in which no measure's sum exceeds its limit; an item alone may."""
     group = list[T]()
     sums = [0.0] * len(limits)
     for item in items:
@@ -113,8 +114,8 @@ def grouped(items: Iterable[T], *limits: tuple[Callable[[T], float], float]) -> 
 
 
 def _version(info: FileInfo) -> str:
-    """What a listing says of a file and what changes when it is written: its size, and its
-    ETag or generation, else its time."""
+    """What a listing says of a file and what changes when it is written: its size, and
+    its ETag or generation, else its time."""
     marks = [f"{info[name]}" for name in _STRONG if info.get(name)]
     if not marks:
         for name in _WEAK:
@@ -129,7 +130,7 @@ def _version(info: FileInfo) -> str:
 
 
 class _LineRange(io.RawIOBase):
-    """`head`, then the lines of a stream that begin in its bytes from `start` to `end`."""
+    """`head`, then the lines of a stream that begin in bytes `start` to `end`."""
 
     def __init__(self, stream: BinaryIO, start: int, end: int, head: bytes) -> None:
         self._stream = stream
@@ -153,7 +154,8 @@ class _LineRange(io.RawIOBase):
         return len(piece)
 
     def _next(self, size: int) -> bytes:
-        """What of the next bytes of the stream belongs to lines that begin in the range."""
+        """Those of the stream's next bytes that
+        belong to lines which begin in the range."""
         piece = self._stream.read(size)
         begin = self._position
         self._position += len(piece)
@@ -183,10 +185,11 @@ class _LineRange(io.RawIOBase):
 
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
-    """One file: `path` within `filesystem`, `name` for people, its path below the source's `root`,
-    `partition` where the URI has one, `split` where told; `named` hashes files that its rows name;
-    `delimiter` and `encoding` as in the config; `version` as listed. Of a part of one, `start` and
-    `end` are bytes (of Parquet row groups), and `line` its first."""
+    """One file: `path` within `filesystem`, `name` for people, its path below the
+    source's `root`, `partition` where the URI has one, `split` where told; `named` hashes
+    files that its rows name; `delimiter` and `encoding` as in the config; `version` as
+    listed. Of a part of one, `start` and `end` are bytes (of Parquet row groups), and
+    `line` its first."""
 
     filesystem: Any = dataclasses.field(repr=False, compare=False)
     root: str
@@ -205,8 +208,8 @@ class SourceFile:
 
     @contextlib.contextmanager
     def open(self, head: bytes = b"") -> Iterator[BinaryIO]:
-        """The content from front to back, decompressed, texts as UTF-8; of a part the lines that
-        begin in it, behind `head`."""
+        """The content from front to back, decompressed, texts as UTF-8; of a part the
+        lines that begin in it, behind `head`."""
         with self.filesystem.open(self.path, "rb") as stored:
             if self.end is not None:
                 lines = _LineRange(stored, self.start, self.end, head)
@@ -218,7 +221,8 @@ class SourceFile:
 
     @contextlib.contextmanager
     def open_anywhere(self) -> Iterator[BinaryIO]:
-        """To read here and there: the file, or a copy of a whole one that lies elsewhere."""
+        """For reading at any place: the file,
+        or a copy of a whole one that lies elsewhere."""
         with contextlib.ExitStack() as opened:
             stream = opened.enter_context(self.filesystem.open(self.path, "rb"))
             if self.end is None and not isinstance(self.filesystem, LocalFileSystem):
@@ -238,6 +242,7 @@ class SourceFile:
 
     def is_as_listed(self) -> bool:
         """Whether the file was not written since."""
+        # fsspec would answer from its listing
         self.filesystem.invalidate_cache()
         return _version(self.filesystem.info(self.path)) == self.version
 
@@ -246,9 +251,12 @@ class SourceFile:
         return _COMPRESSED.get(PurePosixPath(self.name).suffix.lower())
 
     def fetch(self, path: str) -> bytes:
-        """The bytes of a file that a row of this one names; ValueError where it must not."""
+        """The bytes of a file that a row of this one names.
+        ValueError where it must not."""
+        # a row is data of others: it names files below the source only
         named = reference.path_of(self.filesystem, self.root, _parent(self.path), path)
         content = reference.read(self.filesystem, named)
+        # in the order of the rows, which is that of their content
         self.named.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
         return content
 
@@ -263,7 +271,8 @@ class SourceFile:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """The files of a source, by name, all of one format; `unit` is the length of a partition."""
+    """Files of a source, by name, all of one format;
+    `unit` is the length of a partition."""
 
     files: tuple[SourceFile, ...]
     format: str
@@ -274,7 +283,8 @@ class Files:
         return max((file.partition for file in self.files if file.partition), default=None)
 
     def within(self, window: Window) -> Self:
-        """The files whose partition starts in the window; raises DataError if none does."""
+        """The files whose partition starts in the window.
+        Raises DataError if none does."""
         chosen = tuple(file for file in self.files if file.partition and file.partition in window)
         if not chosen:
             starts = sorted(file.partition for file in self.files if file.partition)
@@ -287,9 +297,10 @@ class Files:
         return dataclasses.replace(self, files=chosen)
 
     def fingerprint(self, *, named: bool, known: Mapping[str, str] | None = None) -> str:
-        """Hash of bytes in order of name, and of `named` names: of contents whose hash is `known`
-        by path, and of the others as they are now."""
+        """Hash of bytes in order of name, and of `named` names: of contents whose hash is
+        `known` by path, and of the others as they are now."""
         known = known or {}
+        # side by side: a store answers each request slowly, and several at once
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
             unknown_files = [file for file in self.files if file.path not in known]
             hashes = pool.map(SourceFile.sha256, unknown_files)
@@ -304,7 +315,8 @@ class Files:
 
 
 def locate(data: DataSpec) -> Files:
-    """The files that `data.source` names; raises DataError for none, RequestError for a bad URI."""
+    """The files that `data.source` names.
+    Raises DataError for none, RequestError for a bad URI."""
     try:
         filesystem, path = fsspec.core.url_to_fs(data.source)
     except (ValueError, ImportError) as error:
@@ -314,10 +326,12 @@ def locate(data: DataSpec) -> Files:
             fix="use a path or an fsspec URI, and install the driver of its protocol",
         ) from None
     partitions = None
+    pattern = path
     if data.window and "{window" in path:
         partitions = Partitions.of(path, data.window)
+        pattern = partitions.glob
     try:
-        infos, root = _list(filesystem, partitions.glob if partitions else path)
+        infos, root = _list(filesystem, pattern)
     except Exception as error:  # fsspec lets the errors of its stores' clients through
         raise DataError(
             f"cannot list {data.source}: {error}",
@@ -350,7 +364,8 @@ def locate(data: DataSpec) -> Files:
                 where=ascii(file.name).strip("'"),
                 fix="rename it, such as with convmv",
             )
-    return Files(tuple(files), kind, partitions.unit if partitions else "")
+    unit = partitions.unit if partitions else ""
+    return Files(tuple(files), kind, unit)
 
 
 def _with_partition(files: Sequence[SourceFile], partitions: Partitions) -> list[SourceFile]:
@@ -372,8 +387,9 @@ def _images_among(files: Sequence[SourceFile]) -> list[SourceFile]:
 
 
 def delimiter_of(name: str, head: bytes) -> str:
-    """What is between the columns of a CSV or TSV file with this beginning: `;` or a tab where its
-    first line has some and no comma, as spreadsheets of many countries write it."""
+    """What is between the columns of a CSV or TSV file with this beginning: `;` or a tab
+    where its first line has some and no comma, as spreadsheets of many countries write
+    it."""
     if ".tsv" in name.lower():
         return "\t"
     first_line = head.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n").partition(b"\n")[0]
@@ -386,7 +402,8 @@ def delimiter_of(name: str, head: bytes) -> str:
 
 
 def content_hash(uri: str) -> str:
-    """Hash of the files below a path or URI, names and bytes; raises DataError for none."""
+    """Hash of names and bytes of the files below a path or URI.
+    Raises DataError for none."""
     filesystem, path = fsspec.core.url_to_fs(uri)
     infos, root = _list(filesystem, path)
     files = _source_files(filesystem, infos, root)
@@ -396,7 +413,8 @@ def content_hash(uri: str) -> str:
 
 
 def split_of(name: str) -> str:
-    """The split that a name tells, such as `train/cat/1.png`, `sst2-test.csv`; or empty."""
+    """The split in a name such as `train/cat/1.png` or `sst2-test.csv`; "" for none."""
+    # from the outermost folder inwards: the first word that tells a split counts
     for part in name.split("/"):
         for word in re.split(r"[^a-z]+", part.lower()):
             if word in _SPLIT_WORDS:
@@ -405,7 +423,7 @@ def split_of(name: str) -> str:
 
 
 def _list(filesystem: Any, path: str) -> tuple[list[FileInfo], str]:
-    """The files that a path, folder or pattern stands for, and where their names start."""
+    """The files that a path, folder or pattern names, and where their names start."""
     if filesystem.isfile(path):
         return [filesystem.info(path)], _parent(path)
     if filesystem.isdir(path):
@@ -414,6 +432,7 @@ def _list(filesystem: Any, path: str) -> tuple[list[FileInfo], str]:
         if isinstance(filesystem, LocalFileSystem):
             _check_are_files(infos)
         return infos, path
+    # what stands before the first wildcard
     fixed = re.split(r"[*?\[]", path, maxsplit=1)[0]
     if fixed == path:
         return [], path
@@ -424,8 +443,8 @@ def _list(filesystem: Any, path: str) -> tuple[list[FileInfo], str]:
 
 
 def _check_are_files(infos: Iterable[FileInfo]) -> None:
-    """Raise DataError for a path here that is not a file: a pipe would be waited for, and a link
-    may lead nowhere."""
+    """Raise DataError for a path here that is not a file: a pipe would be waited for, and
+    a link may lead nowhere."""
     for info in infos:
         path = Path(info["name"])
         if not path.is_file():
@@ -447,6 +466,7 @@ def _source_files(filesystem: Any, infos: Sequence[FileInfo], root: str) -> list
             version=_version(info),
         )
         files.append(file)
+    # stores list in orders of their own
     return sorted(files, key=lambda file: file.name)
 
 
@@ -465,7 +485,7 @@ def is_visible(name: str) -> bool:
 
 
 def _suffix_format(name: str) -> str:
-    """The format that a name tells, below the suffix of a compression; "unknown" for none."""
+    """The format by a name's suffix, before that of a compression; "unknown" for none."""
     path = PurePosixPath(name.lower())
     suffix = path.suffix
     if suffix in _COMPRESSED:
@@ -477,7 +497,8 @@ def _suffix_format(name: str) -> str:
 
 
 def _format_of(files: list[SourceFile], data: DataSpec) -> str:
-    """The one format of the files; raises DataError for several, or for none that is known."""
+    """The one format of the files.
+    Raises DataError for several, or for an unknown one."""
     if data.format != "auto":
         return data.format
     format_of = {file.name: _suffix_format(file.name) for file in files}

@@ -1,11 +1,11 @@
-"""What the source holds now, and the keys that follow: the first step of every run, never cached.
+"""What the source holds now, and the keys of a run: its first step, which is never cached.
 
     data      hash of the bytes in the window, wherever they lie
     work_key  data + window + the settings that shape the weights + rekindle's training code
     run_key   work_key + the weights that it starts from: the same training, attempted however often
 
-With a window over a time column only its records are hashed. Settings that cannot change the
-weights (where the source lies, how often a checkpoint is made) are left out."""
+With a window over a time column only its records are hashed. Settings that cannot change
+the weights (where the source lies, how often a checkpoint is made) are left out."""
 
 import contextlib
 import dataclasses
@@ -33,8 +33,10 @@ from rekindle.spec.imports import INCLUDED, as_import, closure, contents, folder
 from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec, WindowSpec
 from rekindle.tasks import TASKS, load_task
 
+# what the source holds is in the hash of the data; the others shape no weights
 _DATA_ASIDE = {"source", "window", "slices", "max_bad_rows", *DataSpec.EXECUTION}
-# how the work is done and kept, not what it is: another layout resumes the same checkpoints
+# how the work is done and kept, not what it is:
+# another layout resumes the same checkpoints
 _TRAIN_ASIDE = {
     "activation_checkpointing",
     "budget_hours",
@@ -55,9 +57,10 @@ _TRAIN_ASIDE = {
 
 @dataclasses.dataclass(frozen=True)
 class ChampionState:
-    """The registry's champion: its keys, where its weights started, what it beat ("" = none), and
-    the digests of both models: a registry that was set up again gives out its numbers again.
-    `budget_hours`: where they ended its training; with others, the same work goes on."""
+    """The registry's champion: its keys, where its weights started, what it beat ("" =
+    none), and the digests of both models: a registry that was set up again gives out its
+    numbers again. `budget_hours`: where they ended its training; with others, the same
+    work goes on."""
 
     version: str
     run_key: str
@@ -72,51 +75,63 @@ class ChampionState:
 def fingerprint(
     task: str, data: DataSpec, model: ModelSpec, train: TrainSpec, *, champion: ChampionState | None
 ) -> Fingerprint:
-    """What the source holds now, and the keys of the work; raises DataError if it holds nothing."""
+    """What the source holds now, and the keys of the work.
+    Raises DataError for nothing."""
     window, content, (files, size) = content_in_window(data, load_task(task).modality)
-    own = task not in TASKS or train.entrypoint  # rekindle's code reads no file of the author's
-    included = os.environ.get(INCLUDED, "") if own else ""
-    path, _, class_name = task.rpartition(":")
-    teacher = {"teacher": model.teacher.source} if model.teacher else {}
-    named = {"source": model.source, "tokenizer": model.tokenizer, **teacher}
-    # a hub name has no content here
-    folders = {f"{k}_content": content_behind(v) for k, v in named.items() if isinstance(v, str)}
+    model_contents = _model_contents(model)
+    is_own_task = task not in TASKS
+    task_identity: Any = task
+    if is_own_task:
+        path, _, class_name = task.rpartition(":")
+        task_identity = [class_name, *own_files(Path(path))]
     work = {
-        "task": task if task in TASKS else [class_name, *own_files(Path(path))],
+        "task": task_identity,
         "data": content,
         "window": str(window or ""),
         "settings": [
             data.model_dump(mode="json", exclude=_DATA_ASIDE),
-            {**model.model_dump(mode="json", exclude={"init_from"}), **folders},
+            {**model.model_dump(mode="json", exclude={"init_from"}), **model_contents},
             {**_identifying(train), "best": train.exports_best},
         ],
         "entrypoint": _own_script(train.entrypoint) if train.entrypoint else [],
         "code": source_hash(TRAINING),
-        **({"included": included} if included else {}),
     }
+    included = os.environ.get(INCLUDED, "")
+    # rekindle's own code reads no file of the author's
+    if included and (is_own_task or train.entrypoint):
+        work["included"] = included
     work_key = digest(work)
-    tokenizing = [folders.get(f"{key}_content", "") for key in ("source", "tokenizer")]
-    init_from, known = model.init_from, dict[str, str]()
+    tokenizing = [model_contents.get(f"{key}_content", "") for key in ("source", "tokenizer")]
+    init_from = model.init_from
+    digests_of_versions = dict[str, str]()
     if init_from == "champion" and champion is None:
         init_from = "base"
     elif init_from == "champion" and champion is not None:
         # the work that made the champion starts where the champion did
         init_from = champion.init_from if champion.work_key == work_key else champion.version
-        known = {champion.version: champion.digest, champion.beaten: champion.beaten_digest}
+        digests_of_versions[champion.version] = champion.digest
+        digests_of_versions[champion.beaten] = champion.beaten_digest
     if init_from == "base" and model.lora is not None and isinstance(model.source, dict):
         message = "adapters need trained weights: model.source describes a new network"
         if model.init_from == "champion":
             message += ", and there is no champion yet"
         fix = "name a pretrained model as model.source, or train without model.lora first"
         raise RequestError(message, where="model.lora", fix=fix)
-    init_digest = known.get(init_from) or content_behind(init_from)  # "" of a hub model
+    init_digest = digests_of_versions.get(init_from) or content_behind(
+        init_from
+    )  # "" of a hub model
     run_key = digest([work_key, init_digest or init_from])  # files, wherever they lie
-    version = champion_digest = ""
-    if champion is not None:  # for the champion's own work the one that it beat back then
-        version, champion_digest = champion.version, champion.digest
-        ended = champion.budget_hours not in ("", str(train.budget_hours))
-        if champion.run_key == run_key and not ended:
-            version, champion_digest = champion.beaten, champion.beaten_digest
+    version = ""
+    champion_digest = ""
+    if champion is not None:
+        version = champion.version
+        champion_digest = champion.digest
+        was_cut_short = champion.budget_hours not in ("", str(train.budget_hours))
+        if champion.run_key == run_key and not was_cut_short:
+            # the champion's own work again: it is
+            # judged by the one that it beat back then
+            version = champion.beaten
+            champion_digest = champion.beaten_digest
     return Fingerprint(
         data=content,
         tokenizing=digest(tokenizing) if any(tokenizing) else "",
@@ -132,33 +147,50 @@ def fingerprint(
     )
 
 
-def _identifying(train: TrainSpec) -> dict[str, Any]:
-    found = train.model_dump(mode="json", exclude=_TRAIN_ASIDE)
+def _model_contents(model: ModelSpec) -> dict[str, str]:
+    """The hash of what lies behind each name in `model`; "" for names of the hub."""
+    names = {"source": model.source, "tokenizer": model.tokenizer}
+    if model.teacher:
+        names["teacher"] = model.teacher.source
+    contents_by_name = dict[str, str]()
+    for key, name in names.items():
+        if isinstance(name, str):
+            contents_by_name[f"{key}_content"] = content_behind(name)
+    return contents_by_name
+
+
+def _identifying(train: TrainSpec) -> dict[str, object]:
+    """The settings of a training that shape its weights."""
+    settings = train.model_dump(mode="json", exclude=_TRAIN_ASIDE)
     engine = engine_of(train.engine)
     if engine and train.engine_config:
         config = {k: v for k, v in train.engine_config.items() if k not in engine.aside}
-        found["engine_config"] = config or None
-    return found
+        settings["engine_config"] = config or None
+    return settings
 
 
 def _own_script(words: str) -> list[Any]:
-    """The bytes of the script or module, its arguments, and the bytes of files that these name."""
+    """Hashes of the script or module and of files
+    among its arguments; and the arguments."""
     script, *arguments = shlex.split(words)
     if script != "-m":
         code: list[Any] = own_files(Path(script))
     else:
         source = {"train.entrypoint": as_import(arguments[0])} if arguments else {}
         code = ["-m", *_hashes([], source, own_folders())]
-    named: list[str] = []
-    for word in arguments:
-        path = Path(word.rpartition("=")[2])
+    file_hashes = list[str]()
+    for argument in arguments:
+        _, _, value = argument.rpartition("=")  # of `--config=FILE`
+        path = Path(value)
         with contextlib.suppress(OSError):  # a text that is too long for a name
-            named += [file_sha256(path)] if path.is_file() else []
-    return [*code, *arguments, *named]
+            if path.is_file():
+                file_hashes.append(file_sha256(path))
+    return [*code, *arguments, *file_hashes]
 
 
 def own_files(path: Path) -> list[list[str]]:
-    """A file of the user's and the user's modules that it imports, as `contents` has them."""
+    """A file of the user's and the user's modules that it imports,
+    as `contents` gives them."""
     return _hashes([path], {}, (*folders_of(path.absolute()), *own_folders()))
 
 
@@ -170,14 +202,15 @@ def _hashes(files: list[Path], sources: dict[str, str], folders: Sequence[Path])
 
 
 def content_in_window(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[int, int]]:
-    """The resolved window, the hash of what lies in it, and the number of files and bytes."""
+    """The resolved window, the hash of its content, and the number of files and bytes."""
     if data.window is None or any("{window" in part.source for part in data.parts):
         return _content_of_files(data, modality)
     return _content_by_time(data, data.window, modality)
 
 
 def _content_of_files(data: DataSpec, modality: str) -> tuple[Window | None, str, tuple[int, int]]:
-    """As `content_in_window`, of all that the sources hold, or of the partitions in the window."""
+    """As `content_in_window`, of all that the sources hold,
+    or of partitions in the window."""
     window = None
     dated = [FileSource(part, modality).files for part in data.parts if part.window]
     if dated:
@@ -242,7 +275,8 @@ def _content(source: Source, data: DataSpec, modality: str) -> str:
 def _map_pieces(
     source: Source, data: DataSpec, modality: str, function: str, window: Window | None = None
 ) -> tuple[list[Any], Mapping[str, str]]:
-    """What a function below says of each piece of a source, or of all of it; hashes of files."""
+    """What a function below returns for each piece of a source;
+    and the hashes of its files."""
     executor = executor_of(data, Store(""), source.extent()[1] // WORTH_BYTES)
     pieces, contents, location = cut(source, data, executor)
     order = {
@@ -251,7 +285,7 @@ def _map_pieces(
         "window": str(window or ""),
         **location,
     }
-    items = [piece.item() for piece in pieces] or [dict[str, Any]()]
+    items = [piece.item() for piece in pieces] or [dict[str, object]()]
     return executor.map(f"{__name__}:{function}", order, items, ""), contents
 
 
@@ -260,7 +294,7 @@ def _open(order: Order, item: Mapping[str, Any]) -> tuple[DataSpec, Any]:
     return data, source_of(order, item, data, order["modality"])
 
 
-def look_at_times(order: Order, item: Mapping[str, Any]) -> dict[str, Any]:
+def look_at_times(order: Order, item: Mapping[str, Any]) -> dict[str, object]:
     """The span of the times of a piece; what is unfit is for `ingest` to refuse."""
     data, source = _open(order, item)
     findings = Findings()
@@ -293,8 +327,10 @@ def hash_named(order: Order, item: Mapping[str, Any]) -> str:
 
 
 def content_behind(name: str) -> str:
-    """Hash of the files behind a URI or an absolute path; "" for others, such as hub models."""
+    """Hash of the files behind a URI or an absolute path; "" for names of the hub."""
     path = Path(name).expanduser()
     if "://" in name:
         return content_hash(name)
-    return content_hash(str(path)) if path.is_absolute() and path.exists() else ""
+    if path.is_absolute() and path.exists():
+        return content_hash(str(path))
+    return ""

@@ -1,5 +1,5 @@
-"""What the first rows of a source tell before a run begins: faults that `ingest` would refuse, and
-the classes of a small source."""
+"""What the first rows of a source tell before a run begins: faults that `ingest` would
+refuse, and the classes of a small source."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data.files import Files, SourceFile
-from rekindle.data.roles import Columns, time_column, wanted_columns
+from rekindle.data.roles import Columns, Kind, time_column, wanted_columns
 from rekindle.data.validate import Findings, note_single_class
 from rekindle.errors import Problem, RekindleError
 from rekindle.spec.model import DataSpec, MustPass
@@ -34,7 +34,9 @@ class _Beginning(SourceFile):
     @contextlib.contextmanager
     def open(self, head: bytes = b"") -> Iterator[BinaryIO]:
         head = self.head(_HEAD_BYTES)
-        yield io.BytesIO(head[: head.rfind(b"\n") + 1] if self.is_part else head)
+        if self.is_part:  # the last line may be cut
+            head = head[: head.rfind(b"\n") + 1]
+        yield io.BytesIO(head)
 
     @contextlib.contextmanager
     def open_anywhere(self) -> Iterator[BinaryIO]:
@@ -48,7 +50,7 @@ class _Beginning(SourceFile):
 
 
 def _source(data: DataSpec, modality: str, *, far: bool = False) -> Any:
-    """A source of files, here or `far` away, if no window chooses among them; RekindleError."""
+    """A source of files here, or `far` away; None where a window chooses among them."""
     if ("://" in data.source and not far) or "{window" in data.source:
         return None
     from rekindle.data.source import FileSource, open_source
@@ -64,59 +66,73 @@ def first_rows(
     far: bool = False,
     refusal: Callable[[str], str] | None = None,
 ) -> list[Problem]:
-    """What `ingest` would refuse in the first rows of files that are here, or `far` away; with a
-    window, only what does not depend on it. The counts are of the rows that were looked at.
-    `refusal`: why the task's `encode` refuses the content of an example, "" where it does not."""
+    """What `ingest` would refuse in the first rows of files that are here, or `far` away;
+    with a window, only what does not depend on it. The counts are of the rows that were
+    looked at. `refusal`: why the task's `encode` refuses the content of an example, ""
+    where it does not."""
     import numpy as np
 
     from rekindle.data.normalise import Normaliser
     from rekindle.data.records import read_times
 
-    findings, kept, judged = Findings(), 0, 0
-    normaliser, column = Normaliser(data, modality, findings), time_column(data)
+    findings = Findings()
+    good_rows = 0
+    judged = 0
+    normaliser = Normaliser(data, modality, findings)
+    column = time_column(data)
     try:
-        for raw in _batches(
-            _source(data, modality, far=far), wanted_columns(data, modality), findings
-        ):
+        source = _source(data, modality, far=far)
+        for raw in _batches(source, wanted_columns(data, modality), findings):
             if modality == "image":
                 raw = raw.filter(np.arange(len(raw)) < _MOST_IMAGES)
             if column is not None:
-                raw = raw.filter(read_times(raw, column, findings)[1])
+                _, has_time = read_times(raw, column, findings)
+                raw = raw.filter(has_time)
             if data.window is None and len(raw):
                 table, _ = normaliser(raw)
-                kept += len(table)
+                good_rows += len(table)
                 if refusal is not None and judged < _MOST_JUDGED:
                     part = table.slice(0, _MOST_JUDGED - judged)
                     judged += len(part)
-                    kept -= _judge(part, modality, refusal, data, findings)
+                    good_rows -= _judge(part, modality, refusal, data, findings)
     except RekindleError as error:
         return list(error.problems)
-    dropped = data.on_bad_rows == "drop" and findings.droppable and (kept or data.window)
-    return [] if dropped else findings.problems()
+    # with a window the rows were not normalised: some may be good
+    may_drop = data.on_bad_rows == "drop" and findings.droppable
+    if may_drop and (good_rows or data.window):
+        return []
+    return findings.problems()
 
 
 def _judge(
     examples: Any, modality: str, refusal: Callable[[str], str], data: DataSpec, findings: Findings
 ) -> int:
-    """Note the examples that the task refuses; how many they are."""
+    """Note the examples that the task refuses; returns how many they are."""
     refused = 0
     rows = zip(examples.column("id"), examples.column(modality), strict=True)
-    for place, content in rows:
-        if why := refusal(content.as_py()):
-            name = f"key {place}" if data.columns.key is not None else str(place)
-            findings.add("template", name, why)
+    for row_id, content in rows:
+        reason = refusal(content.as_py())
+        if reason:
+            place = f"key {row_id}" if data.columns.key is not None else str(row_id)
+            findings.add("template", place, reason)
             refused += 1
     return refused
 
 
-def golden_rows(asked: MustPass, modality: str) -> list[Problem]:
+def golden_rows(must_pass: MustPass, modality: str) -> list[Problem]:
     """What is wrong with the rows of `evaluate.must_pass`."""
     from rekindle.data.golden import examples_of
 
     findings = Findings()
-    examples_of(asked, modality, findings, labels=tuple(classes(asked.data, modality)))
-    found = ((one, f"evaluate.must_pass, {one.where}") for one in findings.problems())
-    return [dataclasses.replace(one, where=where.removesuffix(", ")) for one, where in found]
+    labels = tuple(classes(must_pass.data, modality))
+    examples_of(must_pass, modality, findings, labels=labels)
+    problems = list[Problem]()
+    for problem in findings.problems():
+        where = "evaluate.must_pass"
+        if problem.where:
+            where += f", {problem.where}"
+        problems.append(dataclasses.replace(problem, where=where))
+    return problems
 
 
 def _batches(source: Any, columns: Columns, findings: Findings) -> Iterator[Any]:
@@ -131,33 +147,42 @@ def _batches(source: Any, columns: Columns, findings: Findings) -> Iterator[Any]
         source.files = dataclasses.replace(located, files=files)
         yield from source.read(columns, findings)
         return
-    for found in files:
-        file, own = _Beginning(**vars(found)), Findings()
+    for source_file in files:
+        file = _Beginning(**vars(source_file))
+        file_findings = Findings()
         source.files = dataclasses.replace(located, files=(file,))
-        batches = source.read(columns, own)
-        yield from itertools.islice(batches, 1) if located.format == "parquet" else batches
-        if not (own.cut and file.is_part):  # in the row that the file goes on with
-            findings.include(own, own.rows)
+        batches = source.read(columns, file_findings)
+        if located.format == "parquet":  # which is not read by its beginning: one batch is enough
+            batches = itertools.islice(batches, 1)
+        yield from batches
+        # a fault that ends the reading may be of the
+        # row that is cut here and goes on in the file
+        if not (file_findings.cut and file.is_part):
+            findings.include(file_findings, file_findings.rows)
 
 
 def classes(data: DataSpec, modality: str) -> list[str]:
-    """The classes of a local source of at most `_MOST_BYTES`, in order, where they are known; of a
-    source of numbers, what they are written as."""
+    """The classes of a local source of at most `_MOST_BYTES`, in order, where they are
+    known; of a source of numbers, what they are written as."""
     from rekindle.data.columns import as_python, scalar_text
 
-    found, findings = set[str | None](), Findings()
+    labels = set[str | None]()
+    findings = Findings()
     with contextlib.suppress(RekindleError, ValueError):
         source = _source(data, modality)
         if source is None or source.extent()[1] > _MOST_BYTES:
             return []
         name = data.columns.target or data.columns.label
-        columns: Columns = {name: "list" if modality == "words" else "scalar"}
+        kind: Kind = "list" if modality == "words" else "scalar"
+        columns: Columns = {name: kind}
         for raw in source.read(columns, findings):
             for value in map(as_python, raw.columns[name]):
-                for each in value if isinstance(value, list) else [value]:
-                    found.add(each.decode() if isinstance(each, bytes) else scalar_text(each))
+                row_labels = value if isinstance(value, list) else [value]
+                for label in row_labels:
+                    text = label.decode() if isinstance(label, bytes) else scalar_text(label)
+                    labels.add(text)
         if not findings:  # else not all rows were read
-            return sorted(filter(None, found))
+            return sorted(filter(None, labels))
     return []
 
 

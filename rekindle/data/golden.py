@@ -1,4 +1,5 @@
-"""Rows that a candidate has to predict right (`evaluate.must_pass`), read as a source's are."""
+"""Rows that a candidate has to predict right (`evaluate.must_pass`),
+read like a source's."""
 
 import tempfile
 from pathlib import Path
@@ -13,19 +14,21 @@ from rekindle.spec.model import DataSpec, MustPass
 
 
 def examples_of(
-    asked: MustPass,
+    must_pass: MustPass,
     modality: str,
     findings: Findings,
     shape: Shape | None = None,
     labels: tuple[str, ...] = (),
 ) -> pa.Table:
-    """The examples, with `id`, `hash`, the content and `label`; `findings` receives what is wrong
-    with them. `shape` is that of the model's images, `labels` the classes, where they are known."""
-    part = asked.data.parts[0]
+    """The examples, with `id`, `hash`, the content and `label`; `findings` receives what
+    is wrong with them. `shape` is that of the model's images, `labels` the classes, where
+    they are known."""
+    part = must_pass.data.parts[0]
+    # golden rows need no ids of their own, no groups and no times
     columns = part.columns.model_copy(update=dict.fromkeys(("key", "group", "time")))
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, f"must_pass.{asked.rows.format}")
-        file.write_bytes(asked.rows.content.encode())
+        file = Path(folder, f"must_pass.{must_pass.rows.format}")
+        file.write_bytes(must_pass.rows.content.encode())
         settings = {"labels": part.labels or labels, "image_size": part.image_size}
         data = DataSpec(source=str(file), columns=columns).model_copy(update=settings)
         normaliser = Normaliser(data, modality, findings, shape)

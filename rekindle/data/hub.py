@@ -1,8 +1,7 @@
-"""Data sets of the Hugging Face hub: `hub:NAME?config=..&revision=..&split=..`, streamed through
-`datasets`.
+"""Data sets of the Hugging Face hub, streamed: `hub:NAME?config=..&revision=..&split=..`.
 
-`split=train+test` picks splits, default all of them; rows whose class is -1, a hidden label, are
-left out. A fingerprint is the commit that the revision points to now."""
+`split=train+test` picks splits, default all of them; rows whose class is -1, a hidden
+label, are left out. A fingerprint is the commit that the revision points to now."""
 
 import contextlib
 import dataclasses
@@ -29,22 +28,25 @@ _BATCH_ROWS = 1_000
 
 
 class HubSource(Source):
-    """One data set of the hub, pinned to a commit on first use; or a part of it (see `parts`)."""
+    """A data set of the hub, pinned to a commit on first use;
+    or a part of it (see `parts`)."""
 
     def __init__(self, data: DataSpec, modality: str, part: Sequence[Any] = ()) -> None:
         self._name, _, query = data.source.removeprefix(PREFIX).partition("?")
         self._options = dict(parse_qsl(query.replace("+", "%2B")))
-        if unknown := sorted(set(self._options) - set(_OPTIONS)):
+        unknown = sorted(set(self._options) - set(_OPTIONS))
+        if unknown:
             fix = f"a hub source takes {', '.join(_OPTIONS)}"
-            what = f"unknown option `{unknown[0]}` in {data.source}"
-            raise RequestError(what, where="data.source", fix=fix)
+            message = f"unknown option `{unknown[0]}` in {data.source}"
+            raise RequestError(message, where="data.source", fix=fix)
         if Path(self._name).exists():  # `datasets` would read that, under the hub's fingerprint
-            what = f"{Path(self._name).absolute()} has the name of the data set `{self._name}`"
+            message = f"{Path(self._name).absolute()} has the name of the data set `{self._name}`"
             fix = "run the command in another folder, or name the path"
-            raise RequestError(what, where="data.source", fix=fix)
+            raise RequestError(message, where="data.source", fix=fix)
         self._label = data.columns.label if modality != "document" else ""
         self._own_splits = data.split.by == "source"
-        self._commit, self._part = part[1] if part else "", part
+        self._part = part
+        self._commit = part[1] if part else ""
 
     def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         with _reading(self._name):
@@ -59,49 +61,59 @@ class HubSource(Source):
         own_split = split_of(split) if self._own_splits else ""
         row = 1
         if self._part:
-            *_, index, of = self._part
-            stream = stream.shard(of, index)
-            split = f"{split}, part {index + 1} of {of}" if of > 1 else split
+            *_, index, count = self._part
+            stream = stream.shard(count, index)
+            if count > 1:
+                split = f"{split}, part {index + 1} of {count}"
         for table in stream.select_columns(columns).with_format("arrow").iter(_BATCH_ROWS):
             lines = np.arange(row, row + len(table))
             row += len(table)
             arrays = {name: table.column(name).combine_chunks() for name in table.schema.names}
             raw = RawBatch(arrays, lines, split, own_split)
-            yield self._named(raw, names) if names else raw
+            if names:
+                raw = self._with_class_names(raw, names)
+            yield raw
 
     def parts(self) -> Iterator[tuple[str, str, str, int, int]]:
-        """What workers read apart: name?config, commit, split, which of how many file groups."""
+        """What workers read apart: name?config, commit, split,
+        number and count of file groups."""
         name = f"{self._name}?{self._options.get('config', '')}"
         for split, stream in self._splits().items():
             for index in range(stream.num_shards):
                 yield name, self._pin(), split, index, stream.num_shards
 
     def fingerprint(self) -> str:
+        # the revision counts by the commit that it points to
         options = sorted((key, value) for key, value in self._options.items() if key != "revision")
-        return hashlib.sha256(f"{self._name}\0{options}\0{self._pin()}".encode()).hexdigest()[:32]
+        content = f"{self._name}\0{options}\0{self._pin()}"
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
 
-    def _named(self, raw: RawBatch, names: list[str]) -> RawBatch:
+    def _with_class_names(self, raw: RawBatch, names: list[str]) -> RawBatch:
         """Class numbers as class names, in lists too; rows without a class left out."""
-        column, known = raw.columns[self._label], pa.array(names, pa.string())
+        column = raw.columns[self._label]
+        class_names = pa.array(names, pa.string())
         if isinstance(column, pa.FixedSizeListArray):
             column = column.cast(pa.list_(column.type.value_type))
         if isinstance(column, (pa.ListArray, pa.LargeListArray)):  # a hidden one becomes null
             numbers = self._numbers(column.values, names)
-            tags = known.take(pa.array(numbers, mask=numbers < 0))
+            tags = class_names.take(pa.array(numbers, mask=numbers < 0))
             lists = type(column).from_arrays(column.offsets, tags)
             return dataclasses.replace(raw, columns={**raw.columns, self._label: lists})
         numbers = self._numbers(column, names)
         raw = raw.filter(numbers >= 0)
-        labels = known.take(pa.array(numbers[numbers >= 0]))
-        return RawBatch({**raw.columns, self._label: labels}, raw.lines, raw.file, raw.split)
+        labels = class_names.take(pa.array(numbers[numbers >= 0]))
+        columns = {**raw.columns, self._label: labels}
+        return RawBatch(columns, raw.lines, raw.file, raw.split)
 
     def _numbers(self, column: Any, names: list[str]) -> np.ndarray:
         """Class numbers, -1 for a hidden one; DataError for one that has no name."""
         numbers = np.asarray(column.fill_null(-1), np.int64)
-        if (beyond := numbers[numbers >= len(names)]).size:
-            what = f"`{self._label}` holds the class number {beyond[0]}, and the data set names "
+        beyond = numbers[numbers >= len(names)]
+        if beyond.size:
+            message = f"`{self._label}` holds the class number {beyond[0]}, and the data set names "
+            message += f"{len(names)} classes"
             fix = "correct the data set's card, or its data"
-            raise DataError(f"{what}{len(names)} classes", where=self._name, fix=fix)
+            raise DataError(message, where=self._name, fix=fix)
         return numbers
 
     def _pin(self) -> str:
@@ -119,24 +131,31 @@ class HubSource(Source):
         config = self._options.get("config")
         with _reading(self._name):
             self._refuse_foreign_files()
-            found = datasets.load_dataset(self._name, config, revision=self._pin(), streaming=True)
-        wanted = self._options["split"].split("+") if "split" in self._options else list(found)
-        if absent := [split for split in wanted if split not in found]:
-            fix = f"it has {', '.join(found)}"
-            what = f"{self._name} has no split `{absent[0]}`"
-            raise RequestError(what, where="data.source", fix=fix)
-        return {split: found[split] for split in (self._part[2:3] or wanted)}
+            streams = datasets.load_dataset(
+                self._name, config, revision=self._pin(), streaming=True
+            )
+        names = list(streams)
+        if "split" in self._options:
+            names = self._options["split"].split("+")
+        for name in names:
+            if name not in streams:
+                fix = f"it has {', '.join(streams)}"
+                message = f"{self._name} has no split `{name}`"
+                raise RequestError(message, where="data.source", fix=fix)
+        if self._part:
+            names = [self._part[2]]
+        return {name: streams[name] for name in names}
 
     def _refuse_foreign_files(self) -> None:
-        """DataError where a card names files outside its repository, which no commit pins."""
+        """Raise DataError where a card names files elsewhere, which no commit pins."""
         for card, configs in self._cards():
             for name in _names(configs):
                 path = urlsplit(name)
-                outside = path.scheme or "::" in name or ".." in path.path.split("/")
-                if outside or name.startswith(("/", "~")):
-                    what = f"{card} names `{name}`, which is not a file of the data set"
+                is_outside = path.scheme or "::" in name or ".." in path.path.split("/")
+                if is_outside or name.startswith(("/", "~")):
+                    message = f"{card} names `{name}`, which is not a file of the data set"
                     fix = "use a data set whose card names its own files"
-                    raise DataError(what, where=self._name, fix=fix)
+                    raise DataError(message, where=self._name, fix=fix)
 
     def _cards(self) -> Iterator[tuple[str, Any]]:
         """The `configs` of both files that may have them."""
@@ -152,9 +171,10 @@ class HubSource(Source):
                 continue
             try:
                 if card == "README.md":
-                    yield card, DatasetCard.load(file).data.to_dict().get("configs")
+                    settings = DatasetCard.load(file).data.to_dict()
                 else:
-                    yield card, (yaml.safe_load(Path(file).read_bytes()) or {}).get("configs")
+                    settings = yaml.safe_load(Path(file).read_bytes()) or {}
+                yield card, settings.get("configs")
             except (yaml.YAMLError, AttributeError) as error:
                 raise ValueError(f"{card} is not YAML of a card: {error}") from error
 
@@ -180,5 +200,6 @@ def _reading(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # their HTTP client depends on their version
         fix = "check the name, the config, the network and, for a private one, HF_TOKEN"
-        what = f"cannot read `{name}` from the hub: {(str(error) or repr(error)).splitlines()[0]}"
-        raise DataError(what, where="data.source", fix=fix) from error
+        reason = str(error) or repr(error)
+        message = f"cannot read `{name}` from the hub: {reason.splitlines()[0]}"
+        raise DataError(message, where="data.source", fix=fix) from error

@@ -1,9 +1,10 @@
 """A source becomes examples: read, window, normalise, split, validate; in bounded memory.
 
-The source is cut into pieces (pieces.py), an executor has them read, and their files and counts are
-put together here: `summary.json` is last. The same source gives the same bytes with every executor.
-Anything unfit makes `ingest` raise a single DataError. A split by time needs the times of all
-records first: pieces are kept undivided until the cuts are known."""
+The source is cut into pieces (pieces.py), an executor has them read, and their files and
+counts are put together here: `summary.json` is last. The same source gives the same bytes
+with every executor. Anything unfit makes `ingest` raise a single DataError. A split by
+time needs the times of all records first: pieces are kept undivided until the cuts are
+known."""
 
 import collections
 import dataclasses
@@ -33,7 +34,7 @@ from rekindle.data.records import RecordsHash, Span, before, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.split import Times, digit_counts, hash_splits, time_cuts, time_splits
-from rekindle.data.store import Entry, Store, kept
+from rekindle.data.store import Entry, Store, made_once
 from rekindle.data.validate import Findings, check_splits
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError, RequestError
@@ -54,11 +55,12 @@ _AFTERWARDS = ("on_bad_rows", "max_bad_rows", "duplicates")  # judged once all i
 def ingest(
     data: DataSpec, modality: str, window: str, out: Path, *, source: str = "", store: str = ""
 ) -> ExamplesSummary | None:
-    """Write the examples of a source, or of a mixture, into `out`; returns, and writes, their
-    summary. `window`: the text of a resolved window, "" for all; `source`: a fingerprint to carry
-    along; `store`: a path or URI that keeps pieces for the next time, and which all workers reach.
-    On several nodes all but the first return None. Raises DataError with everything that is wrong
-    with the source, and where what was read has another fingerprint."""
+    """Write the examples of a source, or of a mixture, into `out`; returns, and writes,
+    their summary. `window`: the text of a resolved window, "" for all; `source`: a
+    fingerprint to carry along; `store`: a path or URI that keeps pieces for the next
+    time, and which all workers reach. On several nodes all but the first return None.
+    Raises DataError with everything that is wrong with the source, and where what was
+    read has another fingerprint."""
     reserved = [name for name in data.slices if name in RESERVED]
     if reserved:
         raise RequestError(
@@ -67,13 +69,16 @@ def ingest(
             fix=f"rename the column; {', '.join(reserved)} means something else in the examples",
         )
     out.mkdir(parents=True, exist_ok=True)
+    # first: a folder without its summary is not complete
     (out / SUMMARY).unlink(missing_ok=True)
     for file in out.glob("*.arrow"):
         file.unlink()
+    # within the output, so that files can be linked to where they belong
     with tempfile.TemporaryDirectory(prefix=".pieces-", dir=out) as scratch:
         ingestion = _Ingestion(data, modality, window, source, scratch)
         if ingestion.in_pieces and store:
             ingestion.store = Store(store)
+        # what is not in pieces the first node reads alone
         if Rendezvous.current().node_rank and not ingestion.in_pieces:
             return None
         ingestion.run(out)
@@ -88,7 +93,7 @@ def ingest(
 
 
 class _Part:
-    """One of the sources, its pieces, and what came of them; one piece where it is not cut."""
+    """One of the sources, its pieces, and what came of them; uncut, it is one piece."""
 
     def __init__(self, data: DataSpec, modality: str, window: Window | None, number: int) -> None:
         self.data = data
@@ -103,11 +108,13 @@ class _Part:
         self.contents: dict[str, str] = {}
 
     def cut(self, order: dict[str, Any], store: Store, source: str) -> None:
-        """Have the source measured; its pieces are the items then, and `order` is one for them."""
+        """Have the source measured: its pieces become the items,
+        and `order` is for them."""
         _, size_bytes = self.opened.extent()
         self.executor = executor_of(self.data, store, size_bytes // WORTH_BYTES)
         pieces, self.contents, location = cut(self.opened, self.data, self.executor)
         order |= location
+        # workers that read apart have to agree on it
         if self.modality == "image" and order["shape"] is None and len(pieces) > 1:
             order["shape"] = self._first_shape(order, [piece.item() for piece in pieces])
         # of no effect on a piece, or of one that its content shows
@@ -128,6 +135,7 @@ class _Part:
             settings.append(order["window"])
         if self.opened.names_files:  # and what they hold is not known before
             settings.append(source)
+        # other code may make other examples of the same bytes
         made_of = [settings, code()]
         self.items = [piece.item(made_of) for piece in pieces]
 
@@ -142,7 +150,8 @@ class _Part:
         return self.opened.fingerprint()
 
     def _first_shape(self, order: Order, items: Sequence[Entry]) -> Shape | None:
-        """The shape of the first image of the source, which decides for all that follow."""
+        """The shape of the first image of the
+        source, which decides for all that follow."""
         for item in items:
             shape = self._shape_in(order, item)
             if shape:
@@ -159,7 +168,7 @@ class _Part:
 
 
 class _Ingestion:
-    """One run of `ingest`: the parts of the source, and what came of all of them together."""
+    """One run of `ingest`: the parts of the source, and what came of all of them."""
 
     def __init__(self, data: DataSpec, modality: str, window: str, source: str, root: str) -> None:
         self.data = data
@@ -184,7 +193,8 @@ class _Ingestion:
         self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
 
     def run(self, out: Path) -> None:
-        """Have all pieces read, divided and compared; `out` gets a list of the rows left out."""
+        """Have all pieces read, divided and compared;
+        `out` gets a list of rows left out."""
         order = self._read_parts()
         self.seen = combined([part.fingerprint_as_read() for part in self.parts])
         if self.in_pieces and len(self.items) > 1:
@@ -230,7 +240,8 @@ class _Ingestion:
         return order
 
     def _find_copies(self, executor: Executor) -> None:
-        """Have copies found by all workers: left out, or noted where they are in two splits."""
+        """Have all workers look for copies, which are left out,
+        or noted if in two splits."""
         data = self.data
         if data.duplicates != "keep":
             if not self.findings:
@@ -246,6 +257,7 @@ class _Ingestion:
 
     def _divide(self, order: Order, executor: Executor) -> None:
         """Have all pieces divided by time, at the cuts that all of them together have."""
+        # one cut for all pieces, found by counts of digits: no worker sends its times
         keys = [{"key": item["key"]} for item in self.items]
 
         def counts(prefix: int, bits: int) -> Times:
@@ -270,7 +282,7 @@ class _Ingestion:
         self.left_out["gap"] = sum(entry["gap"] for entry in self.entries)
 
     def _check_unchanged(self, seen: str) -> None:
-        """Raise DataError where the fingerprint of what was read is not the one to carry along."""
+        """Raise DataError where what was read has another fingerprint than this run's."""
         if self.source and self.source != seen:
             raise DataError(
                 "the data changed between `fingerprint` and `ingest`",
@@ -284,7 +296,8 @@ class _Ingestion:
         return sum(sum(entry["batches"].get(name, [])) for entry in self.entries)
 
     def summarise(self, out: Path) -> ExamplesSummary:
-        """The summary of what was read; its files are taken to `out`. DataError if any is unfit."""
+        """Take the files to `out`; returns their summary.
+        Raises DataError if any is unfit."""
         data = self.data
         if not self.findings:  # else what was read may not be all
             self._check_unchanged(self.seen)
@@ -296,6 +309,7 @@ class _Ingestion:
         labels: tuple[str, ...] = ()
         if is_labelled:
             labels = label_order(data.labels, set[str]().union(*self.class_rows.values()))
+        # a spelling is no fault, but two classes of one are seldom meant
         alike = _alike(labels)
         if alike and not data.labels:
             emit("notice", text=f"{alike} may be one class: correct them, or set data.labels")
@@ -347,7 +361,8 @@ class _Ingestion:
             check_splits(rows, self.class_rows, labels, required, complete, self.findings, left_out)
 
     def _files_in_store(self) -> list[ExamplesPart]:
-        """The files of all pieces, as they are in the store; the first one's also where empty."""
+        """The files of all pieces, as in the store;
+        the first piece's also where empty."""
         files = []
         for split in SPLITS:
             name = f"{split}.arrow"
@@ -387,15 +402,16 @@ def _count(files: Iterable[ExamplesPart]) -> int:
     return sum(sum(file.batches) for file in files)
 
 
-@kept
+@made_once
 def ingest_piece(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
-    """Of a piece of the source, or of all of it. Raises DataError where files are not those that
-    were measured."""
+    """Of a piece of the source, or of all of it. Raises DataError where files are not
+    those that were measured."""
     data = DataSpec.model_validate(order["data"])
     window = parse_window(order["window"])
     source = source_of(order, item, data, order["modality"])
     piece = _Piece(data, order["modality"], window, order["shape"])
     check_versions(source)
+    # checked before and behind: no file may change while it is read
     piece.write(source, folder)
     check_versions(source)
     if isinstance(source, FileSource) and not _by_column(data, window):
@@ -484,7 +500,8 @@ class _Piece:
         }
 
     def examples(self, source: Source) -> Iterator[tuple[pa.Table, Times, str]]:
-        """Tables of examples in the window, their times (or zeros), and the source's own split."""
+        """Tables of examples in the window, their times or zeros,
+        and the source's own split."""
         column = time_column(self.data)
         columns = wanted_columns(self.data, self.modality)
         by_column = _by_column(self.data, self.window)
@@ -508,14 +525,15 @@ class _Piece:
 
 
 def count_times(order: Order, item: Entry) -> list[list[int]]:
-    """Which digits the times of an undivided piece have, and how often (see `digit_counts`)."""
+    """How often the times of an undivided piece have each digit (see `digit_counts`)."""
     with Store(order["store"]).reading(item["key"], _TIMES) as path:
         total = digit_counts(np.load(path), order["prefix"], order["bits"])
+    # most of the 65,536 digits do not occur
     (digits,) = np.nonzero(total)
     return [digits.tolist(), total[digits].tolist()]
 
 
-@kept
+@made_once
 def divide_piece(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
     """Of an undivided piece, divided by the cuts."""
     data = DataSpec.model_validate(order["data"])

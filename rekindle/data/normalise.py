@@ -1,7 +1,8 @@
 """Raw rows of any source as examples; what is unfit is noted and left out.
 
-A language model reads JSON, a list of [role, content]: a plain text has the role `text`, a pair
-`prompt` and `completion`, a chat its own. A tagger reads lists of words, and a tag for each."""
+A language model reads JSON, a list of [role, content]: a plain text has the role `text`,
+a pair `prompt` and `completion`, a chat its own. A tagger reads lists of words, and a tag
+for each."""
 
 import json
 import re
@@ -27,7 +28,8 @@ _SHAREGPT = {"human": "user", "gpt": "assistant"}  # what it calls them
 
 
 class Normaliser:
-    """Turns raw batches into tables of examples: tasks/base.py's columns, without the split."""
+    """Turns raw batches into tables of examples:
+    the columns of tasks/base.py but `split`."""
 
     def __init__(
         self, data: DataSpec, modality: str, findings: Findings, image_shape: Shape | None = None
@@ -54,6 +56,7 @@ class Normaliser:
 
     def _examples(self, raw: RawBatch) -> tuple[pa.Table, Mask]:
         content, keep = self._content(raw)
+        # a row keeps its id wherever it stands only if it has a key
         key = self._data.columns.key
         if key is None:
             ids = raw.ids()
@@ -85,14 +88,15 @@ class Normaliser:
         return table.append_column("hash", self._hashes(table)), keep
 
     def _hashes(self, table: pa.Table) -> pa.Array:
-        """SHA-256 of what the model sees of each row; the shape of an image is part of it."""
+        """SHA-256 of what the model sees of each row; an image's shape is part of it."""
         prefix = repr(self.image_shape).encode() if self._modality == "image" else b""
+        # two images of other shapes may have the same bytes
         hashes = content_hashes(_one_chunk(table.column(self._modality)), prefix)
         buffers = [None, pa.py_buffer(hashes)]
         return pa.FixedSizeBinaryArray.from_buffers(pa.binary(HASH_BYTES), len(table), buffers)
 
     def split_hashes(self, table: pa.Table) -> bytes:
-        """What the hash split goes by: the hash of the group, of the key, or of the content."""
+        """What the hash split goes by: the hash of the group, the key, or the content."""
         if self._data.columns.group:
             return content_hashes(_one_chunk(table.column(_GROUP)))
         if self._data.columns.key:
@@ -160,6 +164,7 @@ def label_order(labels: tuple[str, ...], found: set[str]) -> tuple[str, ...]:
     """The classes in index order: as given, else sorted, whole numbers by their value."""
     if labels:
         return labels
+    # `10` behind `9`, as people who number classes expect; 18 digits fit into 64 bits
     if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in found):
         return tuple(sorted(found, key=lambda label: (int(label), label)))
     return tuple(sorted(found))
@@ -184,13 +189,14 @@ def documents(raw: RawBatch, names: ColumnsSpec, findings: Findings) -> tuple[pa
 def prompts(
     raw: RawBatch, given: pa.Array, column: str | None, findings: Findings
 ) -> tuple[list[str | None], Mask]:
-    """Prompts with the text of `column` below, if any; and which of these texts were refused."""
+    """Prompts, the text of `column` below each, if any; and which texts were refused."""
     if column is None:
         return given.to_pylist(), np.zeros(len(given), bool)
     inputs = texts(raw, column, "text", findings)
     joined = []
     for prompt, below in zip(given.to_pylist(), inputs.values.to_pylist(), strict=True):
         if prompt and below and below.strip():
+            # as templates of instruction data put the input below the instruction
             prompt = f"{prompt}\n\n{below}"
         joined.append(prompt)
     return joined, inputs.noted
@@ -219,7 +225,8 @@ def _joined(
 def _checked(
     raw: RawBatch, column: str, fault_of: Callable[[Any], tuple[str, Any]], findings: Findings
 ) -> list[str | None]:
-    """JSON of each value of a column in which `fault_of` finds nothing; turns as pairs."""
+    """JSON of each value of a column in which
+    `fault_of` finds nothing; turns as pairs."""
     checked: list[str | None] = []
     for row, value in enumerate(raw.columns[column]):
         content = with_roles(as_python(value))
@@ -248,7 +255,7 @@ def with_roles(value: Any) -> Any:
 
 
 def _keys_with_value(turn: dict[str, object]) -> set[str]:
-    """The keys of a turn whose value is not null; Arrow gives all turns the keys of all."""
+    """The keys of a turn with a value: Arrow gives every turn the keys of all of them."""
     return {key for key, value in turn.items() if value is not None}
 
 
@@ -294,7 +301,7 @@ def tags(raw: RawBatch, data: DataSpec, findings: Findings) -> tuple[pa.Array, M
 def _tag_fault(
     tags: list[str | None] | None, words: object, known_labels: frozenset[str]
 ) -> tuple[str, Any]:
-    """What keeps `tags` from being one for each word, and the part at fault; "" for nothing."""
+    """Why `tags` are not one for each word, and the part at fault; "" where they are."""
     if tags is None or not isinstance(words, list) or len(tags) != len(words):
         tag_count = "none" if tags is None else len(tags)
         word_count = len(words) if isinstance(words, list) else "no"

@@ -1,8 +1,9 @@
-"""Text and table files as raw batches: CSV and Parquet by pyarrow, JSON lines where it can.
+"""Files as raw batches: CSV and Parquet by pyarrow, and JSON lines where it can read them.
 
-A file is read in blocks of `BLOCK_BYTES`, of the wanted columns only. A block of JSON lines that is
-not regular (one object a line, each column of one type) is parsed by Python, which gives the same
-values and knows which line is at fault. What cannot be parsed is noted and skipped."""
+A file is read in blocks of `BLOCK_BYTES`, of the wanted columns only. A block of JSON
+lines that is not regular (one object a line, each column of one type) is parsed by
+Python, which gives the same values and knows which line is at fault. What cannot be
+parsed is noted and skipped."""
 
 import csv
 import io
@@ -52,7 +53,8 @@ Reader = Callable[[SourceFile, Columns, Findings], Iterator[RawBatch]]
 
 
 def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
-    """The rows of a CSV or TSV file, each at the line where it begins; blank lines are skipped."""
+    """The rows of a CSV or TSV file, each with its first line;
+    blank lines are skipped."""
     head = file.head(_HEADER_BYTES)
     delimiter = file.delimiter
     if delimiter == "auto":
@@ -74,6 +76,7 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
         except pa.ArrowInvalid as error:
             place = file.name
             fault = str(error)
+            # the message of pyarrow is all that tells this fault from others
             if "straddling" in fault:  # pyarrow's word for a row that fits into no block
                 place = f"{file.name}:{lines.next_line()}"
                 fault = f"a quote that is never closed, or a row of over {BLOCK_BYTES:,} bytes"
@@ -97,11 +100,12 @@ def _csv_batches(
     columns: Columns,
     skip: Callable[[pa.csv.InvalidRow], str],
 ) -> Iterator[pa.RecordBatch]:
-    """What pyarrow reads of the columns; rows with too few or too many values go to `skip`."""
+    """The columns by pyarrow; rows with too few or too many values go to `skip`."""
     types = {}
     for name, kind in columns.items():
         # texts are checked for UTF-8 later, row by row; an image is the path of one
         types[name] = pa.string() if kind == "image" else pa.binary()
+    # one thread: the workers share the cores
     read = pa.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)
     parse = pa.csv.ParseOptions(
         delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
@@ -111,7 +115,8 @@ def _csv_batches(
 
 
 class _RowLines(io.RawIOBase):
-    """A CSV stream that knows at which line each row begins; pyarrow reads it in a thread."""
+    """A CSV stream that knows the line where each row begins;
+    pyarrow reads it in a thread."""
 
     def __init__(self, stream: BinaryIO, delimiter: str, line: int) -> None:
         self._row = _row_pattern(delimiter)
@@ -121,7 +126,8 @@ class _RowLines(io.RawIOBase):
         self._held_back = b""
         self._at_start = True
         self._lock = threading.Lock()
-        # lines of the rows from `_first` on, and those rows that are left out, the header first
+        # lines of the rows from `_first` on, and those
+        # rows that are left out, the header first
         self._lines = np.empty(0, np.int64)
         self._first = 1
         self._skipped = [1]
@@ -137,7 +143,8 @@ class _RowLines(io.RawIOBase):
             size -= len(self._held_back)
         piece = self._held_back + self._stream.read(size)
         self._held_back = b""
-        # pyarrow drops a newline that begins a block behind a carriage return, within quotes, too
+        # pyarrow drops a newline that begins a block
+        # behind a carriage return, within quotes, too
         if len(piece) > 1 and piece.endswith(b"\r"):
             self._held_back = b"\r"
             piece = piece[:-1]
@@ -162,8 +169,8 @@ class _RowLines(io.RawIOBase):
     def _measured(
         self, text: bytes
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Of the rows that end in `text`: their bytes, their lines, and whether they hold more than
-        the end of a line."""
+        """Of the rows that end in `text`: their bytes, their lines, and whether they hold
+        more than the end of a line."""
         ends = _ends_of_lines(text)
         if ends is None:
             rows = [row for row in self._row.findall(text) if row]
@@ -197,7 +204,8 @@ class _RowLines(io.RawIOBase):
             return lines
 
     def next_line(self) -> int:
-        """The line of the row that `take` would begin with, which may not have ended yet."""
+        """The line of the row that `take` would begin with,
+        which may still be incomplete."""
         with self._lock:
             rows = np.arange(self._first, self._first + len(self._lines))
             remaining_rows = np.setdiff1d(rows, self._skipped, assume_unique=True)
@@ -211,8 +219,8 @@ class _RowLines(io.RawIOBase):
 
 
 def _row_pattern(delimiter: str) -> re.Pattern[bytes]:
-    """A group that holds one row of a CSV file with the end of its line, and is empty for what
-    follows the last row that ends; quotes within a quoted value are doubled."""
+    """A group that holds one row of a CSV file with the end of its line, and is empty for
+    what follows the last row that ends; quotes within a quoted value are doubled."""
     delimiter = re.escape(delimiter)
     # possessive: a row that does not end is not tried again in shorter parts
     plain = f"[^{delimiter}\r\n]*+"
@@ -223,10 +231,12 @@ def _row_pattern(delimiter: str) -> re.Pattern[bytes]:
 
 
 def _ends_of_lines(text: bytes) -> npt.NDArray[np.int64] | None:
-    """Where lines end, if each row is one: before each end is an even number of quotes."""
+    """Where lines end, if each row is one:
+    an even number of quotes is before each end."""
     if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
         return None
     letters = np.frombuffer(text, np.uint8)
+    # the fast way, for the many files without a newline in quotes
     ends = np.flatnonzero(letters == ord("\n"))
     if len(ends) and b'"' in text:
         quotes = (letters == ord('"')).view(np.uint8)[: ends[-1]]
@@ -240,6 +250,7 @@ def read_parquet(file: SourceFile, columns: Columns, findings: Findings) -> Iter
     """The rows of a Parquet file, numbered from 1."""
     with file.open_anywhere() as stream:
         try:
+            # pre-buffering would hold whole row groups in memory
             parquet = pa.parquet.ParquetFile(pa.PythonFile(stream, mode="r"), pre_buffer=False)
             names = parquet.schema_arrow.names
             if findings.missing_columns(file.name, columns, names):
@@ -269,9 +280,10 @@ class _TooLargeError(Exception):
 def _parquet_batches(
     parquet: pa.parquet.ParquetFile, stream: BinaryIO, columns: list[str], numbers: range
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of `_PARQUET_ROWS` rows of the row groups with these numbers, fewer if large: files
-    hold repeated values once."""
+    """Batches of `_PARQUET_ROWS` rows of the row groups with these numbers, fewer if
+    large: files hold repeated values once."""
     groups = [parquet.metadata.row_group(number) for number in numbers]
+    # a row group that holds one value in all rows once may be as large when it is read
     largest = max((group.total_byte_size for group in groups), default=0)  # not compressed
     at_once = _PARQUET_BYTES // max(largest, 1)
     at_once = min(max(at_once, _LEAST_PARQUET_ROWS), _PARQUET_ROWS)
@@ -311,8 +323,9 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _plain(batch: pa.RecordBatch, first: int) -> Iterator[pa.RecordBatch]:
-    """The batch, which begins with the row `first`, without dictionaries, in pieces of some
-    `_HELD_BYTES`. Raises _TooLargeError for a row that would take more than `MOST_LINE_BYTES`."""
+    """The batch, which begins with the row `first`, without dictionaries, in pieces of
+    some `_HELD_BYTES`. Raises _TooLargeError for a row that would take more than
+    `MOST_LINE_BYTES`."""
     fields = enumerate(batch.schema)
     with_dictionary = [number for number, field in fields if _has_dictionary(field.type)]
     if not with_dictionary or not len(batch):
@@ -390,7 +403,7 @@ def _decoded_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def read_jsonl(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
-    """The rows of a file of JSON objects, one a line; blank lines are skipped, absent keys null."""
+    """The rows of JSON objects, one a line; blank lines are skipped, absent keys null."""
     schema: pa.Schema | None = None
     line = file.line
     with file.open() as stream:
@@ -494,7 +507,7 @@ def _note_duplicate_columns(
 
 
 def _is_utf16(file: SourceFile, head: bytes, findings: Findings) -> bool:
-    """Whether a file of texts begins as UTF-16 or UTF-32 does, by its mark or with null bytes."""
+    """Whether a file begins as UTF-16 or UTF-32 does: with its mark, or null bytes."""
     if not head.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" not in head[:4]:
         return False
     findings.note(
@@ -506,7 +519,8 @@ def _is_utf16(file: SourceFile, head: bytes, findings: Findings) -> bool:
 
 
 def _line_blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """The stream in pieces that end with a newline, but the last, or one that is too long."""
+    """The stream in pieces that end with a newline, but for the last,
+    or an overlong one."""
     unfinished = list[bytes]()
     unfinished_bytes = 0
     while data := stream.read(BLOCK_BYTES):
@@ -524,7 +538,8 @@ def _line_blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _probe(block: bytes, columns: Columns) -> tuple[list[str], pa.Schema | None]:
-    """The keys of the first objects, and the types of wanted columns, if of one kind each."""
+    """The keys of the first objects,
+    and the types of wanted columns that have one kind."""
     objects = []
     for text in block.split(b"\n", _PROBED_LINES)[:_PROBED_LINES]:
         try:
@@ -537,6 +552,7 @@ def _probe(block: bytes, columns: Columns) -> tuple[list[str], pa.Schema | None]
     fields = []
     for name in columns:
         kinds = {type(value.get(name)) for value in objects} - {type(None)}
+        # other kinds are left to Python's parser, which keeps each value as it is
         if kinds not in ({str}, {int}):
             return keys, None
         fields.append(pa.field(name, pa.string() if kinds == {str} else pa.int64()))
@@ -544,7 +560,8 @@ def _probe(block: bytes, columns: Columns) -> tuple[list[str], pa.Schema | None]
 
 
 def _regular_block(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
-    """The block by pyarrow, if each line holds one object and each column has its type, or None."""
+    """The block by pyarrow; None unless a line is an object,
+    and a column has one type."""
     lines = block.count(b"\n")
     if not block.endswith(b"\n"):
         lines += 1
@@ -555,7 +572,10 @@ def _regular_block(block: bytes, schema: pa.Schema) -> pa.RecordBatch | None:
         table.validate(full=True)
     except pa.ArrowInvalid:
         return None
-    return table.combine_chunks().to_batches()[0] if len(table) == lines else None
+    # a blank line, or two objects in one, would shift the lines of the rows behind it
+    if len(table) != lines:
+        return None
+    return table.combine_chunks().to_batches()[0]
 
 
 def _object(pairs: list[tuple[str, object]], columns: Columns) -> dict[str, object]:

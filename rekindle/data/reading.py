@@ -1,8 +1,10 @@
-"""Shards as the ranks of one node read them: checked by the rank that touches a file first, and,
-where they stayed in the store below the artifact root, fetched ahead and removed afterwards.
+"""Shards as the ranks of one node read them: checked by the rank that touches a file
+first, and, where they stayed in the store below the artifact root, fetched ahead and
+removed afterwards.
 
-What the ranks share are two folders: `marks`, which an attempt starts without, where a rank holds
-`SHA256.checked` locked while it fetches and checks a file, and `cache` with the fetched files."""
+What the ranks share are two folders: `marks`, which an attempt starts without, where a
+rank holds `SHA256.checked` locked while it fetches and checks a file, and `cache` with
+the fetched files."""
 
 import contextlib
 import fcntl
@@ -27,8 +29,9 @@ log = logging.getLogger(__name__)
 
 
 def shared_shards(folder: Path, marks: Path, cache: Path, store: str) -> Shards:
-    """The shards of `folder`, or, where its manifest has `disk_bytes`, those that it names of
-    `store`, a path or URI. Raises DataError, also later, for what the manifest did not promise."""
+    """The shards of `folder`, or, where its manifest has `disk_bytes`, those that it
+    names of `store`, a path or URI. Raises DataError, also later, for what the manifest
+    did not promise."""
     reading = _Reading(folder, marks, cache, store)
     hashes = reading.hashes if reading.away else None
     return Shards(folder, reading.manifest, reading.read, reading.expect, hashes)
@@ -38,7 +41,8 @@ class _Reading:
     def __init__(self, folder: Path, marks: Path, cache: Path, store: str) -> None:
         self.manifest = whole_manifest(folder)
         self.away = Store(store) if self.manifest.disk_bytes else None
-        self.marks, self.files = marks, cache if self.away else folder
+        self.marks = marks
+        self.files = cache if self.away else folder
         for path in (self.marks, self.files):
             path.mkdir(parents=True, exist_ok=True)
         self._needed: dict[str, dict[str, ShardFile]] = {}
@@ -48,14 +52,20 @@ class _Reading:
             return open_shard(path, shard, self.manifest)
 
     def expect(self, now: Sequence[ShardFile], soon: Sequence[ShardFile]) -> None:
-        """Have the files of `now`, start on those of `soon`, and remove others of their split."""
-        before = self._needed.get(now[0].split, {})
-        needed = self._needed[now[0].split] = {file.path: file for file in [*now, *soon]}
+        """Fetch the files of `now`, start on those of `soon`,
+        and remove others of the split."""
+        split = now[0].split
+        before = self._needed.get(split, {})
+        needed = {file.path: file for file in [*now, *soon]}
+        self._needed[split] = needed
         if self.away is not None:
-            held = sum(file.bytes for files in self._needed.values() for file in files.values())
-            if held > self.manifest.disk_bytes:
+            needed_bytes = 0
+            for files in self._needed.values():
+                needed_bytes += sum(file.bytes for file in files.values())
+            if needed_bytes > self.manifest.disk_bytes:
+                read = "shards that are read at a time, and in the next window,"
                 raise RequestError(
-                    f"shards that are read at a time, and in the next window, have {size(held)}",
+                    f"{read} have {size(needed_bytes)}",
                     where="data.disk_gb",
                     fix="raise data.disk_gb, or lower data.shuffle_gb or data.shard_rows",
                 )
@@ -63,8 +73,9 @@ class _Reading:
                 (self.files / name).unlink(missing_ok=True)
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         start = int(os.environ.get("LOCAL_RANK", "0")) * len(now) // ranks
-        self._have([*now[start:], *now[:start]])  # the ranks of a node divide the work
-        threading.Thread(target=self._try, args=(soon,), daemon=True).start()
+        # each begins elsewhere, so that the ranks of a node divide the work
+        self._fetch_all([*now[start:], *now[:start]])
+        threading.Thread(target=self._fetch_ahead, args=(soon,), daemon=True).start()
 
     def hashes(self, files: Sequence[ShardFile]) -> Iterator[pa.ChunkedArray]:
         """Of shards in the store, without the rest of them."""
@@ -73,13 +84,13 @@ class _Reading:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             yield from pool.map(lambda file: column(file.key, SHARD, "hash"), files)
 
-    def _try(self, files: Sequence[ShardFile]) -> None:
+    def _fetch_ahead(self, files: Sequence[ShardFile]) -> None:
         try:
-            self._have(files)
+            self._fetch_all(files)
         except Exception as error:  # noqa: BLE001 - drivers raise their own; raised when needed
             log.warning("shards could not be read ahead: %s", error)
 
-    def _have(self, files: Sequence[ShardFile]) -> None:
+    def _fetch_all(self, files: Sequence[ShardFile]) -> None:
         for file in files:
             with self._whole(file):
                 pass
@@ -101,14 +112,15 @@ class _Reading:
         path = self.files / shard.path
         with (self.marks / f"{shard.sha256}.checked").open("a+") as mark:
             fcntl.flock(mark, fcntl.LOCK_EX)
-            known = os.fstat(mark.fileno()).st_size > 0
-            if self.away is not None and not (
-                path.is_file() and (known or file_sha256(path) == shard.sha256)
-            ):
-                self._fetch(self.away, shard, path)
-                mark.truncate(0)
-                known = False
-            if not known:
+            is_checked = os.fstat(mark.fileno()).st_size > 0
+            if self.away is not None:
+                # a file of an attempt before is as good as one that is fetched
+                is_whole = path.is_file() and (is_checked or file_sha256(path) == shard.sha256)
+                if not is_whole:
+                    self._fetch(self.away, shard, path)
+                    mark.truncate(0)
+                    is_checked = False
+            if not is_checked:
                 check_shard(path, shard)
                 mark.write("whole")
                 mark.flush()

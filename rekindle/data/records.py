@@ -1,5 +1,6 @@
-"""What `fingerprint` and `ingest` have to see alike of records: their times, as microseconds since
-1970, which of them lie in a window, and a hash of them, however their values come in batches."""
+"""What `fingerprint` and `ingest` have to see alike of records: their times, as
+microseconds since 1970, which of them lie in a window, and a hash of them, however their
+values come in batches."""
 
 import contextlib
 import dataclasses
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rekindle.data.columns import Mask, RawBatch, as_python, content_of, texts
-from rekindle.data.roles import Columns
+from rekindle.data.roles import Columns, Kind
 from rekindle.data.split import Times, content_views
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window, parse_duration, parse_time, shift
@@ -32,9 +33,10 @@ class Span:
     def include(self, times: Times) -> None:
         self.rows += len(times)
         if len(times):
-            low, high = int(times.min()), int(times.max())
-            self.oldest = low if self.oldest is None else min(self.oldest, low)
-            self.newest = high if self.newest is None else max(self.newest, high)
+            oldest = int(times.min())
+            newest = int(times.max())
+            self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
+            self.newest = newest if self.newest is None else max(self.newest, newest)
 
     def join(self, other: Self) -> None:
         """Include what another one spans."""
@@ -64,15 +66,16 @@ def before(time: int, duration: str) -> int:
 
 def read_times(raw: RawBatch, column: str, findings: Findings) -> tuple[Times, Mask]:
     """The time of each row, and where it has one; the others are noted."""
-    found = texts(raw, column, "scalar", findings)
-    encoded = found.values.fill_null("").dictionary_encode()
+    column_texts = texts(raw, column, "scalar", findings)
+    # each different text is parsed once: many records have one time
+    encoded = column_texts.values.fill_null("").dictionary_encode()
     parsed = [_parse(text) for text in encoded.dictionary.to_pylist()]
     indices = np.asarray(encoded.indices)
     times = np.array([time or 0 for time in parsed], np.int64)[indices]
-    known = np.array([time is not None for time in parsed], bool)[indices]
-    for row in np.flatnonzero(~known & ~found.noted).tolist():
-        findings.add("time", raw.place(row), repr(found.values[row].as_py()))
-    return times, known
+    has_time = np.array([time is not None for time in parsed], bool)[indices]
+    for row in np.flatnonzero(~has_time & ~column_texts.noted).tolist():
+        findings.add("time", raw.place(row), repr(column_texts.values[row].as_py()))
+    return times, has_time
 
 
 def inside(times: Times, window: Window) -> Mask:
@@ -88,30 +91,19 @@ def _parse(text: str) -> int | None:
 
 
 class RecordsHash:
-    """Hash of the values of some columns, one after the other, and the number of `rows`."""
+    """Hash of the values of some columns, one after the other; and how many `rows`."""
 
     def __init__(self, columns: Columns) -> None:
         self.rows = 0
         self._kinds = {name: columns[name] for name in sorted(columns)}
-        # of each column: where there is a value, how long values are, and their bytes
+        # of each column: where there is a value, how long values are, and their bytes;
+        # apart, so that it does not matter how the rows come in batches
         self._hashes = {name: [hashlib.sha256() for _ in range(3)] for name in self._kinds}
 
     def update(self, raw: RawBatch) -> None:
         self.rows += len(raw)
         for name, kind in self._kinds.items():
-            if kind == "image":
-                images = []
-                for value in raw.columns[name]:
-                    with contextlib.suppress(OSError, ValueError):  # `ingest` says so
-                        value = content_of(raw, value)
-                    images.append(value if isinstance(value, bytes) else repr(value).encode())
-                values = pa.array(images, pa.binary())
-            elif kind == "list":
-                plain = map(as_python, raw.columns[name])
-                lists = [json.dumps(value, sort_keys=True, default=repr) for value in plain]
-                values = pa.array(lists, pa.string())
-            else:
-                values = texts(raw, name, kind, Findings()).values
+            values = _comparable(raw, name, kind)
             present, lengths, content = self._hashes[name]
             present.update(np.asarray(values.is_valid(), np.uint8).tobytes())
             values = values.fill_null(b"" if kind == "image" else "")
@@ -119,5 +111,24 @@ class RecordsHash:
             content.update(b"".join(content_views(values)))
 
     def digest(self) -> str:
-        hashes = self._hashes.items()
-        return digest([[name, "".join(h.hexdigest() for h in each)] for name, each in hashes])
+        by_column = list[list[str]]()
+        for name, hashes in self._hashes.items():
+            by_column.append([name, "".join(running.hexdigest() for running in hashes)])
+        return digest(by_column)
+
+
+def _comparable(raw: RawBatch, name: str, kind: Kind) -> pa.Array:
+    """The values of a column as strings or bytes, alike where what is read of them is."""
+    if kind == "image":
+        images = list[bytes]()
+        for value in raw.columns[name]:
+            with contextlib.suppress(OSError, ValueError):  # `ingest` says so
+                value = content_of(raw, value)
+            images.append(value if isinstance(value, bytes) else repr(value).encode())
+        return pa.array(images, pa.binary())
+    if kind == "list":
+        lists = list[str]()
+        for value in raw.columns[name]:
+            lists.append(json.dumps(as_python(value), sort_keys=True, default=repr))
+        return pa.array(lists, pa.string())
+    return texts(raw, name, kind, Findings()).values

@@ -11,7 +11,7 @@ Columns = Mapping[str, Kind]
 
 
 def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
-    """The columns that are read, and how: content and label, and all others that are set."""
+    """The columns that are read, and how: content, label, and all others that are set."""
     names = data.columns
     content: dict[str | None, Kind] = {names.text: "text"}
     if modality == "image":
@@ -22,13 +22,20 @@ def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
         content = {names.prompt: "text", names.input: "text", names.completion: "text"}
     elif modality == "words":
         content = {names.words: "list", names.label: "list"}
-    label = None if modality in ("document", "words") else names.target or names.label
-    others = [label, names.key, names.group, time_column(data), *data.slices]
-    wanted: dict[str | None, Kind] = {**dict.fromkeys(others, "scalar"), **content}
-    return {name: wanted[name] for name in [*content, *wanted] if name}
+    others: list[str | None] = []
+    if modality not in ("document", "words"):
+        others.append(names.target or names.label)
+    others += [names.key, names.group, time_column(data), *data.slices]
+    # the content first; a column with two roles is read as content
+    kinds: dict[str | None, Kind] = dict(content)
+    for name in others:
+        kinds.setdefault(name, "scalar")
+    return {name: kind for name, kind in kinds.items() if name}
 
 
 def time_column(data: DataSpec) -> str | None:
-    """The time column, where a split by time or a window without partitions depends on it."""
-    by_column = data.window is not None and "{window" not in data.source
-    return data.columns.time if by_column or data.split.by == "time" else None
+    """The time column, where a split by time or a window without partitions needs it."""
+    has_window_column = data.window is not None and "{window" not in data.source
+    if has_window_column or data.split.by == "time":
+        return data.columns.time
+    return None

@@ -1,10 +1,11 @@
-"""Examples become shards: what the ranks read, with a manifest that vouches for every byte.
+"""Examples become shards, which the ranks read: files, and a manifest of every byte.
 
-The task learns what it must from the training split (`fit`), or from every n-th batch of one that
-is large, then workers (executor.py) encode runs of at most `data.shard_rows` examples, each into an
-Arrow file, which is not compressed, because it is memory-mapped. No shard has rows of two pieces of
-the source, so that a window that moves on finds its shards again. The bytes depend on examples,
-task and settings only. `manifest.json` is written last and is the commit."""
+The task learns what it must from the training split (`fit`), or from every n-th batch of
+one that is large, then workers (executor.py) encode runs of at most `data.shard_rows`
+examples, each into an Arrow file, which is not compressed, because it is memory-mapped.
+No shard has rows of two pieces of the source, so that a window that moves on finds its
+shards again. The bytes depend on examples, task and settings only. `manifest.json` is
+written last and is the commit."""
 
 import contextlib
 import hashlib
@@ -26,7 +27,7 @@ from rekindle.data.manifest import ASSETS, MANIFEST, SHARD, folder_fingerprint, 
 from rekindle.data.order import best_fit
 from rekindle.data.quarantine import QUARANTINE, leave_out
 from rekindle.data.split import stored_hashes
-from rekindle.data.store import Entry, Store, kept
+from rekindle.data.store import Entry, Store, made_once
 from rekindle.data.validate import MOST, Findings
 from rekindle.errors import DataError
 from rekindle.launch.events import emit
@@ -47,10 +48,10 @@ _BATCHES_A_WORKER = 8  # a process takes a second to begin
 def shard(
     examples: Path, data: DataSpec, model: ModelSpec, task_name: str, out: Path, store: str = ""
 ) -> ShardManifest | None:
-    """Write the shards of a folder of examples into `out`; returns, and writes, their manifest.
-    `store`: a path or URI that keeps shards for the next time, and which all workers reach. On
-    several nodes all but the first return None. Raises DataError for incomplete examples, StepError
-    if a worker fails."""
+    """Write the shards of a folder of examples into `out`; returns, and writes, their
+    manifest. `store`: a path or URI that keeps shards for the next time, and which all
+    workers reach. On several nodes all but the first return None. Raises DataError for
+    incomplete examples, StepError if a worker fails."""
     summary = written.read_summary(examples)
     task = load_task(task_name)
     if task.modality != summary.modality:
@@ -68,6 +69,7 @@ def shard(
         made_of = [
             code(),
             _code_of_task(task_name),
+            # shards hold numbers as they are: their scale does not shape them
             {name: value for name, value in settings.items() if name not in SCALE},
             summary.labels,
             tokenizer,
@@ -137,8 +139,9 @@ def shard(
 
 
 def _clear(out: Path) -> Path:
-    """A new folder for assets. Nothing is left of an earlier attempt; the manifest goes first."""
+    """A new folder for assets. An earlier attempt is removed, its manifest first."""
     assets = out / ASSETS
+    # first: without it the shards of before are not there
     (out / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(assets, ignore_errors=True)
     for file in out.glob("*.arrow"):
@@ -155,8 +158,10 @@ def _fit(
     assets: Path,
     summary: ExamplesSummary,
 ) -> dict[str, Any]:
-    """The settings that the task learns from the training split, or from every n-th batch of it."""
+    """The settings that the task learns from the training split,
+    or every n-th batch of it."""
     train = open_examples(examples, "train")
+    # evenly over the split, whose rows may lie in the order of their classes
     every = len(train) // _FIT_BATCHES + 1
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -169,15 +174,16 @@ def _fit(
 
 
 def _code_of_task(task_name: str) -> object:
-    """What identifies the code of a task: the name of one of ours, the files of a user's."""
+    """What identifies a task's code:
+    the name of one of rekindle's, the files of a user's."""
     if task_name in TASKS:
         return task_name
     return own_files(Path(task_name.rpartition(":")[0]))
 
 
 def _emit_notices(manifest: ShardManifest, full: int, data: DataSpec) -> None:
-    """Say what the task noticed, and that texts are cut: one that is cut is as long as one may be,
-    as few others are by chance."""
+    """Say what the task noticed, and that texts are cut: one that is cut is as long as
+    one may be, as few others are by chance."""
     for text in manifest.notices:
         emit("notice", text=text)
     rows = sum(manifest.rows.values())
@@ -187,8 +193,8 @@ def _emit_notices(manifest: ShardManifest, full: int, data: DataSpec) -> None:
 
 
 def _items(summary: ExamplesSummary, shard_rows: int, made_of: str) -> list[dict[str, Any]]:
-    """What each shard is made of: `rows` examples of a file, from row `skip` of batch `batch` on,
-    cut for itself in each file; splits come one after the other."""
+    """What each shard is made of: `rows` examples of a file, from row `skip` of batch
+    `batch` on, cut for itself in each file; splits come one after the other."""
     items: list[dict[str, Any]] = []
     for file in summary.files:
         batch = 0
@@ -233,7 +239,7 @@ def _file(item: Entry, entry: Entry) -> ShardFile:
 
 
 def _mixed(data: DataSpec, shards: Sequence[ShardFile]) -> tuple[MixedRows, ...]:
-    """What training draws from each source of a mixture; DataError for one without examples."""
+    """What training draws from each source of a mixture. DataError for an empty one."""
     rows_S = np.zeros(len(data.sources), np.int64)
     sequences_S = np.zeros(len(data.sources), np.int64)
     for file in shards:
@@ -248,6 +254,7 @@ def _mixed(data: DataSpec, shards: Sequence[ShardFile]) -> tuple[MixedRows, ...]
                 fix="remove it, or give it more rows",
             )
     weights = [part.weight for part in data.sources if part.weight]
+    # a temperature of 1 draws by size, a higher one more evenly
     parts_S = np.array(weights or sequences_S ** (1 / (data.temperature or 1)), float)
     shares_S = parts_S / parts_S.sum() if len(parts_S) else parts_S
     mixed = []
@@ -274,8 +281,9 @@ def _leave_out_refused(
     rows: Mapping[str, int],
     out: Path,
 ) -> dict[str, int]:
-    """The rows that were left out, by kind of fault, those among them that the task cannot encode.
-    DataError where these may not be left out, or are too many with those of before."""
+    """The rows that were left out, by kind of fault, those among them that the task
+    cannot encode. DataError where these may not be left out, or are too many with those
+    of before."""
     findings = Findings()
     for item, entry in zip(items, entries, strict=True):
         has_key = data.parts[item["source"]].columns.key is not None
@@ -301,7 +309,8 @@ def _dropped(
     rows: Mapping[str, int],
     data: DataSpec,
 ) -> dict[str, int]:
-    """Examples of each split without a target; DataError if others are lost, or none is left."""
+    """Examples without a target by split.
+    DataError if others are lost, or none is left."""
     if encoded != dict(summary.rows):
         raise DataError(
             f"the examples promised {dict(summary.rows)} rows and hold {encoded}",
@@ -325,7 +334,8 @@ def _dropped(
 def encode_batch(
     task: Task, batch: pa.RecordBatch, labels: dict[str, int], settings: Settings, assets: Path
 ) -> pa.RecordBatch:
-    """Id, hash, label (a number, class index or indices) if any, slices, and what is encoded."""
+    """Id, hash, label (a number, class index or indices), slices,
+    and the encoded columns."""
     names = [name for name in batch.schema.names if name not in ("split", *CONTENT)]
     columns: dict[str, pa.Array] = {name: batch.column(name) for name in names}
     if "label" in columns:
@@ -348,10 +358,11 @@ def _indices(column: pa.Array, labels: dict[str, int]) -> pa.Array:
     return pa.array([labels[label] for label in rows], pa.int32())
 
 
-@kept
+@made_once
 def encode(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
-    """Of a shard: `encoded` examples, `rows` of them that hold something to learn from, their
-    `tokens`; `refused` that the task cannot encode, and `refusals`: ids of the first with why."""
+    """Of a shard: `encoded` examples, `rows` of them that hold something to learn from,
+    their `tokens`; `refused` that the task cannot encode, and `refusals`: ids of the
+    first with why."""
     task = load_task(order["task"])
     labels = {name: number for number, name in enumerate(order["labels"])}
     if order["shared"]:
@@ -398,8 +409,8 @@ def encode(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, A
 
 
 def _facts(path: Path, settings: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """What the manifest says of a shard beside its rows and hash, and how many rows have `most`
-    tokens."""
+    """What the manifest says of a shard beside its rows
+    and hash, and how many rows have `most` tokens."""
     with pa.memory_map(str(path)) as mapped:
         table = pa.ipc.open_file(mapped).read_all()
         lengths = row_tokens(table)

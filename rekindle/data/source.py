@@ -1,7 +1,7 @@
-"""The one way into a source of any kind: `open_source` gives its raw batches and its fingerprint.
+"""The one way into a source of any kind, by `open_source`: raw batches and a fingerprint.
 
-Files, the hub (hub.py), and `sklearn:digits`, which comes with scikit-learn: 1,797 grey images of
-8 x 8 pixels, whose 17 intensities are spread over 0..255."""
+Files, the hub (hub.py), and `sklearn:digits`, which comes with scikit-learn: 1,797 grey
+images of 8 x 8 pixels, whose 17 intensities are spread over 0..255."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 class FileSource(Source):
-    """Files of one format behind a URI; the same bytes have one fingerprint wherever they lie."""
+    """Files of one format behind a URI; the same bytes have one fingerprint anywhere."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class FileSource(Source):
             )
         if self.files.format not in ("images", *READERS):
             fix = f"use one of {', '.join(('auto', 'images', *READERS))}"
-            what = f"format `{self.files.format}` does not go with {data.source}"
-            raise RequestError(what, where="data.format", fix=fix)
+            message = f"format `{self.files.format}` does not go with {data.source}"
+            raise RequestError(message, where="data.format", fix=fix)
 
     def read(self, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
         if self.files.format == "images":
@@ -77,17 +77,20 @@ class FileSource(Source):
                     )
 
     def fingerprint(self) -> str:
-        """Hash of all files, and of those that rows name; of names that tell a label or a split."""
-        return self.fingerprint_of({}, self.hash_named() if self.names_files else "")
+        """Hash of all files, of files that rows name,
+        and of names that tell a label or split."""
+        named = self.hash_named() if self.names_files else ""
+        return self.fingerprint_of({}, named)
 
     def fingerprint_of(self, contents: Mapping[str, str], named: str) -> str:
         """The fingerprint, given hashes of files by path, and of those that rows name."""
+        # elsewhere a file may be renamed without any change of the data
         by_name = self.files.format == "images" or self._data.split.by == "source"
-        found = self.files.fingerprint(named=by_name, known=contents)
-        return digest([found, named]) if self.names_files else found
+        of_files = self.files.fingerprint(named=by_name, known=contents)
+        return digest([of_files, named]) if self.names_files else of_files
 
     def hash_named(self) -> str:
-        """Hash of the files that rows name; what cannot be read is for `ingest` to refuse."""
+        """Hash of the files that rows name; `ingest` refuses what cannot be read."""
         column = self._data.columns.image
         time = time_column(self._data)
         columns: dict[str, Kind] = {}
@@ -115,16 +118,18 @@ class FileSource(Source):
         names = self._data.columns
         if findings.missing_columns(self._data.source, columns, [names.image, names.label]):
             return
-        chosen = []
+        readable = list[SourceFile]()
         for file in self.files.files:
             if names.label in columns and "/" not in file.name:
                 findings.add("no class", file.name)
             elif file.size > MOST_BYTES:
                 findings.add("malformed", file.name, f"it holds more than {MOST_BYTES >> 20} MiB")
             elif self._has_split(file, findings):
-                chosen.append(file)
-        at_once = (lambda file: file.size, MOST_BYTES), (lambda file: 1, _IMAGES_AT_ONCE)
-        for files in grouped(chosen, *at_once):
+                readable.append(file)
+        most_bytes = (lambda file: file.size, MOST_BYTES)
+        most_files = (lambda file: 1, _IMAGES_AT_ONCE)
+        for files in grouped(readable, most_bytes, most_files):
+            # a batch has one split
             for split in dict.fromkeys(file.split for file in files):
                 yield self._batch([file for file in files if file.split == split], split)
 
@@ -151,11 +156,13 @@ class FileSource(Source):
 
 
 class BundledSource(Source):
-    """`sklearn:digits`; raises RequestError for another name, or a task that reads no images."""
+    """`sklearn:digits`.
+    Raises RequestError for another name, or a task without images."""
 
     def __init__(self, data: DataSpec, modality: str) -> None:
         self._columns = data.columns
-        if (name := data.source.removeprefix(BUNDLED)) != "digits":
+        name = data.source.removeprefix(BUNDLED)
+        if name != "digits":
             raise RequestError(
                 f"scikit-learn bundles no images called `{name}`",
                 where="data.source",
@@ -175,6 +182,7 @@ class BundledSource(Source):
         from sklearn import datasets
 
         digits = datasets.load_digits()
+        # their intensities are 0 to 16
         content = list(np.rint(digits.images * (255 / 16)).astype(np.uint8))
         labels = pa.array(digits.target.astype(np.int64))
         for start in range(0, len(content), _BATCH_ROWS):
@@ -201,7 +209,8 @@ class BundledSource(Source):
 
 
 def open_source(data: DataSpec, modality: str, window: Window | None = None) -> Source:
-    """The source that `data.source` names; with partitions in the URI, those in the window only."""
+    """The source that `data.source` names;
+    of partitions in the URI, those in the window."""
     if data.source.startswith(BUNDLED) or data.format == "sklearn":
         return BundledSource(data, modality)
     if data.source.startswith(hub.PREFIX) or data.format == "hub":
@@ -211,7 +220,7 @@ def open_source(data: DataSpec, modality: str, window: Window | None = None) -> 
 
 @contextlib.contextmanager
 def asked_for_by(place: str) -> Iterator[None]:
-    """Errors of this block that are about `data.source` name the `place` that stands for it."""
+    """Errors of this block about `data.source` name the `place` that stands for it."""
     try:
         yield
     except (DataError, RequestError) as error:

@@ -1,8 +1,9 @@
 """What makes a source unfit, collected while it is read, and refused all at once.
 
-A row with a fault is counted, up to `SHOWN` of a kind are remembered with place and value, and
-reading goes on; `raise_if_any` then raises one DataError with a Problem for each kind. Rows with
-faults of most kinds can be left out instead: quarantine.py decides."""
+A row with a fault is counted, up to `SHOWN` of a kind are remembered with place and
+value, and reading goes on; `raise_if_any` then raises one DataError with a Problem for
+each kind. Rows with faults of most kinds can be left out instead: quarantine.py
+decides."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -132,7 +133,8 @@ _ROW_FAULTS = {
     ),
 }
 
-# columns of rows that language models are tuned on, and the roles that they have in a config
+# columns of rows that language models are tuned
+# on, and the roles that they have in a config
 _TUNING_ROLES = (
     ({"messages"}, "{messages: messages}"),
     ({"conversations"}, "{messages: conversations}"),
@@ -147,7 +149,8 @@ _TUNING_ROLES = (
 
 @dataclasses.dataclass(frozen=True)
 class BadRow:
-    """Where `rows` rows with one fault begin, and the value at fault, shortened; "" for none."""
+    """Where `rows` rows with one fault begin, and
+    the value at fault, shortened, or ""."""
 
     place: str
     value: str = ""
@@ -173,7 +176,8 @@ class Fault:
         shown = [str(row) for row in self.first[:SHOWN]]
         listed = ", ".join(shown)
         hidden = self.count - len(shown)
-        # the first is "" where a note has no place, and then there is no list to go on with
+        # the first is "" where a note has no place,
+        # and then there is no list to go on with
         if shown[0] and hidden:
             return f"{listed} and {hidden:,} more"
         return listed
@@ -200,9 +204,10 @@ class FindingsJson(TypedDict):
 
 
 class Findings:
-    """The faults of one source. `add` notes rows, `note` anything else; the first `MOST` rows of
-    each kind are remembered. `rows` counts rows with faults, each once; `cut` says that what comes
-    after a fault was not read. `needed` are columns that each file has to have, read or not."""
+    """The faults of one source. `add` notes rows, `note` anything else; the first `MOST`
+    rows of each kind are remembered. `rows` counts rows with faults, each once; `cut`
+    says that what comes after a fault was not read. `needed` are columns that each file
+    has to have, read or not."""
 
     def __init__(self, needed: Iterable[str] = ()) -> None:
         self.rows = 0
@@ -217,9 +222,10 @@ class Findings:
     def add(
         self, kind: str, place: str, value: object = None, count: int = 1, *, cut: bool = False
     ) -> None:
-        """Note `count` rows with a fault of this kind, the first at `place` with this `value`;
-        `cut` where nothing after it can be read."""
+        """Note `count` rows with a fault of this kind, the first at `place` with this
+        `value`; `cut` where nothing after it can be read."""
         shown = shorten(value) if value is not None else ""
+        # shortened at once: a value may be a whole file, and `MOST` of them are kept
         self._faults.setdefault(kind, Fault()).add(BadRow(place, shown, count))
         self.rows += count
         self.cut |= cut
@@ -244,7 +250,7 @@ class Findings:
 
     @property
     def droppable(self) -> bool:
-        """Whether all faults are of rows that can be left out, and all others were read."""
+        """Whether all faults are of rows that can be left out, and all rows were read."""
         return bool(self._faults) and not (self._notes or self.cut)
 
     def settle(self) -> dict[str, Fault]:
@@ -263,7 +269,8 @@ class Findings:
             places.add(BadRow(where))
 
     def missing_columns(self, file: str, wanted: Iterable[str], present: Sequence[str]) -> bool:
-        """Whether `file` lacks wanted columns, each noted with the nearest that exists."""
+        """Whether `file` lacks wanted columns;
+        each is noted with the nearest that exists."""
         required = dict.fromkeys([*self._needed, *wanted])
         absent = [name for name in required if name not in present]
         for name in absent:
@@ -318,7 +325,8 @@ class Findings:
 
 
 def _advice_on_column(name: str, present: Sequence[str]) -> str:
-    """What to do about a column that is not one of those `present`, up to where it is set."""
+    """What to do about a column that is not `present`, and which field sets it."""
+    # a looser match than for fields: columns of others are named in many ways
     nearest = did_you_mean(name, present, cutoff=0.5)
     if nearest:
         return f"{nearest} set it in"
@@ -342,7 +350,9 @@ def shorten(value: object) -> str:
     """A value as one short line; strings in quotes."""
     text = value if isinstance(value, str) else repr(value)
     text = " ".join(text.split())
-    return text if len(text) <= _VALUE_LENGTH else text[: _VALUE_LENGTH - 1] + "…"
+    if len(text) > _VALUE_LENGTH:
+        return text[: _VALUE_LENGTH - 1] + "…"
+    return text
 
 
 def check_splits(
@@ -354,8 +364,9 @@ def check_splits(
     findings: Findings,
     left_out: Mapping[str, int],
 ) -> None:
-    """Note `required` splits that are empty, and classes that a split of `complete` lacks; `rows`
-    counts per split, `class_rows` per split and label, `left_out` those of no split."""
+    """Note `required` splits that are empty, and classes that a split of `complete`
+    lacks; `rows` counts per split, `class_rows` per split and label, `left_out` those of
+    no split."""
     if len(labels) == 1:
         note_single_class(findings, labels[0])
     sizes = ", ".join(f"{split} {count:,}" for split, count in rows.items())

@@ -1,19 +1,20 @@
-"""How much better a candidate is than the champion, by what both answered to the test examples:
-bounds of the gain that err as rarely as promised, also where few examples tell the two apart, or a
-rare one costs much.
+"""How much better a candidate is than the champion, by what both answered to the test
+examples: bounds of the gain that err as rarely as promised, also where few examples tell
+the two apart, or a rare one costs much.
 
-All bounds have one idea. The mean of numbers that cannot be below `a` is bounded from below by
-adding one more number, `a`, and weighting all of them at random (weights of a flat Dirichlet law):
-the quantile `tail` of such means (Gaffke 2005, Three test statistics for a nonparametric one-sided
-hypothesis on the mean of a nonnegative variable; Learned-Miller & Thomas 2020, arXiv:1905.06208).
-The one more stands for what the test split may not have seen: of n examples that all agree a share
-of 1 - tail^(1/n) may be otherwise, the "rule of three". Of one proportion this is the interval of
-Clopper and Pearson, of paired answers at zero the exact test of McNemar.
+All bounds have one idea. The mean of numbers that cannot be below `a` is bounded from
+below by adding one more number, `a`, and weighting all of them at random (weights of a
+flat Dirichlet law): the quantile `tail` of such means (Gaffke 2005, Three test statistics
+for a nonparametric one-sided hypothesis on the mean of a nonnegative variable;
+Learned-Miller & Thomas 2020, arXiv:1905.06208). The one more stands for what the test
+split may not have seen: of n examples that all agree a share of 1 - tail^(1/n) may be
+otherwise, the "rule of three". Of one proportion this is the interval of Clopper and
+Pearson, of paired answers at zero the exact test of McNemar.
 
-`PairedAnswers` has it in closed form; `Resamples` draws the weights, which is the Bayesian
-bootstrap (Rubin 1981) with one more example that the candidate loses. What is lost at worst each
-kind of scores says (`Scores.worst`). Shapes: N examples, U units that are drawn together, R
-resamples."""
+`PairedAnswers` has it in closed form; `Resamples` draws the weights, which is the
+Bayesian bootstrap (Rubin 1981) with one more example that the candidate loses. What is
+lost at worst each kind of scores says (`Scores.worst`). Shapes: N examples, U units that
+are drawn together, R resamples."""
 
 import dataclasses
 import functools
@@ -42,7 +43,7 @@ _HALVINGS = 45
 
 
 class Bounds(Protocol):
-    """The gain of the candidate, more is better, and what the examples say of the true one."""
+    """The gain of the candidate, more is better, and bounds of the true one."""
 
     @property
     def estimate(self) -> float:
@@ -59,7 +60,7 @@ class Bounds(Protocol):
         """What it is above with such a probability."""
 
     def chance_of_loss(self) -> float:
-        """How often a candidate that is as good as the champion seems as bad as this one."""
+        """How often a candidate as good as the champion seems as bad as this one."""
 
     def detectable(self, tail: float) -> float:
         """The gain whose lower bound lies above zero in four of five cases."""
@@ -67,7 +68,8 @@ class Bounds(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PairedAnswers:
-    """Of `rows` answers `fixed` are right that were wrong before, `broken` the reverse."""
+    """Of `rows` answers, `fixed` were wrong before and are right,
+    `broken` the reverse."""
 
     fixed: int
     broken: int
@@ -80,7 +82,8 @@ class PairedAnswers:
         return (self.fixed - self.broken) / self.rows
 
     def lower(self, tail: float) -> float:
-        """See `Bounds`. 20 equal answers at a tail of 0.025: -0.168; 6 of 6 fixed: 0.082."""
+        """See `Bounds`. 20 equal answers at a tail
+        of 0.025: -0.168; 6 of 6 fixed: 0.082."""
         return _lower_end(self.fixed, self.broken, self.rows, tail)
 
     def upper(self, tail: float) -> float:
@@ -94,7 +97,8 @@ class PairedAnswers:
         return float(bdtr(self.fixed, self.fixed + self.broken, 0.5))
 
     def detectable(self, tail: float) -> float:
-        """See `Bounds`; half of the answers that differ count as chance. 1 if no gain would do."""
+        """See `Bounds`; half of the answers that
+        differ count as chance. 1 if none is enough."""
         from scipy.special import bdtr, betaincinv
 
         broken = (self.fixed + self.broken) // 2
@@ -104,14 +108,15 @@ class PairedAnswers:
         if not len(enough):
             return 1.0
         least = int(enough[0])
+        # the share of fixed answers that gives so many in four of five cases
         share = float(betaincinv(least, self.rows - least + 1, _POWER))
         return min(1.0, share - broken / self.rows)
 
 
 @functools.lru_cache
 def _lower_end(fixed: int, broken: int, rows: int, tail: float) -> float:
-    """The quantile `tail` of the difference of two of three shares, whose law is a flat Dirichlet's
-    after these counts and one more that is broken."""
+    """The quantile `tail` of the difference of two of three shares, whose law is a flat
+    Dirichlet's after these counts and one more that is broken."""
     from scipy.special import betainc, betaincinv  # which takes a fifth of a second
 
     lost = broken + 1
@@ -121,6 +126,7 @@ def _lower_end(fixed: int, broken: int, rows: int, tail: float) -> float:
     shares, weights = _of_beta(fixed + lost, equal)
     low = -1.0
     high = 1.0
+    # bisection: 45 halvings of [-1, 1] leave less than 1e-13
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         # of the answers that differ so many are fixed where the difference is `middle`
@@ -147,8 +153,8 @@ def _of_beta(a: float, b: float) -> tuple[Floats, Floats]:
 
 @dataclasses.dataclass(frozen=True)
 class Resamples:
-    """Gains of resamples: `low_R` with one more example that the candidate loses, `high_R` with one
-    that it wins."""
+    """Gains of resamples: `low_R` with one more example that the candidate loses,
+    `high_R` with one that it wins."""
 
     estimate: float
     low_R: Floats
@@ -174,7 +180,9 @@ class Resamples:
         if beyond >= least:
             return beyond
         end, scale = _tail_of(-self.high_R)
-        return float(min(least, least * math.exp(-end / scale))) if scale else float(end <= 0)
+        if not scale:  # the last resamples are all alike
+            return float(end <= 0)
+        return float(min(least, least * math.exp(-end / scale)))
 
     def detectable(self, tail: float) -> float:
         """See `Bounds`; the deviation is taken as the same with another gain."""
@@ -183,8 +191,8 @@ class Resamples:
 
 
 def _end(values_R: Floats, tail: float) -> float:
-    """The quantile `tail`; beyond the last resamples that of an exponential law, the heaviest that
-    weights have."""
+    """The quantile `tail`; beyond the last resamples that of an exponential law, the
+    heaviest that weights have."""
     least = _FEWEST_BEYOND / len(values_R)
     if tail >= least:
         return float(np.quantile(values_R, tail))
@@ -193,8 +201,8 @@ def _end(values_R: Floats, tail: float) -> float:
 
 
 def _tail_of(values_R: Floats) -> tuple[float, float]:
-    """The last quantile that enough resamples lie below, and by how much each e-th part of them is
-    lower."""
+    """The last quantile that enough resamples lie below, and by how much each e-th part
+    of them is lower."""
     least = _FEWEST_BEYOND / len(values_R)
     end, nearer = np.quantile(values_R, [least, min(1.0, math.e * least)])
     return float(end), float(nearer - end)
@@ -214,8 +222,8 @@ def bounds_of(
     clusters_N: Ints | None = None,
     tail: float = 0.5,
 ) -> Bounds:
-    """What the examples that both answered say of the gain; examples of one cluster are drawn
-    together. At least `spec.resamples`, and as many as an end at `tail` needs."""
+    """What the examples that both answered say of the gain; examples of one cluster are
+    drawn together. At least `spec.resamples`, and as many as an end at `tail` needs."""
     if clusters_N is None:
         ours_N = candidate.is_right(metric)
         theirs_N = champion.is_right(metric)
@@ -225,6 +233,7 @@ def bounds_of(
             return PairedAnswers(fixed, broken, len(candidate))
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
     units_N = np.arange(len(candidate)) if clusters_N is None else clusters_N
+    # so that enough of them lie beyond the end of the interval
     resamples = max(spec.resamples, math.ceil(_FEWEST_BEYOND / tail))
     resamples = max(spec.resamples, min(resamples, MOST_ELEMENTS // len(candidate)))
     # that nothing was lost is a claim about rare losses, that something was gained is not
@@ -247,10 +256,11 @@ def bounds_of(
 
 
 def _weights(seed: int, resamples: int, units_N: Ints, sizes_N: Floats) -> Iterator[Floats]:
-    """In chunks [R, N + 1]: how much each example counts, those of a unit alike, and the one more,
-    which has the size of the unit that an answer drawn at random belongs to."""
+    """In chunks [R, N + 1]: how much each example counts, those of a unit alike, and the
+    one more, which has the size of the unit that an answer drawn at random belongs to."""
     generator = np.random.default_rng(seed)
     sizes_U = np.bincount(units_N, sizes_N)
+    # an answer drawn at random lies in a large unit more often
     typical_size = (sizes_U**2).sum() / sizes_U.sum() / sizes_N.mean()
     # its own draws lie evenly, because the ends of the interval are mostly theirs
     evenly_R = (generator.permutation(resamples) + 0.5) / resamples
@@ -258,6 +268,7 @@ def _weights(seed: int, resamples: int, units_N: Ints, sizes_N: Floats) -> Itera
     chunk = max(1, CHUNK_ELEMENTS // (len(units_N) + 1))
     for start in range(0, resamples, chunk):
         one_more_R1 = one_more_R[start : start + chunk, None]
+        # a flat Dirichlet's up to their sum, which cancels in a mean
         weights_RU = generator.exponential(size=(len(one_more_R1), len(sizes_U)))
         yield np.concatenate([weights_RU[:, units_N], one_more_R1], 1)
 
@@ -265,8 +276,9 @@ def _weights(seed: int, resamples: int, units_N: Ints, sizes_N: Floats) -> Itera
 def deviation_of(
     spec: GateSpec, metric: str, scores: Scores, clusters_N: Ints | None = None
 ) -> float:
-    """The standard deviation of a model's own `metric`, had other examples been drawn; with one
-    more example that it answers right, so that it is not 0 where all are wrong."""
+    """The standard deviation of a model's own `metric`, had other examples been drawn;
+    with one more example that it answers right, so that it is not 0 where all are
+    wrong."""
     units_N = np.arange(len(scores)) if clusters_N is None else clusters_N
     with_one_more = scores.with_one_more(0.0)
     draws = _weights(spec.seed, spec.resamples, units_N, scores.sizes_N)
@@ -275,8 +287,8 @@ def deviation_of(
 
 
 def units_in(clusters_N: Ints | None, sizes_N: Floats) -> float:
-    """How many units of equal size tell as much: (sum of sizes)^2 / sum of their squares (Kish
-    1965). 29 of ten rows and one of 290 tell as much as 3.9."""
+    """How many units of equal size tell as much: (sum of sizes)^2 / sum of their squares
+    (Kish 1965). 29 of ten rows and one of 290 tell as much as 3.9."""
     sizes_U = sizes_N if clusters_N is None else np.bincount(clusters_N, sizes_N)
     if not sizes_U.any():
         return 0.0
@@ -284,6 +296,6 @@ def units_in(clusters_N: Ints | None, sizes_N: Floats) -> float:
 
 
 def least_that_differ(tail: float) -> int:
-    """How many units have to speak for one of two, and none for the other, before chance explains
-    it with a probability of at most `tail`: 2^-k (6 at 0.025)."""
+    """How many units have to speak for one of two, and none for the other, before chance
+    explains it with a probability of at most `tail`: 2^-k (6 at 0.025)."""
     return math.ceil(-math.log2(tail))

@@ -1,20 +1,23 @@
-"""From what candidate and champion scored on the same examples to the evidence: why the candidate
-may or may not replace the champion.
+"""From what candidate and champion scored on the same examples to the evidence: why the
+candidate may or may not replace the champion.
 
-A pure function of the files that the step `score` left (records.Scores): no model is loaded here.
-Models with different tokenizers are compared in bits per byte of text. Shapes: N examples.
+A pure function of the files that the step `score` left (records.Scores): no model is
+loaded here. Models with different tokenizers are compared in bits per byte of text.
+Shapes: N examples.
 
-The verdict (`judge`) fails closed. A first model must reach every floor and beat the trivial answer
-(the most frequent class, or the frequency of single tokens). A later one must also be better than
-the champion by `min_delta`, or not worse by `margin`, with the lower bound of the gain above it
-(bounds.py; both models are scored on the same rows). And it must not lose more than
-`max_slice_drop` on any slice of at least `min_slice_size` rows, unless chance explains the loss:
-Holm's steps (1979) bound the chance that any slice refuses a model that is as good. Rows that are
-no draws of their own, those of a patient or a day, are drawn together: clusters. Where the test
-rows cannot tell whatever they say, the verdict says how many it takes.
+The verdict (`judge`) fails closed. A first model must reach every floor and beat the
+trivial answer (the most frequent class, or the frequency of single tokens). A later one
+must also be better than the champion by `min_delta`, or not worse by `margin`, with the
+lower bound of the gain above it (bounds.py; both models are scored on the same rows). And
+it must not lose more than `max_slice_drop` on any slice of at least `min_slice_size`
+rows, unless chance explains the loss: Holm's steps (1979) bound the chance that any slice
+refuses a model that is as good. Rows that are no draws of their own, those of a patient
+or a day, are drawn together: clusters. Where the test rows cannot tell whatever they say,
+the verdict says how many it takes.
 
-With `gate.looks`, the comparisons of an epoch, which is one way to draw the test split, share
-1 - `confidence` (Bonferroni, in rounds whose parts 1/2 + 1/6 + 1/12 + ... sum to 1)."""
+With `gate.looks`, the comparisons of an epoch, which is one way to draw the test split,
+share 1 - `confidence` (Bonferroni, in rounds whose parts 1/2 + 1/6 + 1/12 + ... sum to
+1)."""
 
 import dataclasses
 import hashlib
@@ -67,8 +70,8 @@ MUST_PASS = "must_pass.parquet"  # noqa: S105 - the name of a file
 
 
 def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
-    """The evidence on the candidate whose scores on the test split of `data` lie in the folder
-    `scores`."""
+    """The evidence on the candidate whose scores on the
+    test split of `data` lie in the folder `scores`."""
     record = records.Scores.read(scores / RECORD)
     scored_rows = pq.read_table(scores / TABLE)
     aside_N = _aside(scored_rows, spec.audit, data.split.salt)
@@ -78,6 +81,7 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
     metric, slice_metric = _metrics_to_compare(spec.gate, record)
     clusters_N = _clusters(rows, spec.gate.cluster)
     epoch = _epoch_of(data.split)
+    # each cluster would be a slice of its own
     columns = [name for name in data.slices if name != spec.gate.cluster]
     slices = _slices(spec.gate, slice_metric, rows, columns, ours, theirs, clusters_N)
     churn = churn_of(ours, theirs) if theirs else None
@@ -141,13 +145,13 @@ def _metrics_to_compare(spec: GateSpec, record: records.Scores) -> tuple[str, st
 
 
 def _epoch_of(split: SplitSpec) -> str:
-    """What identifies how the test rows are drawn; comparisons on the same rows share it."""
+    """What identifies the drawn test rows; comparisons on the same rows share it."""
     return digest([split.by, round(split.test, 9), split.salt, split.gap])
 
 
 def _incomparable_check(record: records.Scores) -> list[Check]:
-    """A check that fails where the champion cannot score these rows, such as one of other classes:
-    the candidate is judged as a first model is, and a person decides."""
+    """A check that fails where the champion cannot score these rows, such as one of other
+    classes: the candidate is judged as a first model is, and a person decides."""
     if not record.incomparable:
         return []
     name, why = record.incomparable
@@ -156,11 +160,13 @@ def _incomparable_check(record: records.Scores) -> list[Check]:
 
 
 def _with_answers(reference: Reference | None, ours: Scores, rows: pa.Table) -> Reference | None:
-    """The reference with the candidate's answers to the first row of each content: how often it
-    predicts each class, and of rows that lie evenly how sure it is, or the predicted numbers."""
+    """The reference with the candidate's answers to the first row of each content: how
+    often it predicts each class, and of rows that lie evenly how sure it is, or the
+    predicted numbers."""
     if reference is None or not ours.finite or not len(ours):
         return reference
     ours = ours.picked(firsts(rows.column("hash").to_pylist()))
+    # evenly, as rows may lie in the order of their classes
     every_N = np.linspace(0, len(ours) - 1, min(MOST_ROWS, len(ours))).astype(int)
     update = dict[str, Any]()
     confidence_N = ours.confidence()
@@ -186,6 +192,7 @@ def _aside(rows: pa.Table, share: float, salt: str) -> NDArray[np.bool_]:
     """[N]: the rows that decide nothing, which are the same in each run that has them."""
     if not share:
         return np.zeros(rows.num_rows, bool)
+    # by content: a row stays aside whatever rows come and go beside it
     key = hashlib.blake2b(salt.encode(), digest_size=32).digest()
     hashes = rows.column("hash").to_pylist()
     aside_N = np.zeros(len(hashes), bool)
@@ -196,7 +203,8 @@ def _aside(rows: pa.Table, share: float, salt: str) -> NDArray[np.bool_]:
 
 
 def _audit(spec: GateSpec, metric: str, record: records.Scores, rows: pa.Table) -> Audit | None:
-    """What the contenders reach on the rows that decide nothing; None where there are none."""
+    """What the contenders reach on rows that decide nothing;
+    None where there are none."""
     if not rows.num_rows:
         return None
     ours, theirs = _contenders(record, rows)
@@ -218,8 +226,9 @@ def _audit(spec: GateSpec, metric: str, record: records.Scores, rows: pa.Table) 
 
 
 def candidate_scores(scores: Path, audit: float, salt: str) -> tuple[Scores, object]:
-    """The candidate's scores on the rows that judge, of the folder `scores`, and the right answers:
-    the classes and the label of each example, or into how many targets each text was cut."""
+    """The candidate's scores on the rows that judge, of the folder `scores`, and the
+    right answers: the classes and the label of each example, or into how many targets
+    each text was cut."""
     record = records.Scores.read(scores / RECORD)
     rows = pq.read_table(scores / TABLE)
     rows = rows.filter(pa.array(~_aside(rows, audit, salt)))
@@ -280,8 +289,8 @@ def _against(
     theirs: Scores,
     clusters_N: Ints | None,
 ) -> Slice:
-    """The slice with what the champion reaches, and how often a model as good as the champion
-    would seem as bad as the candidate."""
+    """The slice with what the champion reaches, and how often a model as good as the
+    champion would seem as bad as the candidate."""
     update = dict[str, Any](champion=theirs.metrics)
     if _too_few(ours, clusters_N, spec.cluster):
         update["p_value"] = 1.0  # so few rows refuse no candidate
@@ -314,7 +323,8 @@ def judge(
     confidence: float | None = None,
 ) -> Verdict:
     """The verdict in `metric`, on slices `slice_metric`, with `further` checks, if any;
-    `confidence` of the comparison with the champion is the gate's, or what looks leave of it."""
+    `confidence` of the comparison with the champion is the gate's, or what looks leave of
+    it."""
     if len(candidate) == 0:
         return refused("examples", "no held-out examples are left to judge on")
     if metric not in candidate.metrics:
@@ -331,6 +341,7 @@ def judge(
     comparison = None
     if champion is not None:
         checks.append(_finite(champion, "champion"))
+        # with a NaN among the scores every bound would be one
         if all(check.passed for check in checks if check.name.endswith("_finite")):
             gate = spec.gate.model_copy(update={"confidence": confidence or spec.gate.confidence})
             comparison = compare(gate, metric, candidate, champion, clusters_N)
@@ -343,7 +354,7 @@ def judge(
 
 
 def _floor_checks(spec: EvaluateSpec, candidate: Scores, slices: Sequence[Slice]) -> list[Check]:
-    """Whether the candidate reaches each floor, on all rows and on slices of some size."""
+    """Whether the candidate reaches each floor, on all rows and on large slices."""
     checks = []
     for name, floor in spec.floor.items():
         checks.append(_floor(f"floor_{name}", name, floor, candidate.metrics))
@@ -360,7 +371,8 @@ def _floor_checks(spec: EvaluateSpec, candidate: Scores, slices: Sequence[Slice]
 def _gain_check(
     spec: GateSpec, comparison: Comparison, champion: Scores, clusters_N: Ints | None
 ) -> Check:
-    """Whether the candidate is better than the champion, or not worse, as the gate asks."""
+    """Whether the candidate is better than the champion, or not worse,
+    as the gate asks."""
     may_be_worse = spec.mode == "noninferiority"
     least = -spec.margin if may_be_worse else spec.min_delta
     lower = fixed(comparison.lower, "+")
@@ -382,7 +394,8 @@ def _gain_check(
 
 
 def _too_few_to_tell(spec: GateSpec, metric: str, champion: Scores, clusters_N: Ints | None) -> str:
-    """How many test rows it takes, where these cannot show what is asked whatever they say."""
+    """How many test rows are needed,
+    where these cannot show what is asked in any case."""
     tail = (1 - spec.confidence) / 2
     if clusters_N is None:
         units = len(champion)
@@ -402,7 +415,8 @@ def _too_few_to_tell(spec: GateSpec, metric: str, champion: Scores, clusters_N: 
         return ""
     needed = math.ceil(units * unseen / spec.margin)
     if isinstance(bounds, PairedAnswers):
-        # n equal answers leave a share of 1 - tail^(1/n) open; a margin of 1 has no logarithm
+        # n equal answers leave a share of 1 - tail^(1/n)
+        # open; a margin of 1 has no logarithm
         needed = math.ceil(math.log(tail) / math.log1p(-min(spec.margin, 1 - 1e-12)))
     return (
         f": {units} {noun} that the models answer alike still allow a loss of {fixed(unseen)};"
@@ -412,7 +426,7 @@ def _too_few_to_tell(spec: GateSpec, metric: str, champion: Scores, clusters_N: 
 
 
 def churn_of(ours: Scores, theirs: Scores) -> Churn | None:
-    """How often two contenders answer differently; None without classes, or without answers."""
+    """How often two contenders answer differently; None without classes or answers."""
     our_answers = ours.answers()
     their_answers = theirs.answers()
     if our_answers is None or their_answers is None or not len(our_answers[0]):
@@ -453,8 +467,9 @@ def _champion_drop(
     theirs: Scores | None,
     clusters_N: Ints | None,
 ) -> ChampionDrop | None:
-    """How much worse the champion does on these rows than on those that it was judged on, which are
-    others: of these only the metric is known, so their deviation is taken from these."""
+    """How much worse the champion does on these rows than on those that it was judged on,
+    which are others: of these only the metric is known, so their deviation is taken from
+    these."""
     judged = record.champion_judged.get(metric)
     judged_rows = record.champion_judged_rows
     if theirs is None or judged is None or not judged_rows or not len(theirs):
@@ -466,7 +481,9 @@ def _champion_drop(
     # of the difference of two means, each of its own rows
     deviation = deviation_of(spec, metric, theirs, clusters_N)
     deviation *= math.sqrt(1 + len(theirs) / judged_rows)
-    chance = 1 - NormalDist().cdf(drop / deviation) if deviation else float(drop <= 0)
+    chance = float(drop <= 0)  # without any spread a drop is real
+    if deviation:
+        chance = 1 - NormalDist().cdf(drop / deviation)
     return ChampionDrop(
         metric=metric,
         judged=judged,
@@ -520,6 +537,7 @@ def _must_pass(spec: EvaluateSpec, record: records.Scores, scores: Path) -> list
     """Whether the candidate answers all golden rows as they are labelled."""
     if spec.must_pass is None:
         return []
+    # the rows are of the config: another file may have been named since
     if record.must_pass != spec.must_pass.content:
         detail = "the rows that must pass were not scored; run the step `score` again"
         return [Check(name="must_pass", passed=False, detail=detail)]
@@ -549,8 +567,8 @@ def _must_pass(spec: EvaluateSpec, record: records.Scores, scores: Path) -> list
 def _first_miss(
     label: str | list[str], logits: list[float], classes: Sequence[str]
 ) -> tuple[str, str] | None:
-    """The expected and the predicted class of the first word, or of the text, that the candidate
-    answers wrong; None where all are right."""
+    """The expected and the predicted class of the first word, or of the text, that the
+    candidate answers wrong; None where all are right."""
     expected_W = label if isinstance(label, list) else [label]
     logits_WC = np.array(logits, np.float64).reshape(len(expected_W), -1)
     # a word that was cut off has the same logits for all tags
@@ -576,14 +594,15 @@ def _clusters(rows: pa.Table, column: str | None) -> Ints | None:
     numbers = dict[object, int]()
     clusters = []
     for row, value in enumerate(values):
+        # rows without a value are not one cluster
         key = row if value is None else value
         clusters.append(numbers.setdefault(key, len(numbers)))
     return np.array(clusters, np.int64)
 
 
 def _too_few(scores: Scores, clusters_N: Ints | None, column: str | None) -> str:
-    """What makes the rows tell as little as a few do, if anything: few clusters, or answers most of
-    which belong to a few of them, or to a few long examples."""
+    """What makes the rows tell as little as a few do, if anything: few clusters, or
+    answers most of which belong to a few of them, or to a few long examples."""
     sizes_N = scores.sizes_N
     if clusters_N is None and (not len(sizes_N) or sizes_N.min() == sizes_N.max()):
         return ""
@@ -660,10 +679,11 @@ def _finite(scores: Scores, who: str) -> Check:
 
 
 def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[Check]:
-    """Whether no slice of some size loses more than allowed; what lacks the metric loses."""
+    """Whether no large slice loses more than is allowed; one without the metric fails."""
     checks = []
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
     judged = [part for part in slices if part.rows >= spec.min_slice_size and part.champion]
+    # without a p-value nothing explains a loss
     sure = holm([part.p_value or 0.0 for part in judged], 1 - spec.confidence)
     for part, is_sure in zip(judged, sure, strict=True):
         ours = part.candidate.get(metric, math.nan)
@@ -699,8 +719,8 @@ def _change_of(part: Slice, metric: str, drop: float) -> str:
 def holm(
     p_values: Sequence[float], level: float, weights: Sequence[float] | None = None
 ) -> list[bool]:
-    """Which of several changes chance does not explain, all together at this level; one of a
-    larger weight has a larger part of it (Holm 1979)."""
+    """Which of several changes chance does not explain, all together at this level; one
+    of a larger weight has a larger part of it (Holm 1979)."""
     weights = weights or [1.0] * len(p_values)
     is_sure = [False] * len(p_values)
     remaining_weight = sum(weights)

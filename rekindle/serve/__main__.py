@@ -1,5 +1,5 @@
-"""`python -m rekindle.serve JOB`: the server process, JOB a ServeJob as JSON. `rekindle serve`
-becomes it, so that it holds neither the registry's client nor the command line."""
+"""`python -m rekindle.serve JOB`: the server process, JOB a ServeJob as JSON. `rekindle
+serve` becomes it, so that it holds neither the registry's client nor the command line."""
 
 import sys
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""Predictions for a whole source, as files of `PART_ROWS` rows each under one folder or URI.
+"""Predictions for a whole source, as files of `PART_ROWS` rows under a folder or URI.
 
-A part is there whole or not at all, and parts follow from the input and the model alone: the same
-command goes on behind the parts that a killed one left, and ends with the same bytes.
-`_predictions.json`, written last, says that all are there."""
+A part is there whole or not at all, and parts follow from the input and the model alone:
+the same command goes on behind the parts that a killed one left, and ends with the same
+bytes. `_predictions.json`, written last, says that all are there."""
 
 import functools
 import itertools
@@ -22,22 +22,25 @@ from rekindle.data.validate import Findings
 from rekindle.errors import DataError, Problem, RequestError, StepError
 from rekindle.outputs import Predicted
 from rekindle.serve.inputs import Inputs
-from rekindle.serve.load import loaded
+from rekindle.serve.load import load_served
 from rekindle.serve.messages import ServedModel
-from rekindle.serve.wire import dumped
-from rekindle.serve.work import Model, Options, RefusedError
+from rekindle.serve.wire import json_bytes
+from rekindle.serve.work import Model, Options, Prediction, RefusedError
 from rekindle.spec.identity import digest
 from rekindle.spec.model import ColumnsSpec, DataSpec, SplitSpec
 from rekindle.train.storage import Storage, storage_of
 
-PART_ROWS, SHOWN = 1_000, 5
-WORK, DONE = "_work.json", "_predictions.json"  # readers of Parquet leave out `_` names
-_LISTS = {"tags": pa.list_(pa.string()), "probabilities": pa.list_(pa.float64())}
+PART_ROWS = 1_000
+SHOWN = 5  # rows that cannot be read, in the message that refuses them
+# readers of Parquet leave out `_` names
+WORK = "_work.json"
+DONE = "_predictions.json"
 _COLUMNS = {
     "id": pa.string(),
     "label": pa.string(),
     "probability": pa.float64(),
-    **_LISTS,
+    "tags": pa.list_(pa.string()),
+    "probabilities": pa.list_(pa.float64()),
     "value": pa.float64(),
     "text": pa.string(),
     "prompt_tokens": pa.int64(),
@@ -57,57 +60,73 @@ def predict(
     output: str,
     on_part: Callable[[int, int], None],
 ) -> Predicted:
-    """Write the predictions for `source`, which is read as `data.source` is, with ids as `ingest`
-    gives them; `on_part` gets the numbers of parts and of rows so far. Raises RequestError where
-    `output` holds others, DataError for rows that cannot be read."""
-    suffix = PurePosixPath(output).suffix
-    if suffix not in (".parquet", ".jsonl"):
-        what = f"the name {output} does not say how predictions are written"
-        raise RequestError(what, where="--output", fix="end it with .parquet or .jsonl")
-    model, inputs, _ = loaded(served)
-    plain = {"format": "auto", "split": SplitSpec(), "window": None, "slices": ()}
-    data = data.model_copy(update={**plain, "source": source})
-    modality, findings, storage = inputs.modality, Findings(), storage_of(output)
+    """Write the predictions for `source`, which is read as `data.source` is, with ids as
+    `ingest` gives them; `on_part` gets the numbers of parts and of rows so far. Raises
+    RequestError where `output` holds others, DataError for rows that cannot be read."""
+    suffix = _suffix_of(output)
+    model, inputs, _ = load_served(served)
+    data = _spec_of_input(data, source)
+    modality = inputs.modality
+    findings = Findings()
+    storage = storage_of(output)
     opened = open_source(data, modality)
-    held, names = opened.fingerprint(), (inputs.column, data.columns.input, data.columns.key)
-    how = [*names, data.delimiter, data.encoding, suffix, *_ids_from(opened, data)]
-    work = digest([held, served.identity, how])
-    _check(storage, output, work)
+    content = opened.fingerprint()
+    names = (inputs.column, data.columns.input, data.columns.key)
+    settings = [*names, data.delimiter, data.encoding, suffix, *_ids_from(opened, data)]
+    work = digest([content, served.identity, settings])
+    _check_work(storage, output, work)
     kinds = wanted_columns(data, modality)
-    wanted = {n: kinds[n] for n in names if n in kinds}
-    batches = opened.read(wanted, findings)
+    columns = {name: kinds[name] for name in names if name in kinds}
+    batches = opened.read(columns, findings)
     rows = (row for raw in batches for row in _rows(raw, inputs, data.columns, findings))
-    total, before = 0, 0
+    total = 0
+    parts_before = 0
     for number in itertools.count():
         part = list(itertools.islice(rows, PART_ROWS))
+        # before the part is written, whose rows would be missing
         findings.raise_if_any()
         if not part:
             break
         name = f"part-{number:05}{suffix}"
         if storage.size(name) is None:
-            content = _written(_predicted(model, inputs, part), suffix)
+            part_file = _file_of(_answered_rows(model, inputs, part), suffix)
             if storage.read(WORK) is None:  # rows that cannot be read leave nothing behind
                 storage.put_new(WORK, work.encode())
-            _check(storage, output, work)
-            storage.put_new(name, content)
+            _check_work(storage, output, work)  # another command may write there, too
+            storage.put_new(name, part_file)
         else:
-            before += 1
+            parts_before += 1
         total += len(part)
         on_part(number + 1, total)
-    if isinstance(opened, FileSource) and open_source(data, modality).fingerprint() != held:
-        what, fix = "the input changed while it was read", "delete the output and run again"
-        raise DataError(what, where=source, fix=fix)
+    if isinstance(opened, FileSource) and open_source(data, modality).fingerprint() != content:
+        fix = "delete the output and run again"
+        raise DataError("the input changed while it was read", where=source, fix=fix)
     done = Predicted(
         output=output,
         rows=total,
         parts=number,
-        parts_before=before,
+        parts_before=parts_before,
         model=served.name,
         version=served.version,
     )
+    # an earlier command may have written it: what it says stays
     if storage.size(DONE) is None:
         storage.put_new(DONE, done.to_json().encode())
     return done
+
+
+def _spec_of_input(data: DataSpec, source: str) -> DataSpec:
+    """The config's data section for the input, without the format, window and split."""
+    update = {"format": "auto", "split": SplitSpec(), "window": None, "slices": ()}
+    return data.model_copy(update={**update, "source": source})
+
+
+def _suffix_of(output: str) -> str:
+    suffix = PurePosixPath(output).suffix
+    if suffix not in (".parquet", ".jsonl"):
+        message = f"the name {output} does not say how predictions are written"
+        raise RequestError(message, where="--output", fix="end it with .parquet or .jsonl")
+    return suffix
 
 
 def _ids_from(opened: Source, data: DataSpec) -> list[str]:
@@ -117,11 +136,11 @@ def _ids_from(opened: Source, data: DataSpec) -> list[str]:
     return [file.name for file in opened.files.files]
 
 
-def _check(storage: Storage, output: str, work: str) -> None:
+def _check_work(storage: Storage, output: str, work: str) -> None:
     """Raise RequestError where this output is of something else."""
     if storage.read(WORK) not in (None, work.encode()):
-        what = f"{output} holds predictions of another input, model or config"
-        raise RequestError(what, where="--output", fix="name another output, or delete this one")
+        message = f"{output} holds predictions of another input, model or config"
+        raise RequestError(message, where="--output", fix="name another output, or delete this one")
 
 
 def _rows(raw: RawBatch, inputs: Inputs, names: ColumnsSpec, findings: Findings) -> Iterator[Row]:
@@ -136,41 +155,54 @@ def _rows(raw: RawBatch, inputs: Inputs, names: ColumnsSpec, findings: Findings)
         values = texts(raw, inputs.column, "text", findings).values
         if inputs.form == "completion":
             values, _ = prompts(raw, values, names.input, findings)
-    value_of = functools.partial(content_of, raw) if inputs.modality == "image" else _asked
+    value_of: Callable[[Any], Any] = _question
+    if inputs.modality == "image":
+        value_of = functools.partial(content_of, raw)
     for i, value in enumerate(values):
         yield raw.place(i), str(ids[i]), value_of(value)
 
 
-def _asked(value: Any) -> Any:
-    """A value of a column; of a chat to train on, what comes before the answer that ends it."""
-    found = with_roles(as_python(value))
-    is_chat = isinstance(found, list) and len(found) > 1 and isinstance(found[-1], dict)
-    return found[:-1] if is_chat and found[-1].get("role") == "assistant" else found
+def _question(value: object) -> Any:
+    """A value of a column; of a chat that ends with an answer, the turns before it."""
+    question = with_roles(as_python(value))
+    if isinstance(question, list) and len(question) > 1:
+        last_turn = question[-1]
+        if isinstance(last_turn, dict) and last_turn.get("role") == "assistant":
+            return question[:-1]
+    return question
 
 
-def _predicted(model: Model, inputs: Inputs, part: list[Row]) -> list[dict[str, Any]]:
-    """A row of the output for each. Raises DataError with the rows that the model cannot read."""
-    contents, bad = list[Any](), list[Problem]()
+def _answered_rows(model: Model, inputs: Inputs, part: list[Row]) -> list[Prediction]:
+    """A row of the output for each.
+    Raises DataError with rows that the model cannot read."""
+    contents = list[Any]()
+    bad = list[Problem]()
     for place, _, value in part:
         try:
             contents.append(inputs.content({inputs.column: value}, place))
         except RefusedError as error:
             bad.append(Problem(str(error), fix="correct the row, or leave it out"))
     if bad:
-        more = [Problem(f"and {len(bad) - SHOWN} more rows like these")] * (len(bad) > SHOWN)
-        raise DataError(bad[:SHOWN] + more)
-    found = []
-    for (place, name, _), answer in zip(part, model.answers(contents, Options()), strict=True):
+        problems = bad[:SHOWN]
+        if len(bad) > SHOWN:
+            problems.append(Problem(f"and {len(bad) - SHOWN} more rows like these"))
+        raise DataError(problems)
+    rows = list[Prediction]()
+    answers = model.answers(contents, Options())
+    for (place, row_id, _), answer in zip(part, answers, strict=True):
         if isinstance(answer, RefusedError):
             raise StepError(f"no prediction: {answer}", where=place)
-        found.append({"id": name, "truncated": False, **answer})
-    return found
+        rows.append({"id": row_id, "truncated": False, **answer})
+    return rows
 
 
-def _written(rows: list[dict[str, Any]], suffix: str) -> bytes:
+def _file_of(rows: list[Prediction], suffix: str) -> bytes:
     names = [name for name in _COLUMNS if name in rows[0]]
     if suffix == ".jsonl":
-        return b"".join(dumped({name: row[name] for name in names}) + b"\n" for row in rows)
+        lines = bytearray()
+        for row in rows:
+            lines += json_bytes({name: row[name] for name in names}) + b"\n"
+        return bytes(lines)
     sink = pa.BufferOutputStream()
     schema = pa.schema([(name, _COLUMNS[name]) for name in names])
     pq.write_table(pa.Table.from_pylist(rows, schema), sink, compression="zstd")

@@ -1,5 +1,5 @@
-"""Classes, tags and numbers of instances, in batches of like length. Shapes: B instances, C
-classes."""
+"""Classes, tags and numbers of instances, in batches of like length. Shapes: B instances,
+C classes."""
 
 import contextlib
 import logging
@@ -15,20 +15,32 @@ import torch
 from rekindle.data.manifest import row_tokens
 from rekindle.errors import RequestError
 from rekindle.serve.int8 import in_int8
-from rekindle.serve.work import Answer, Event, Model, RefusedError, Work, failure_of, not_finite
+from rekindle.serve.work import (
+    Answer,
+    Event,
+    Model,
+    Prediction,
+    RefusedError,
+    Work,
+    failure_of,
+    not_finite,
+)
 from rekindle.tasks.base import SCALE
 from rekindle.tasks.pretrained import read_tokenizer
 from rekindle.train.modelfolder import TOKENIZER, ModelFolder
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS, MOST_TOKENS = 32, 1 << 14  # of a batch, padded
+# of a batch, padded
+MOST_ROWS = 32
+MOST_TOKENS = 1 << 14
 State = tuple[int, int, int, int]
+"""Of a file: its inode, its size, and when it and its inode were last changed, in ns."""
 
 
 class Classifier(Model):
-    """Answers everything in the turn that brings it: several batches' worth, so that they can be of
-    like length."""
+    """Answers everything in the turn that brings it: several batches' worth, so that they
+    can be of like length."""
 
     room = 4 * MOST_ROWS
 
@@ -42,12 +54,15 @@ class Classifier(Model):
         if file.is_file():
             self.cutter = read_tokenizer(opened.path)
             self.most = (self.cutter.truncation or {}).get("max_length")
+            # to see how long a text is, it has to be cut into all its tokens
             self.cutter.no_truncation()
 
     @torch.inference_mode()
     def turn(self, new: list[Work]) -> list[Event]:
         """The answers to all."""
-        task, settings, path = self.opened.task, self.opened.settings, self.opened.path
+        task = self.opened.task
+        settings = self.opened.settings
+        path = self.opened.path
         error: Exception | None = None
         try:
             rows = task.encode_raw([work.content for work in new], settings, path)
@@ -56,99 +71,131 @@ class Classifier(Model):
         except Exception as raised:  # noqa: BLE001 - these fail, the server goes on
             error = raised
         if self.watched is not None and changed_since(path, self.watched):
-            # what the task has just read may be another model's: nothing is answered any more
+            # what the task has just read may be another
+            # model's: nothing is answered any more
             self.broken = True
             log.error("the files in %s changed while they were served", path)
             changed = RefusedError(500, "the files of the model changed", "changed")
             return [(work, changed) for work in new]
         if error is not None:
-            return self._alone(new, error)
+            return self._retry_alone(new, error)
         events: list[Event] = []
         for batch in _batches(lengths_B):
             works = [new[i] for i in batch]
             try:
                 table = rows.take(pa.array(batch)) if len(batch) > 1 else rows.slice(batch[0], 1)
-                answers = self._predicted(table, [i in longer for i in batch])
+                answers = self._answers_to(table, [i in longer for i in batch])
             except Exception as raised:  # noqa: BLE001 - these fail, the server goes on
-                events += self._alone(works, raised)
+                events += self._retry_alone(works, raised)
             else:
                 events += zip(works, answers, strict=True)
         return events
 
-    def _alone(self, works: list[Work], error: Exception) -> list[Event]:
-        """The answers to works that failed together, each tried alone, so that one client's
-        instance does not fail those of others. `turned` goes on where memory was short."""
+    def _retry_alone(self, works: list[Work], error: Exception) -> list[Event]:
+        """The answers to works that failed together, each tried alone, so that one
+        client's instance does not fail those of others. `turn_with_retry` goes on where
+        memory was short."""
         failure = failure_of(error)
         if len(works) == 1 or failure.reason == "out_of_memory":
             return [(work, failure) for work in works]
-        return [event for work in works for event in self.turn([work])]
+        events: list[Event] = []
+        for work in works:
+            events += self.turn([work])
+        return events
 
-    def _predicted(self, table: pa.Table, cut: list[bool]) -> list[Answer]:
-        task, labels = self.opened.task, self.opened.labels
-        made = task.collate(table, self.opened.settings).items()
-        kinds = {name: self.dtype if x.is_floating_point() else None for name, x in made}
-        inputs = {name: tensor.to(self.device, kinds[name]) for name, tensor in made}
+    def _answers_to(self, table: pa.Table, cut: list[bool]) -> list[Answer]:
+        """The answer to each encoded row; `cut` says which texts are too long."""
+        task = self.opened.task
+        inputs = dict[str, torch.Tensor]()
+        for name, tensor in task.collate(table, self.opened.settings).items():
+            # token ids and masks keep their type: only
+            # what is multiplied with weights has theirs
+            dtype = self.dtype if tensor.is_floating_point() else None
+            inputs[name] = tensor.to(self.device, dtype)
         logits = task.logits(self.network, inputs).double()
         if task.objective == "numbers":
+            # the network learned numbers with mean 0 and deviation 1
             mean, deviation = (self.opened.settings[name] for name in SCALE)
             values_B = (logits[:, 0] * deviation + mean).tolist()
-            return [self._number(*each) for each in zip(values_B, cut, strict=True)]
-        tops, indices = (values.cpu().tolist() for values in torch.softmax(logits, -1).max(-1))
+            return [_number(value, is_cut) for value, is_cut in zip(values_B, cut, strict=True)]
+        top_values, top_indices = torch.softmax(logits, -1).max(-1)
+        tops = top_values.cpu().tolist()
+        indices = top_indices.cpu().tolist()
         if task.objective == "tags":
             places = table.column("places").to_pylist()
-            return [self._tagged(*each) for each in zip(places, tops, indices, strict=True)]
-        found: list[Answer] = []
-        for top, index, is_cut in zip(tops, indices, cut, strict=True):
-            answer = {"label": labels[index], "probability": top}
-            if is_cut:
-                answer["truncated"] = True
-            found.append(answer if math.isfinite(top) else not_finite())
-        return found
+            rows = zip(places, tops, indices, strict=True)
+            return [self._tags(*row) for row in rows]
+        rows = zip(tops, indices, cut, strict=True)
+        return [self._label(*row) for row in rows]
+
+    def _label(self, top: float, index: int, is_cut: bool) -> Answer:
+        if not math.isfinite(top):
+            return not_finite()
+        answer: Prediction = {"label": self.opened.labels[index], "probability": top}
+        if is_cut:
+            answer["truncated"] = True
+        return answer
 
     def _longer(self, works: list[Work], lengths_B: np.ndarray) -> set[int]:
-        """Which texts have more tokens than a text can have: looked for among those that have as
-        many."""
+        """Which texts have more tokens than a text can
+        have: looked for among those that have as many."""
         if self.most is None or self.opened.task.objective == "tags":
             return set()
         full = np.flatnonzero(lengths_B >= self.most).tolist()
-        whole = self.cutter.encode_batch_fast([works[i].content for i in full])
-        return {i for i, ids in zip(full, whole, strict=True) if len(ids) > self.most}
+        encodings = self.cutter.encode_batch_fast([works[i].content for i in full])
+        return {i for i, ids in zip(full, encodings, strict=True) if len(ids) > self.most}
 
-    def _number(self, value: float, is_cut: bool) -> Answer:
-        if not math.isfinite(value):
-            return not_finite()
-        return {"value": value, "truncated": True} if is_cut else {"value": value}
-
-    def _tagged(self, places: list[int], tops: list[float], indices: list[int]) -> Answer:
+    def _tags(self, places: list[int], tops: list[float], indices: list[int]) -> Answer:
         """The tag of each word, null where it was cut off."""
         if not all(math.isfinite(tops[place]) for place in places if place >= 0):
             return not_finite()
-        tags = [self.opened.labels[indices[p]] if p >= 0 else None for p in places]
-        found = {"tags": tags, "probabilities": [tops[p] if p >= 0 else None for p in places]}
-        return {**found, "truncated": True} if min(places) < 0 else found
+        tags: list[str | None] = []
+        probabilities: list[float | None] = []
+        for place in places:
+            if place < 0:  # the word is behind the last token that the model reads
+                tags.append(None)
+                probabilities.append(None)
+            else:
+                tags.append(self.opened.labels[indices[place]])
+                probabilities.append(tops[place])
+        answer: Prediction = {"tags": tags, "probabilities": probabilities}
+        if min(places) < 0:
+            answer["truncated"] = True
+        return answer
+
+
+def _number(value: float, is_cut: bool) -> Answer:
+    if not math.isfinite(value):
+        return not_finite()
+    answer: Prediction = {"value": value}
+    if is_cut:
+        answer["truncated"] = True
+    return answer
 
 
 def network_in(
     opened: ModelFolder, device: torch.device, precision: str
 ) -> tuple[torch.nn.Module, torch.device]:
-    """The network in this precision, and where it is: in int8 on the CPU. RequestError for a
-    precision that a model of Keras was not saved in."""
+    """The network in this precision, and where it is: in int8 on the CPU. RequestError
+    for a precision that a model of Keras was not saved in."""
     if precision and opened.of_keras:
-        what = f"a model of Keras computes as it was saved, not in {precision}"
-        raise RequestError(what, where="deploy.precision", fix="leave it out")
+        message = f"a model of Keras computes as it was saved, not in {precision}"
+        raise RequestError(message, where="deploy.precision", fix="leave it out")
     network = opened.network()
     _bring_into_memory(network)
     if precision == "int8":
         return in_int8(network), torch.device("cpu")
     network = network.to(device)
-    return network.bfloat16() if precision == "bf16" else network, device
+    if precision == "bf16":
+        network = network.bfloat16()
+    return network, device
 
 
 @torch.no_grad()
 def _bring_into_memory(network: torch.nn.Module) -> None:
-    """Copy what lies in a mapped file: safetensors gives tensors whose pages are read from the
-    checkpoint when they are first needed, and show what is written into it. Tensors that share
-    their bytes still do."""
+    """Copy what lies in a mapped file: safetensors gives tensors whose pages are read
+    from the checkpoint when they are first needed, and show what is written into it.
+    Tensors that share their bytes still do."""
     copies = dict[tuple[int, torch.Size, tuple[int, ...], torch.dtype], torch.Tensor]()
     for tensor in [*network.parameters(), *network.buffers()]:
         if tensor.device.type != "cpu":
@@ -160,18 +207,20 @@ def _bring_into_memory(network: torch.nn.Module) -> None:
 
 
 def reads_at_requests(opened: ModelFolder) -> bool:
-    """Whether a task of a user's may read files of the folder when it encodes: unless the class
-    that defines `encode`, or one derived from it, says by `hold` that it keeps them."""
+    """Whether a task of a user's may read files of the folder when it encodes: unless the
+    class that defines `encode`, or one derived from it, says by `hold` that it keeps
+    them."""
     classes = type(opened.task).__mro__
-    encodes = next(i for i, each in enumerate(classes) if "encode" in vars(each))
-    holds = next(i for i, each in enumerate(classes) if "hold" in vars(each))
+    # the order of the classes is from the task's own to the base, which has both
+    encodes = next(i for i, defining in enumerate(classes) if "encode" in vars(defining))
+    holds = next(i for i, defining in enumerate(classes) if "hold" in vars(defining))
     return opened.own_task and holds > encodes
 
 
-def changed_since(folder: Path, known: Mapping[str, State]) -> bool:
-    """Whether a file of the folder was written, replaced or added since `states_in` it. One that is
-    gone gives no other answer: who reads it gets an error."""
-    return any(known.get(name) != state for name, state in states_in(folder).items())
+def changed_since(folder: Path, before: Mapping[str, State]) -> bool:
+    """Whether a file of the folder was written, replaced or added since `states_in` was
+    called. One that is gone gives no other answer: a task that reads it gets an error."""
+    return any(before.get(name) != state for name, state in states_in(folder).items())
 
 
 def states_in(folder: Path) -> dict[str, State]:
@@ -179,18 +228,22 @@ def states_in(folder: Path) -> dict[str, State]:
     states = dict[str, State]()
     for file in sorted(folder.rglob("*")):
         with contextlib.suppress(FileNotFoundError):  # it goes just now
-            found = file.stat()
-            if stat.S_ISREG(found.st_mode):
-                state = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+            status = file.stat()
+            if stat.S_ISREG(status.st_mode):
+                # ctime tells of a file whose mtime was set back
+                state = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
                 states[str(file)] = state
     return states
 
 
 def _batches(lengths_B: np.ndarray) -> Iterator[list[int]]:
-    """Instances of like length, shorter ones first; as many as a batch may have once padded."""
+    """Instances of like length, shorter ones first,
+    as many as a padded batch may have."""
     batch: list[int] = []
     for i in np.argsort(lengths_B, kind="stable").tolist():
-        if batch and (len(batch) == MOST_ROWS or (len(batch) + 1) * lengths_B[i] > MOST_TOKENS):
+        # sorted by length: this one is the longest so far, to which all would be padded
+        padded_tokens = (len(batch) + 1) * lengths_B[i]
+        if batch and (len(batch) == MOST_ROWS or padded_tokens > MOST_TOKENS):
             yield batch
             batch = []
         batch.append(i)

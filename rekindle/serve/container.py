@@ -1,5 +1,6 @@
-"""`python -m rekindle.serve.container`: the server in a container of a platform, which says by its
-environment where the model lies (as `staging.stage` left it), and what it asks on which port.
+"""`python -m rekindle.serve.container`: the server in a container of a platform, which
+says by its environment where the model lies (as `staging.stage` left it), and what it
+asks on which port.
 
 | platform | model | port and routes |
 |---|---|---|
@@ -28,32 +29,38 @@ _MOUNTED = ("/opt/ml/model", "/mnt/models", "/var/azureml-app/azureml-models")
 def model_folder() -> Path:
     """The folder of the staged version, downloaded if the platform names a URI. Raises
     RequestError where the platform names none."""
+    # what is named goes before what a platform mounts
     named = os.environ.get("REKINDLE_MODEL") or os.environ.get("AIP_STORAGE_URI")
     if named and "://" in named:
         fs, path = fsspec.core.url_to_fs(named)
-        folder = tempfile.mkdtemp(prefix="model-")
-        fs.get(f"{path.rstrip('/')}/", f"{folder}/", recursive=True)
-        return Path(folder)
+        download = tempfile.mkdtemp(prefix="model-")
+        # the slashes have fsspec copy what is in the folder, not the folder itself
+        fs.get(f"{path.rstrip('/')}/", f"{download}/", recursive=True)
+        return Path(download)
     if named:
         return Path(named)
-    below = os.environ.get("AZUREML_MODEL_DIR")
-    for place in filter(None, (below, *_MOUNTED)):
-        if found := sorted(Path(place).rglob(SERVED)):
-            return found[0].parent
-    what = "the platform names no folder with a model"
-    raise RequestError(what, fix="set REKINDLE_MODEL to a folder or URI that was staged")
+    # Azure ML puts the name and the version of
+    # its model between this folder and the files
+    azure_folder = os.environ.get("AZUREML_MODEL_DIR")
+    for folder in filter(None, (azure_folder, *_MOUNTED)):
+        staged_files = sorted(Path(folder).rglob(SERVED))
+        if staged_files:
+            return staged_files[0].parent
+    message = "the platform names no folder with a model"
+    raise RequestError(message, fix="set REKINDLE_MODEL to a folder or URI that was staged")
 
 
 def job() -> ServeJob:
     """What the platform asks for. Raises RekindleError."""
-    model, asked = staged_in(model_folder()), os.environ.get
+    model = staged_in(model_folder())
+    environment = os.environ
     return ServeJob(
         model=model,
         host="0.0.0.0",  # noqa: S104 - a container is reached from outside
-        port=int(asked("AIP_HTTP_PORT", "8080")),
+        port=int(environment.get("AIP_HTTP_PORT", "8080")),
         smoke=bool(model.evidence),
-        health_route=asked("AIP_HEALTH_ROUTE", ServeJob.health_route),
-        predict_route=asked("AIP_PREDICT_ROUTE", ServeJob.predict_route),
+        health_route=environment.get("AIP_HEALTH_ROUTE", ServeJob.health_route),
+        predict_route=environment.get("AIP_PREDICT_ROUTE", ServeJob.predict_route),
     )
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import socket
-from typing import Any
+from contextlib import AbstractContextManager
 
 import uvicorn
 from starlette.routing import Route, Router
@@ -14,13 +14,13 @@ from rekindle.errors import RequestError
 class _Uvicorn(uvicorn.Server):
     """Signals are ours."""
 
-    def capture_signals(self) -> Any:
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
 
 
 def http_server(routes: list[Route]) -> uvicorn.Server:
-    """One that ends when `should_exit` is set, and not by signals; without the layers of Starlette
-    and uvicorn that do nothing here, which take a tenth of the loop's time."""
+    """One that ends when `should_exit` is set, and not by signals; without the layers of
+    Starlette and uvicorn that do nothing here, which take a tenth of the loop's time."""
     config = uvicorn.Config(
         Router(routes, redirect_slashes=False),
         log_level="warning",
@@ -37,11 +37,13 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=1024)
-        # connections inherit it; without it each response waits 40 ms for the client's ACK
+        # connections inherit it; without it each
+        # response waits 40 ms for the client's ACK
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        what = f"cannot listen at {host}:{port}: {error.strerror or error}"
-        fix = "pass another --port, or 0 for any free one" if taken else "check --host and --port"
-        raise RequestError(what, where="--port" if taken else "--host", fix=fix) from None
+        message = f"cannot listen at {host}:{port}: {error.strerror or error}"
+        if error.errno == errno.EADDRINUSE:
+            fix = "pass another --port, or 0 for any free one"
+            raise RequestError(message, where="--port", fix=fix) from None
+        raise RequestError(message, where="--host", fix="check --host and --port") from None

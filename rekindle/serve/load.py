@@ -23,13 +23,15 @@ from rekindle.train.modelfolder import ModelFolder, digest_of, open_model
 _HIDING = threading.Lock()  # a version and the one in its shadow are loaded side by side
 
 
-def loaded(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]], str]]:
-    """The model on the GPU, if there is one; its inputs; and what makes text of tokens. All of it
-    is in memory: nothing of the folder is read later. Raises RequestError where the files are not
-    those with the digest, UnsupportedError as `answering` does."""
+def load_served(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]], str]]:
+    """The model on the GPU, if there is one; its inputs; and what makes text of tokens.
+    All of it is in memory: nothing of the folder is read later. Raises RequestError where
+    the files are not those with the digest, UnsupportedError as `model_for` does."""
+    # the bytes that are loaded, not those that some command looked at before
     check_files(served)
     opened = open_model(Path(served.path), served.code)
     inputs = Inputs.of(served, opened)
+    # before it is ready: what is proven then no file can change any more
     opened.task.hold(opened.settings, opened.path)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model: Model
@@ -39,39 +41,46 @@ def loaded(served: ServedModel) -> tuple[Model, Inputs, Callable[[list[int]], st
             raise UnsupportedError("vLLM serves one version in a process", where=VLLM, fix=fix)
         model = VllmWriter(opened, opened.task, served.precision)
     else:
-        model = answering(opened, device, served.precision)
-    return model, inputs, model.decoded if isinstance(model, LanguageModel) else str
+        model = model_for(opened, device, served.precision)
+    decode: Callable[[list[int]], str] = str
+    if isinstance(model, LanguageModel):
+        decode = model.decoded
+    return model, inputs, decode
 
 
 def check_files(served: ServedModel) -> None:
-    """Raise RequestError where a version's files are not those that were registered: they may have
-    changed since the command that started this process looked at them."""
+    """Raise RequestError where a version's files are not those that were registered: they
+    may have changed since the command that started this process looked at them."""
     folder = Path(served.path)
     fix = f"restore them, or deploy {served.name} again"
     if not folder.is_dir():
-        what = f"the files of version {served.version} are gone"
-        raise RequestError(what, where=served.path, fix=fix)
+        message = f"the files of version {served.version} are gone"
+        raise RequestError(message, where=served.path, fix=fix)
     if digest_of(folder) != served.digest:
-        what = f"the files of version {served.version} are not those that were registered"
-        raise RequestError(what, where=served.path, fix=fix)
+        message = f"the files of version {served.version} are not those that were registered"
+        raise RequestError(message, where=served.path, fix=fix)
 
 
-def answering(opened: ModelFolder, device: torch.device, precision: str) -> Classifier | Writer:
-    """What answers in the precision; UnsupportedError for a language model of a user's own task."""
+def model_for(opened: ModelFolder, device: torch.device, precision: str) -> Classifier | Writer:
+    """The model that answers in the precision. Raises UnsupportedError for a language
+    model of a user's own task."""
     transformers.utils.logging.disable_progress_bar()
-    _quantizers_without_torchao()
+    _import_quantizers_without_torchao()
     if opened.task.objective != "tokens":
         return Classifier(opened, device, precision)
     if not isinstance(opened.task, CausalLM):
-        what = "language models of a task of your own are not served"
-        raise UnsupportedError(what, where="task", fix="use its `generate` in your own server")
+        message = "language models of a task of your own are not served"
+        raise UnsupportedError(message, where="task", fix="use its `generate` in your own server")
     return Writer(opened, opened.task, device, precision)
 
 
-def _quantizers_without_torchao() -> None:
-    """Let transformers not find torchao, which it imports to see whether it is there: that warns of
-    each of torchao's libraries for other machines, and what is served needs none of them."""
+def _import_quantizers_without_torchao() -> None:
+    """Let transformers not find torchao, which it imports to see whether it is there:
+    that warns of each of torchao's libraries for other machines, and what is served needs
+    none of them."""
     with _HIDING:
+        # None in sys.modules makes an import of the
+        # name fail; one that is there already stays
         if sys.modules.setdefault("torchao", None) is None:  # type: ignore[arg-type]
             try:
                 importlib.import_module("transformers.quantizers")

@@ -1,6 +1,7 @@
-"""What processes that serve read and answer: which files are the model and what columns its inputs
-have, the file that `rekindle deploy` writes and the router follows, and what servers and the router
-say of each version. Imports no torch: the command line writes some of it."""
+"""What processes that serve read and answer: which files are the model and what columns
+its inputs have, the file that `rekindle deploy` writes and the router follows, and what
+servers and the router say of each version. Imports no torch: the command line writes some
+of it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,8 +15,8 @@ from rekindle.spec.model import ColumnsSpec
 
 @dataclasses.dataclass(frozen=True)
 class LogTo:
-    """Where a server logs its predictions, which column of an instance is its id, "" for none, and
-    whether texts are kept."""
+    """Where a server logs its predictions, which column of an instance is its id, "" for
+    none, and whether texts are kept."""
 
     root: str
     key: str = ""
@@ -24,8 +25,9 @@ class LogTo:
 
 @dataclasses.dataclass(frozen=True)
 class ServedModel:
-    """A version in the folder `path`, whose files have the hash `digest`. `evidence` is the file
-    that is kept beside it, "" for none; `code` as for `open_model`; the rest as in the config."""
+    """A version in the folder `path`, whose files have the hash `digest`. `evidence` is
+    the file that is kept beside it, "" for none; `code` as for `open_model`; the rest as
+    in the config."""
 
     name: str
     version: str
@@ -39,7 +41,7 @@ class ServedModel:
     """bf16 or int8; "": as trained."""
     log: LogTo | None = None
     shadow: Optional["ServedModel"] = None
-    """Another one that is given what this one answered, and whose answers are only counted."""
+    """One that gets what this one answered, too, and whose answers are only counted."""
 
     @property
     def identity(self) -> str:
@@ -47,8 +49,9 @@ class ServedModel:
         return f"{self.digest}-{self.precision}".rstrip("-")
 
     def with_shadow(self, shadow: "ServedModel") -> "ServedModel":
-        """This version with another one in its shadow, as a version of its own: digits alone name
-        it, which all platforms take."""
+        """This version with another one in its shadow, as a version of its own: digits
+        alone name it, which all platforms take."""
+        # a platform counts it as another version, with a share of its own
         return dataclasses.replace(self, version=f"{SHADOWED}{shadow.version}", shadow=shadow)
 
 
@@ -58,7 +61,8 @@ SHADOWED = "0"
 
 @dataclasses.dataclass(frozen=True)
 class ServeJob:
-    """Where the server listens, on which routes Vertex AI asks, and whether it proves the model."""
+    """Where the server listens, which routes Vertex AI asks,
+    whether it proves the model."""
 
     model: ServedModel
     host: str
@@ -71,16 +75,16 @@ class ServeJob:
 WANTED = "wanted.json"
 STATUS = "/-/status"
 VERSION = "x-rekindle-version"
-"""Header of a request that a version, with or without a share of requests, has to answer."""
+"""Header of a request that this version, with or without a share, has to answer."""
 BOUNDS_MS = tuple(round(2 ** (step / 4), 3) for step in range(-8, 68))
 """Upper bounds of the counts of latencies, from 0.25 ms to 2 minutes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """The versions that run, in the order in which they were created: of two with a share of
-    requests, the first is the version before, and the other one is on trial. Shares are in percent.
-    Requests are counted from the last change of `number` on."""
+    """The versions that run, in the order in which they were created: of two with a share
+    of requests, the first is the version before, and the other one is on trial. Shares
+    are in percent. Requests are counted from the last change of `number` on."""
 
     number: int
     host: str
@@ -90,16 +94,16 @@ class Wanted:
 
     @staticmethod
     def read(folder: Path) -> "Wanted":
-        """What stands in a folder. Raises OSError, or ValueError for what is no such file."""
+        """What the file in a folder says. Raises OSError, ValueError for another file."""
         return WANTED_JSON.validate_json((folder / WANTED).read_bytes())
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """Requests that a version was given since the shares last changed, those that it failed (5xx,
-    or no answer), those that it refused (see `is_refusal`), and the others by latency: how many up
-    to each of `BOUNDS_MS`, not cumulated, and above the last. `ends` is how often its process ended
-    by itself meanwhile."""
+    """Requests that a version was given since the shares last changed, those that it
+    failed (5xx, or no answer), those that it refused (see `is_refusal`), and the others
+    by latency: how many up to each of `BOUNDS_MS`, not cumulated, and above the last.
+    `ends` is how often its process ended by itself meanwhile."""
 
     requests: int
     errors: int
@@ -108,19 +112,22 @@ class Traffic:
     refused: int = 0
 
 
+# client errors that say nothing of what a model reads: see `is_refusal`
 _NO_REFUSALS = frozenset({404, 408, 413, 429, 499})
 
 
 def is_refusal(status: int) -> bool:
-    """Whether a version says by this status that it does not read the request. Not so where nothing
-    is there (404), a body came too slowly (408) or is too large (413), the queue is full (429), or
-    the client went away (499): these say nothing of what a model reads."""
+    """Whether a version says by this status that it does not read the request. Not so
+    where nothing is there (404), a body came too slowly (408) or is too large (413), the
+    queue is full (429), or the client went away (499): these say nothing of what a model
+    reads."""
     return 400 <= status < 500 and status not in _NO_REFUSALS
 
 
 @dataclasses.dataclass(frozen=True)
 class VersionStatus:
-    """`state` is starting, ready, stopping or failed (then `reason` is the end of its log)."""
+    """`state`: starting, ready, stopping or failed
+    (then `reason` is the end of its log)."""
 
     state: str
     reason: str
@@ -130,7 +137,8 @@ class VersionStatus:
 @dataclasses.dataclass(frozen=True)
 class Status:
     """What `GET /-/status` of the router answers; `answered` counts predictions (POST)
-    since it started, but for those that ask for a version, as roll-outs do to prove one."""
+    since it started, but for those that ask for a version, as roll-outs do to prove
+    one."""
 
     folder: str
     pid: int
@@ -141,12 +149,12 @@ class Status:
 
 @dataclasses.dataclass(frozen=True)
 class Shadowed:
-    """What the server process `replica` counted of the version in its shadow: answers, those among
-    them that failed, those that are another label, tags or text, and requests that it was spared
-    because it had not kept up. `refused` counts those among the answers that say that it does not
-    read the request, which the version before has answered. `took_ms` and `before_ms` are how long
-    50 and 99 of 100 of its latest answers took, and those of the version that answers, where there
-    were any."""
+    """What the server process `replica` counted of the version in its shadow: answers,
+    those among them that failed, those that are another label, tags or text, and requests
+    that it was spared because it had not kept up. `refused` counts those among the
+    answers that say that it does not read the request, which the version before has
+    answered. `took_ms` and `before_ms` are how long 50 and 99 of 100 of its latest
+    answers took, and those of the version that answers, where there were any."""
 
     replica: str
     answered: int
@@ -159,7 +167,8 @@ class Shadowed:
 
 
 ASK_SHADOW = {"rekindle/shadow": True}
-"""The instance, alone in the body of `/predict`, to which a server answers its `Shadowed`."""
+"""The instance, alone in a body of `/predict`,
+to which a server answers its `Shadowed`."""
 
 SHADOWED_JSON = TypeAdapter(Shadowed)
 WANTED_JSON = TypeAdapter(Wanted)

@@ -1,9 +1,9 @@
 """The roll-out of a version: one state machine for all platforms.
 
-Its log is numbered files under the home or the artifact root, each put only if it is absent and
-before what it announces is done: a command that was killed is completed by the same command, and of
-two at once the slower one stops. What a platform has to do is `Endpoint`; every call may come
-again.
+Its log is numbered files under the home or the artifact root, each put only if it is
+absent and before what it announces is done: a command that was killed is completed by the
+same command, and of two at once the slower one stops. What a platform has to do is
+`Endpoint`; every call may come again.
 
     (shadow ->) create -> smoke -> canary (a share after another) -> live -> settled
        |           |        |        |
@@ -28,7 +28,7 @@ from rekindle.train.storage import Storage
 
 ENDS = ("settled", "rolled_back", "deleted")
 _MOST_REASON = 2_000
-Seen = tuple[Traffic, Callable[[int], str]]
+TrafficAndVerdict = tuple[Traffic, Callable[[int], str]]
 """Requests so far, and the verdict on them at a look."""
 
 
@@ -40,20 +40,21 @@ class Endpoint(Protocol):
     sees_latency: bool  # whether `observe` has latencies
 
     def usd_per_day(self) -> tuple[str, float | None]:
-        """The machines of one version in words, and what they cost a day; None where that is not
-        known, 0 where it costs nothing."""
+        """The machines of one version in words, and what they cost a day; None where that
+        is not known, 0 where it costs nothing."""
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
-        """State (as in `VersionStatus`) and share of each version that runs; changes nothing."""
+        """State (see `VersionStatus`) and share of
+        each version that runs; changes nothing."""
 
     def create(self, model: ServedModel, number: int) -> None:
-        """Have the version run beside the others, without a share of requests, and wait until it is
-        ready, which it is once it has proven itself by rows of its test split. Raises StepError
-        with the end of its log where it never is."""
+        """Have the version run beside the others, without a share of requests, and wait
+        until it is ready, which it is once it has proven itself by rows of its test
+        split. Raises StepError with the end of its log where it never is."""
 
-    def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
-        """What this version, with or without a share, answers to a body of `/predict` that goes the
-        way of requests. Raises StepError with what comes instead."""
+    def ask(self, model: ServedModel, body: dict[str, object]) -> Any:
+        """What this version, with or without a share, answers to a body of `/predict`
+        that goes the way of requests. Raises StepError with what comes instead."""
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
         """Share requests among versions, in percent, and count them from zero."""
@@ -77,10 +78,10 @@ class Log:
 
     def events(self) -> list[RolloutEvent]:
         """All of them, oldest first; their numbers have no gaps."""
-        found = list[RolloutEvent]()
-        while (content := self.storage.read(_name(len(found) + 1))) is not None:
-            found.append(RolloutEvent.model_validate_json(content))
-        return found
+        events = list[RolloutEvent]()
+        while (content := self.storage.read(_name(len(events) + 1))) is not None:
+            events.append(RolloutEvent.model_validate_json(content))
+        return events
 
     def last(self) -> RolloutEvent | None:
         """The newest of them."""
@@ -97,7 +98,7 @@ class Log:
         digest: str = "",
         inputs: str = "",
     ) -> RolloutEvent:
-        """Announce the event after `last`. Raises RequestError where another command did."""
+        """Announce the event after `last`. Raises RequestError if another command did."""
         event = RolloutEvent(
             number=last.number + 1 if last else 1,
             state=state,
@@ -110,13 +111,15 @@ class Log:
             inputs=inputs,
         )
         try:
+            # put only if absent: of two commands at once one announces it
             self.storage.put_new(_name(event.number), event.to_json().encode())
         except CheckpointError:
+            # the storage refuses a name that is there, and fails for reasons of its own
             if self.storage.read(_name(event.number)) is None:
                 raise
-            what = "another command moved this deployment on meanwhile"
+            message = "another command moved this deployment on meanwhile"
             fix = "wait for it, or run the command again"
-            raise RequestError(what, where=self.storage.root, fix=fix) from None
+            raise RequestError(message, where=self.storage.root, fix=fix) from None
         self.on_event(event)
         return event
 
@@ -127,8 +130,9 @@ def _name(number: int) -> str:
 
 @dataclasses.dataclass
 class Rollout:
-    """One deployment, and how it moves. With `wait` a canary is watched until it has had its
-    requests; otherwise `to` returns where more are needed, and goes on at the next call."""
+    """One deployment, and how it moves. With `wait` a canary is watched until it has had
+    its requests; otherwise `to` returns where more are needed, and goes on at the next
+    call."""
 
     endpoint: Endpoint
     log: Log
@@ -138,16 +142,19 @@ class Rollout:
     before: ServedModel | None = None
     """The version that answers now, if another one is to be in its shadow first."""
     inputs: str = ""
-    """How clients ask the version that is rolled out (`Inputs.described`); "": not known."""
+    """How clients ask the version that is rolled
+    out (`Inputs.described`); "" if unknown."""
     shadowed: str = ""
 
     def to(self, model: ServedModel) -> RolloutEvent:
-        """Roll this version out, from wherever the deployment is; returns the last event."""
+        """Roll this version out, from any state of the deployment;
+        returns the last event."""
         last = self.log.last()
         self._check_same(model)
         if last is not None and last.state not in ENDS:
             if last.version == model.version and last.state != "delete":
                 return self._advance(last, model)
+            # a roll-out of another version that is under way goes back first
             if last.state not in ("roll_back", "delete"):
                 reason = f"version {model.version} is to be deployed instead"
                 last = self._start_back(last, reason)
@@ -165,49 +172,54 @@ class Rollout:
         return self._advance(last, model)
 
     def _check_inputs(self, model: ServedModel, before: str) -> None:
-        """Raise RequestError where clients would have to ask the version otherwise than the one
-        `before`, which answers now: they would be refused."""
-        asked = ""
+        """Raise RequestError where clients would have to ask the version otherwise than
+        the one `before`, which answers now: they would be refused."""
+        inputs_before = ""
         for event in self.log.events():
             if event.state == "deleted":
-                asked = ""
+                inputs_before = ""
             elif event.version == before and event.inputs:
-                asked = event.inputs
-        if not before or not asked or not self.inputs or asked == self.inputs:
+                inputs_before = event.inputs
+        # inputs that are not known are not compared
+        if not before or not inputs_before or not self.inputs or inputs_before == self.inputs:
             return
-        what = f"version {model.version} reads {self.inputs}, and version {before}, which answers "
-        what += f"now, reads {asked}: clients of today would be refused"
+        message = (
+            f"version {model.version} reads {self.inputs}, and version {before}, which answers "
+        )
+        message += f"now, reads {inputs_before}: clients of today would be refused"
         fix = "name the columns as before; or, once clients can send what the new version reads, "
         fix += "pass `--set deploy.allow_other_inputs=true`"
         if not self.spec.allow_other_inputs:
-            raise RequestError(what, where="data.columns", fix=fix)
+            raise RequestError(message, where="data.columns", fix=fix)
         if self.spec.shadow:
-            what = "a version in the shadow gets the same requests as the one that answers, and "
-            what += f"version {model.version} reads {self.inputs} in place of {asked}"
-            raise RequestError(what, where="deploy.shadow", fix="set it to 0 for this roll-out")
+            message = "a version in the shadow gets the same requests as the one that answers, and "
+            message += f"version {model.version} reads {self.inputs} in place of {inputs_before}"
+            raise RequestError(message, where="deploy.shadow", fix="set it to 0 for this roll-out")
 
     def _check_same(self, model: ServedModel) -> None:
-        """Raise RequestError where the deployment knows the version's number of another model: a
-        registry that was set up again gives its numbers out again."""
+        """Raise RequestError where the deployment knows the version's number of another
+        model: a registry that was set up again gives its numbers out again."""
         for event in self.log.events()[::-1]:
             if event.state == "deleted":
                 return
             if event.version == model.version and event.digest not in ("", model.identity):
-                what = f"version {model.version} is another model, or has another precision, than "
-                what += "the one deployed before"
+                message = (
+                    f"version {model.version} is another model, or has another precision, than "
+                )
+                message += "the one deployed before"
                 fix = "`rekindle deploy delete` ends that deployment; then deploy again"
-                raise RequestError(what, where=self.endpoint.address, fix=fix)
+                raise RequestError(message, where=self.endpoint.address, fix=fix)
 
     def back(self, reason: str) -> RolloutEvent:
-        """Give all requests to the version before. Raises RequestError where there is none."""
+        """Give all requests to the version before. Raises RequestError without one."""
         last = self.log.last()
         if last is None or last.state in ("delete", "deleted"):
             raise RequestError("nothing is deployed", fix="`rekindle deploy CONFIG` deploys")
         if last.state == "rolled_back":
             return last
         if not last.previous:
-            what = f"there is no version before version {last.version} in this deployment"
-            raise RequestError(what, fix="`rekindle deploy delete` ends the deployment")
+            message = f"there is no version before version {last.version} in this deployment"
+            raise RequestError(message, fix="`rekindle deploy delete` ends the deployment")
         if last.state != "roll_back":
             last = self._start_back(last, reason)
         return self._finish(last)
@@ -224,7 +236,8 @@ class Rollout:
         return self._finish(last)
 
     def _advance(self, event: RolloutEvent, model: ServedModel) -> RolloutEvent:
-        """Do what the event announces, and what follows, to the end or to where it has to wait."""
+        """Do what the event announces and what follows,
+        to the end or to where it has to wait."""
         while event.state not in ("roll_back", *ENDS):
             try:
                 reason = self._do(event, model)
@@ -238,8 +251,8 @@ class Rollout:
         return self._finish(event)
 
     def _do(self, event: RolloutEvent, model: ServedModel) -> str | None:
-        """Do what the event announces; returns why it has to be rolled back, "" if it has not, and
-        None where more requests are needed."""
+        """Do what the event announces; returns why it has to be rolled back, "" if it has
+        not, and None where more requests are needed."""
         match event.state:
             case "shadow":
                 if not self.before:
@@ -247,13 +260,14 @@ class Rollout:
                         "deploy.shadow is 0, and a version is in the shadow",
                         fix="set it as it was, or `rekindle deploy rollback`",
                     )
-                both = self.before.with_shadow(model)
-                self.endpoint.create(both, event.number)
-                prove(both, functools.partial(self.endpoint.ask, both))
+                # the version before once more, with the new one in its shadow
+                shadowing = self.before.with_shadow(model)
+                self.endpoint.create(shadowing, event.number)
+                prove(shadowing, functools.partial(self.endpoint.ask, shadowing))
                 share = self.spec.shadow
-                shares = {both.version: share, event.previous: 100 - share}
+                shares = {shadowing.version: share, event.previous: 100 - share}
                 self.endpoint.split(shares, event.number)
-                return self._watch(event, functools.partial(self._in_shadow, both, {}))
+                return self._watch(event, functools.partial(self._look_in_shadow, shadowing, {}))
             case "create":
                 if event.shares:  # which end the shadow
                     self.endpoint.split(event.shares, event.number)
@@ -263,67 +277,82 @@ class Rollout:
                 prove(model, functools.partial(self.endpoint.ask, model))
             case "canary":
                 self.endpoint.split(event.shares, event.number)
-                return self._watch(event, functools.partial(self._as_canary, event))
+                return self._watch(event, functools.partial(self._look_at_canary, event))
             case _:
                 self.endpoint.split(event.shares, event.number)
                 self.endpoint.retain({event.version, event.previous} - {""}, event.number)
         return ""
 
-    def _as_canary(self, event: RolloutEvent) -> Seen:
-        """Those of the canary."""
-        found, nothing = self.endpoint.observe(), Traffic(0, 0, ())
-        canary, stable = (found.get(v, nothing) for v in (event.version, event.previous))
+    def _look_at_canary(self, event: RolloutEvent) -> TrafficAndVerdict:
+        """The requests of the canary, and the verdict on them."""
+        traffic_of = self.endpoint.observe()
+        no_traffic = Traffic(0, 0, ())
+        canary = traffic_of.get(event.version, no_traffic)
+        stable = traffic_of.get(event.previous, no_traffic)
         return canary, functools.partial(breach, canary, stable, self.spec)
 
-    def _in_shadow(self, both: ServedModel, replicas: dict[str, Shadowed]) -> Seen:
-        """Those of the version in the shadow: whichever replica answers tells what it counted."""
-        body = {"instances": [ASK_SHADOW]}
-        found = SHADOWED_JSON.validate_python(self.endpoint.ask(both, body)["predictions"][0])
-        replicas[found.replica] = found
-        names = ("answered", "failed", "differed", "spared", "refused")
-        sums = {name: sum(getattr(s, name) for s in replicas.values()) for name in names}
-        all_ = Shadowed("", **sums)
-        times = [s.took_ms + s.before_ms for s in replicas.values() if s.took_ms and s.before_ms]
-        differed = f"{all_.differed:,} otherwise than the version before, {all_.failed:,} failed"
-        differed += f", {all_.refused:,} refused" if all_.refused else ""
-        self.shadowed = f"of {all_.answered:,} requests in the shadow, {differed}"
-        if times:  # those of the slowest machine
-            half, most, *before = (f"{max(one):.0f}" for one in zip(*times, strict=True))
-            self.shadowed += f"; p50 {half} ms and p99 {most} ms, of the version before "
-            self.shadowed += f"{before[0]} ms and {before[1]} ms"
-        traffic = Traffic(all_.answered, all_.failed, (), refused=all_.refused)
-        return traffic, functools.partial(breach_in_shadow, all_, self.spec)
+    def _look_in_shadow(
+        self, shadowing: ServedModel, replicas: dict[str, Shadowed]
+    ) -> TrafficAndVerdict:
+        """The requests of the version in the shadow, and the verdict on them. A replica
+        counts for itself, and each look reaches one of them: `replicas` keeps what each
+        counted last."""
+        body: dict[str, object] = {"instances": [ASK_SHADOW]}
+        answer = self.endpoint.ask(shadowing, body)
+        counts = SHADOWED_JSON.validate_python(answer["predictions"][0])
+        replicas[counts.replica] = counts
+        total = _total(list(replicas.values()))
+        self.shadowed = _shadow_summary(total)
+        traffic = Traffic(total.answered, total.failed, (), refused=total.refused)
+        return traffic, functools.partial(breach_in_shadow, total, self.spec)
 
-    def _watch(self, event: RolloutEvent, seen: Callable[[], Seen]) -> str | None:
-        looked, began = -1, datetime.datetime.fromisoformat(event.at)
+    def _watch(self, event: RolloutEvent, look_at: Callable[[], TrafficAndVerdict]) -> str | None:
+        """Look at the traffic until the verdict is clear; returns as `_do` does."""
+        last_look = -1
+        began = datetime.datetime.fromisoformat(event.at)
         while True:
-            traffic, breach_at = seen()
+            traffic, breach_at = look_at()
             self.on_traffic(event, traffic)
             minutes = (datetime.datetime.now(datetime.UTC) - began).total_seconds() / 60
             # a request that it refused is no evidence of how it answers
-            enough = traffic.requests - traffic.refused >= self.spec.min_requests
-            over, look = enough and minutes >= self.spec.step_minutes, look_of(traffic.requests)
-            # the last look is one of its own: each spends its part of alpha once
-            now = look + over if over or look > looked else -1
-            reason = breach_at(now)
-            if reason or over:
+            has_enough = traffic.requests - traffic.refused >= self.spec.min_requests
+            is_over = has_enough and minutes >= self.spec.step_minutes
+            look = look_of(traffic.requests)
+            if is_over:
+                # the last look is one of its own: each spends its part of alpha once
+                reason = breach_at(look + 1)
+            elif look > last_look:
+                reason = breach_at(look)
+            else:
+                reason = breach_at(-1)
+            if reason or is_over:
                 return reason
             if not self.wait:
                 return None
-            looked = look
+            last_look = look
             time.sleep(self.endpoint.poll_seconds)
 
     def _next(self, event: RolloutEvent) -> RolloutEvent:
         """Announce what follows the event."""
-        version, previous, now = event.version, event.previous, event.shares.get(event.version, 0)
+        version = event.version
+        previous = event.previous
         if event.state == "shadow":
-            shares, why = {previous: 100}, self.shadowed
-            return self.log.put(event, "create", version, previous, shares, why, event.digest)
+            return self.log.put(
+                event,
+                "create",
+                version,
+                previous,
+                shares={previous: 100},
+                reason=self.shadowed,
+                digest=event.digest,
+            )
         if event.state == "create":
             return self.log.put(event, "smoke", version, previous)
         if event.state == "live":
             return self.log.put(event, "settled", version, previous, event.shares)
-        share = next((share for share in self.spec.canary if share > now), 100)
+        share_now = event.shares.get(version, 0)
+        share = next((share for share in self.spec.canary if share > share_now), 100)
+        # a first version has no other to share requests with
         if share < 100 and previous:
             shares = {version: share, previous: 100 - share}
             return self.log.put(event, "canary", version, previous, shares)
@@ -337,6 +366,7 @@ class Rollout:
         """Complete a roll back or a deletion; returns the event that ends it."""
         if event.state in ENDS:
             return event
+        # without a version before, a roll back leaves nothing
         if event.state == "delete" or not event.previous:
             self.endpoint.delete()
         else:
@@ -347,16 +377,55 @@ class Rollout:
 
 
 def serving(event: RolloutEvent | None) -> str:
-    """The version that has the requests once this event, which ends something, is reached."""
+    """The version that has all requests after this event,
+    one of those that end something."""
     if event is None or event.state == "deleted":
         return ""
     return event.version if event.state == "settled" else event.previous
 
 
-def stood(events: Sequence[RolloutEvent], until: datetime.datetime) -> float:
-    """Hours for which versions had their machines, as was announced; each of two that stand at once
-    counts. With events oldest first."""
-    hours, standing = 0.0, set[str]()
+def _total(replicas: Sequence[Shadowed]) -> Shadowed:
+    """What all replicas counted, with the times of the slowest of them."""
+    took_ms: tuple[float, ...] = ()
+    before_ms: tuple[float, ...] = ()
+    timed = [counts for counts in replicas if counts.took_ms and counts.before_ms]
+    if timed:
+        took_ms = _slowest([counts.took_ms for counts in timed])
+        before_ms = _slowest([counts.before_ms for counts in timed])
+    return Shadowed(
+        replica="",
+        answered=sum(counts.answered for counts in replicas),
+        failed=sum(counts.failed for counts in replicas),
+        differed=sum(counts.differed for counts in replicas),
+        spared=sum(counts.spared for counts in replicas),
+        took_ms=took_ms,
+        before_ms=before_ms,
+        refused=sum(counts.refused for counts in replicas),
+    )
+
+
+def _slowest(quantiles_ms: list[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(max(times_ms) for times_ms in zip(*quantiles_ms, strict=True))
+
+
+def _shadow_summary(total: Shadowed) -> str:
+    summary = f"of {total.answered:,} requests in the shadow, {total.differed:,} otherwise than "
+    summary += f"the version before, {total.failed:,} failed"
+    if total.refused:
+        summary += f", {total.refused:,} refused"
+    if total.took_ms:
+        p50_ms, p99_ms = total.took_ms
+        p50_before_ms, p99_before_ms = total.before_ms
+        summary += f"; p50 {p50_ms:.0f} ms and p99 {p99_ms:.0f} ms, of the version before "
+        summary += f"{p50_before_ms:.0f} ms and {p99_before_ms:.0f} ms"
+    return summary
+
+
+def version_hours(events: Sequence[RolloutEvent], until: datetime.datetime) -> float:
+    """Hours for which versions had their machines, as was announced; each of two that
+    stand at once counts. With events oldest first."""
+    hours = 0.0
+    standing = set[str]()
     for event, after in itertools.zip_longest(events, events[1:]):
         match event.state:
             case "deleted":

@@ -1,8 +1,8 @@
 """The HTTP server of one model: routes, states, limits, figures.
 
-It listens at once (`/health/live`), loads the model in the inference thread, proves it (smoke.py),
-and is ready then. SIGTERM: not ready, what was accepted is answered, and the server ends. Requests
-before and meanwhile get 503."""
+It listens at once (`/health/live`), loads the model in the inference thread, proves it
+(smoke.py), and is ready then. SIGTERM: not ready, what was accepted is answered, and the
+server ends. Requests before and meanwhile get 503."""
 
 import asyncio
 import contextlib
@@ -33,11 +33,11 @@ from rekindle.records import Evidence, Smoke
 from rekindle.serve import openai, wire
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.listening import http_server
-from rekindle.serve.load import loaded
+from rekindle.serve.load import load_served
 from rekindle.serve.log import PredictionLog
 from rekindle.serve.messages import ASK_SHADOW, BOUNDS_MS, ServedModel, ServeJob, Shadowed
 from rekindle.serve.smoke import instance_of, smoke
-from rekindle.serve.work import Event, Options, Prediction, RefusedError, Waiting, Work
+from rekindle.serve.work import Answer, Event, Options, Prediction, RefusedError, Waiting, Work
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,8 @@ MOST_FAILED = 20
 DOUBT_SECONDS = 1.0
 """Between two proofs of a model that fails them."""
 _LATEST = 1_000  # answers whose latency is kept
-_PATIENCE = 0.1  # seconds for which nothing looks whether the client is still there
+_PATIENCE_SECONDS = 0.1  # for which nothing looks whether the client is still there
+# header of the requests by which the server proves itself, with a token that only it has
 _PROOF = "x-rekindle-proof"
 _ABOUT = ("/openapi.json", "/v2", "/v1/models", "/v1/models/{name}")
 _DECISION = ("label", "tags", "text")
@@ -63,44 +64,57 @@ class Figures:
     """What `/metrics` shows."""
 
     def __init__(self, waiting: Waiting) -> None:
-        self.known = known = prometheus.CollectorRegistry()
-        spread = functools.partial(prometheus.Histogram, registry=known)
-        count = functools.partial(prometheus.Counter, registry=known)
+        # a registry of its own: the process-wide one
+        # would refuse a second server in a process
+        self.registry = prometheus.CollectorRegistry()
+        histogram = functools.partial(prometheus.Histogram, registry=self.registry)
+        counter = functools.partial(prometheus.Counter, registry=self.registry)
+        gauge = functools.partial(prometheus.Gauge, registry=self.registry)
+        self.seconds = histogram(
+            "rekindle_request_seconds",
+            "whole answers",
+            ("route", "status"),
+            buckets=[bound / 1_000 for bound in BOUNDS_MS],
+        )
         sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-        bounds = [bound / 1_000 for bound in BOUNDS_MS]
-        named = "rekindle_request_seconds", "whole answers", ("route", "status")
-        self.seconds = spread(*named, buckets=bounds)
-        self.batch = spread("rekindle_batch_instances", "taken at once", buckets=sizes)
-        self.refused = count("rekindle_refused", "requests without an answer", ("reason",))
-        self.dropped = count("rekindle_dropped", "instances whose client went away")
-        gauge = "rekindle_unlogged", "instances that the log of predictions dropped"
-        self.unlogged = prometheus.Gauge(*gauge, registry=known)
-        queue = prometheus.Gauge("rekindle_waiting_instances", "in the queue", registry=known)
+        self.batch = histogram("rekindle_batch_instances", "taken at once", buckets=sizes)
+        self.refused = counter("rekindle_refused", "requests without an answer", ("reason",))
+        self.dropped = counter("rekindle_dropped", "instances whose client went away")
+        self.unlogged = gauge("rekindle_unlogged", "instances that the log of predictions dropped")
+        queue = gauge("rekindle_waiting_instances", "in the queue")
         queue.set_function(lambda: len(waiting))
 
 
 class Shadow:
-    """The version in the shadow: what waits for it, and what is counted of its answers."""
+    """The version in the shadow: what waits for it, and the counts of its answers."""
 
     def __init__(self) -> None:
         self.waiting = Waiting()
         self.inputs: Inputs
-        self.replica, self.answered, self.failed = secrets.token_hex(8), 0, 0
-        self.differed, self.spared, self.refused = 0, 0, 0
+        # an endpoint may have several servers: their counts are added up by this name
+        self.replica = secrets.token_hex(8)
+        self.answered = 0
+        self.failed = 0
+        self.differed = 0
+        self.spared = 0
+        self.refused = 0
         self.seconds = deque[tuple[float, float]](maxlen=_LATEST)  # of it, and of the one before
+        # asyncio holds tasks by weak references alone
         self.giving = set[asyncio.Task[None]]()
 
     def give(
-        self, works: list[Work], found: list[Prediction], seconds: float, reread: Reread
+        self, works: list[Work], predictions: list[Prediction], seconds: float, reread: Reread
     ) -> None:
-        """Have it answer, too, a request that took so long to be answered so; not where it has not
-        kept up. It reads the body itself: it may refuse what the version before takes."""
-        task = asyncio.get_running_loop().create_task(self._give(works, found, seconds, reread))
+        """Have it answer, too, a request that took so long to be answered so; not where
+        it has not kept up. It reads the body itself: it may refuse what the version
+        before takes."""
+        giving = self._give(works, predictions, seconds, reread)
+        task = asyncio.get_running_loop().create_task(giving)
         self.giving.add(task)
         task.add_done_callback(self.giving.discard)
 
     async def _give(
-        self, works: list[Work], found: list[Prediction], seconds: float, reread: Reread
+        self, works: list[Work], predictions: list[Prediction], seconds: float, reread: Reread
     ) -> None:
         try:
             if self.inputs.modality == "image":  # which take a while to decode
@@ -113,61 +127,78 @@ class Shadow:
             self.answered += len(works)
             self.refused += len(works)
             return
-        loop, began = asyncio.get_running_loop(), time.perf_counter()
-        again = [
-            Work(content, options, loop.create_future(), seed=work.seed)
-            for content, work in zip(contents, works, strict=True)
-        ]
+        loop = asyncio.get_running_loop()
+        began = time.perf_counter()
+        again = list[Work]()
+        answers = list[asyncio.Future[Answer]]()
+        for content, work in zip(contents, works, strict=True):
+            answer: asyncio.Future[Answer] = loop.create_future()
+            # the same seed: texts that are drawn differ by the models alone
+            again.append(Work(content, options, answer, seed=work.seed))
+            answers.append(answer)
         try:
             self.waiting.put(again)
         except RefusedError:
             self.spared += len(again)
             return
-        for work, expected in zip(again, found, strict=True):
-            assert work.answer is not None
-            work.answer.add_done_callback(functools.partial(self._count, expected))
-        asyncio.gather(*(work.answer for work in again if work.answer)).add_done_callback(
+        for answer, expected in zip(answers, predictions, strict=True):
+            answer.add_done_callback(functools.partial(self._count, expected))
+        asyncio.gather(*answers).add_done_callback(
             lambda _: self.seconds.append((time.perf_counter() - began, seconds))
         )
 
-    def _count(self, expected: Prediction, answer: asyncio.Future[Any]) -> None:
-        found = answer.result()
-        failed = isinstance(found, RefusedError)
-        same = not failed and all(found.get(k) == expected.get(k) for k in _DECISION)
-        self.answered, self.failed = self.answered + 1, self.failed + failed
-        self.differed += not (failed or same)
+    def _count(self, expected: Prediction, answered: asyncio.Future[Answer]) -> None:
+        answer = answered.result()
+        self.answered += 1
+        if isinstance(answer, RefusedError):
+            self.failed += 1
+        elif any(answer.get(name) != expected.get(name) for name in _DECISION):
+            self.differed += 1
 
     @property
     def shadowed(self) -> Shadowed:
-        times = (sorted(1e3 * one for one in taken) for taken in zip(*self.seconds, strict=True))
-        ms = [tuple(all_[int(q * (len(all_) - 1))] for q in (0.5, 0.99)) for all_ in times]
-        took_ms, before_ms = ms or ((), ())
         return Shadowed(
             self.replica,
             self.answered,
             self.failed,
             self.differed,
             self.spared,
-            took_ms,
-            before_ms,
+            _p50_p99_ms([seconds for seconds, _ in self.seconds]),
+            _p50_p99_ms([seconds_before for _, seconds_before in self.seconds]),
             self.refused,
         )
+
+
+def _p50_p99_ms(seconds: list[float]) -> tuple[float, ...]:
+    """How long 50 and 99 of 100 answers took at most, in ms; nothing of no answers."""
+    if not seconds:
+        return ()
+    times_ms = sorted(1e3 * one_answer for one_answer in seconds)
+    last = len(times_ms) - 1
+    return times_ms[int(0.5 * last)], times_ms[int(0.99 * last)]
 
 
 class Server:
     """`state`: loading, proving, ready, draining."""
 
     def __init__(self, job: ServeJob, listening: socket.socket) -> None:
-        self.job, self.model, self.listening = job, job.model, listening
+        self.job = job
+        self.model = job.model
+        self.listening = listening
         host, self.port = listening.getsockname()[:2]
+        # where a server that listens everywhere reaches itself
         self.host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - none is bound
         self.about = {name: getattr(self.model, name) for name in ("name", "version", "digest")}
-        self.state, self.accepted, self.token = "loading", 0, secrets.token_hex(16)
-        self.waiting, self.broken = Waiting(), False
-        self.failures, self.failing = 0, False
+        self.state = "loading"
+        self.accepted = 0
+        self.token = secrets.token_hex(16)
+        self.waiting = Waiting()
+        self.broken = False
+        self.failures = 0
+        self.failing = False
         self.doubting: asyncio.Task[None] | None = None
         self.figures = Figures(self.waiting)
-        self.kept = self._kept() if job.smoke else None
+        self.smoke = self._smoke_rows() if job.smoke else None
         self.shadow = Shadow() if job.model.shadow else None
         self.log = PredictionLog(self.model.log, self.model) if self.model.log else None
         self.inputs: Inputs
@@ -181,26 +212,32 @@ class Server:
             "/predict": self._form(wire.predict),
             self.job.predict_route: self._form(wire.predict),
             "/invocations": self._form(wire.invocations),
-            **{f"{path}/infer": self._form(wire.infer) for path in models},
-            "/v1/completions": functools.partial(openai.answered, self, openai.Completion),
-            "/v1/chat/completions": functools.partial(openai.answered, self, openai.Chat),
+            "/v1/completions": functools.partial(openai.answer_request, self, openai.Completion),
+            "/v1/chat/completions": functools.partial(openai.answer_request, self, openai.Chat),
         }
-        of_model = [f"{path}/ready" for path in models]
-        ready = ("/health/ready", "/ping", "/v2/health/ready", self.job.health_route, *of_model)
-        gets: dict[str, Endpoint] = {
-            **dict.fromkeys(("/health/live", "/v2/health/live", "/metrics"), self._plain),
-            **dict.fromkeys(ready, self._ready),
-            **{path: self._counted(path, self._about) for path in (*models, *_ABOUT)},
-        }
-        for path, one in posts.items():
-            yield Route(path, self._counted(path, one), methods=["POST"])
-        for path, one in gets.items():
-            yield Route(path, one, methods=["GET"])
+        for path in models:
+            posts[f"{path}/infer"] = self._form(wire.infer)
+        gets: dict[str, Endpoint] = {}
+        for path in ("/health/live", "/v2/health/live", "/metrics"):
+            gets[path] = self._plain
+        gets["/health/ready"] = self._ready
+        gets["/ping"] = self._ready  # SageMaker's
+        gets["/v2/health/ready"] = self._ready
+        gets[self.job.health_route] = self._ready
+        for path in models:
+            gets[f"{path}/ready"] = self._ready
+        for path in (*models, *_ABOUT):
+            gets[path] = self._counted(path, self._about)
+        for path, endpoint in posts.items():
+            yield Route(path, self._counted(path, endpoint), methods=["POST"])
+        for path, endpoint in gets.items():
+            yield Route(path, endpoint, methods=["GET"])
 
     async def run(self) -> None:
-        """Serve until a signal. Raises RekindleError where the model cannot be loaded or proven, or
-        breaks."""
+        """Serve until a signal. Raises RekindleError where
+        the model cannot be loaded or proven, or breaks."""
         self.loop = loop = asyncio.get_running_loop()
+        # not uvicorn's own handlers: what was accepted is answered first
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: loop.create_task(self._drain()))
         starting = loop.create_task(self._start())
@@ -218,32 +255,45 @@ class Server:
             (self.inputs, self.decode), *others = await asyncio.gather(*started)
             if self.shadow:
                 self.shadow.inputs = others[0][0]
-            if self.kept:
-                self.state = "proving" if self.state == "loading" else self.state
-                asked = self.host, self.port, {_PROOF: self.token}, self.kept, self.inputs
-                await asyncio.to_thread(smoke, *asked)
+            if self.smoke:
+                if self.state == "loading":  # a signal may have come meanwhile
+                    self.state = "proving"
+                await self._prove(self.smoke)
             if self.state != "draining":
                 self.state = "ready"
-                self._say()
+                self._announce()
         finally:
-            self.uvicorn.should_exit |= self.state != "ready"
+            if self.state != "ready":
+                self.uvicorn.should_exit = True
 
-    def _kept(self) -> Smoke:
+    def _smoke_rows(self) -> Smoke:
         evidence = self.model.evidence
-        kept = Evidence.read(evidence).smoke if evidence else None
-        if kept is None:
-            what = f"version {self.model.version} was registered without rows to prove it by"
+        rows = Evidence.read(evidence).smoke if evidence else None
+        if rows is None:
+            message = f"version {self.model.version} was registered without rows to prove it by"
             fix = "pass --no-smoke to serve it unproven; a version that is trained now keeps rows"
-            raise RequestError(what, where=self.model.name, fix=fix)
-        return kept
+            raise RequestError(message, where=self.model.name, fix=fix)
+        return rows
 
-    def _say(self) -> None:
-        kept, host = self.kept, f"[{self.host}]" if ":" in self.host else self.host
+    async def _prove(self, rows: Smoke) -> None:
+        """Have the model answer the rows over HTTP, as clients ask. Raises StepError
+        where it answers otherwise than it was judged by, OSError or HTTPException where
+        it does not."""
+        headers = {_PROOF: self.token}
+        # in a thread, as the answer comes from this event loop
+        await asyncio.to_thread(smoke, self.host, self.port, headers, rows, self.inputs)
+
+    def _announce(self) -> None:
+        """Say on stdout where the server is, and how to ask it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
         address = f"http://{host}:{self.port}"
-        proof = f"{len(kept.rows)} rows of its test split" if kept else "nothing, as you asked"
-        lines = f"{self.model.name} version {self.model.version} at {address}, proven by {proof}\n"
-        if kept:
-            body = json.dumps({"instances": [instance_of(kept.rows[0], self.inputs)]})
+        served = f"{self.model.name} version {self.model.version} at {address}"
+        if self.smoke is None:
+            lines = f"{served}, proven by nothing, as you asked\n"
+        else:
+            rows = self.smoke.rows
+            lines = f"{served}, proven by {len(rows)} rows of its test split\n"
+            body = json.dumps({"instances": [instance_of(rows[0], self.inputs)]})
             quoted = body.replace("'", "'\\''")
             lines += f"curl -s {address}/predict -d '{quoted}'\n"
         sys.stdout.write(lines)
@@ -258,7 +308,7 @@ class Server:
     def _infer(self, served: ServedModel, waiting: Waiting, done: Started) -> None:
         """An inference thread."""
         try:
-            model, inputs, decode = loaded(served)
+            model, inputs, decode = load_served(served)
         except Exception as error:  # noqa: BLE001 - raised where it is awaited
             self.loop.call_soon_threadsafe(done.set_exception, error)
             return
@@ -270,9 +320,12 @@ class Server:
                 if new and waiting is self.waiting:
                     self.figures.batch.observe(len(new))
                 unanswered.update(new)
-                events = model.turned(new)
-                unanswered.difference_update(w for w, event in events if not isinstance(event, int))
+                events = model.turn_with_retry(new)
+                for work, event in events:
+                    if not isinstance(event, int):
+                        unanswered.discard(work)
                 unanswered.difference_update([work for work in unanswered if work.gone])
+                # futures and queues belong to the event loop
                 self.loop.call_soon_threadsafe(_deliver, events)
                 if model.broken:
                     self._break()
@@ -289,10 +342,12 @@ class Server:
         """End the process: what runs it starts it again."""
         if not self.broken:
             self.broken = True
+            # by the signal, so that what was accepted is answered first
             os.kill(os.getpid(), signal.SIGTERM)
 
     def judge(self, answers: Sequence[Prediction | RefusedError]) -> None:
         """Note whether the model answered a request, or failed it."""
+        # 4xx is the client's fault, and says nothing of the model
         refused = [answer for answer in answers if isinstance(answer, RefusedError)]
         if not refused:
             self.failures = 0
@@ -302,25 +357,26 @@ class Server:
             self.doubting = asyncio.get_running_loop().create_task(self._doubt())
 
     async def _doubt(self) -> None:
-        """Be not ready while the model fails the rows that prove it. Requests alone do not decide:
-        a client may have sent what no model answers. A server without such rows is ready again with
-        the first request that it answers."""
+        """Be not ready while the model fails the rows that prove it. Requests alone do
+        not decide: a client may have sent what no model answers. A server without such
+        rows is ready again with the first request that it answers."""
         try:
-            while self.state == "ready" and not await self._proves():
+            while self.state == "ready" and not await self._is_proven():
                 if not self.failing:
-                    what = "the model failed %d requests in a row: not ready until it answers"
-                    log.error(what, self.failures)
+                    message = "the model failed %d requests in a row: not ready until it answers"
+                    log.error(message, self.failures)
                 self.failing = True
                 await asyncio.sleep(DOUBT_SECONDS)
         finally:
-            self.failures, self.failing, self.doubting = 0, False, None
+            self.failures = 0
+            self.failing = False
+            self.doubting = None
 
-    async def _proves(self) -> bool:
-        if self.kept is None:
+    async def _is_proven(self) -> bool:
+        if self.smoke is None:
             return self.failures < MOST_FAILED
         try:
-            asked = self.host, self.port, {_PROOF: self.token}, self.kept, self.inputs
-            await asyncio.to_thread(smoke, *asked)
+            await self._prove(self.smoke)
         except (StepError, OSError, http.client.HTTPException):
             return False
         return True
@@ -335,59 +391,70 @@ class Server:
         self.uvicorn.should_exit = True
 
     def _counted(self, route: str, endpoint: Endpoint) -> Endpoint:
-        """What is refused gets its reason; before the server is ready, and when it ends, all is."""
+        """The endpoint, counted; it refuses all requests before the server is ready."""
 
         async def counted(request: Request) -> Response:
             began = time.perf_counter()
+            # what SIGTERM waits for
             self.accepted += 1
             try:
                 if self.state != "ready" and request.headers.get(_PROOF) != self.token:
                     raise RefusedError(503, f"the server is {self.state}", "not_ready")
                 if not request.path_params.items() <= self.about.items():
-                    what = f"this is {self.model.name}, version {self.model.version}, and no other"
-                    raise RefusedError(404, what, "unknown_model")
+                    message = (
+                        f"this is {self.model.name}, version {self.model.version}, and no other"
+                    )
+                    raise RefusedError(404, message, "unknown_model")
                 response = await endpoint(request)
             except ClientDisconnect:
                 response = Response(status_code=499)
             except RefusedError as error:
                 self.figures.refused.labels(error.reason).inc()
                 body = openai.error_of(error) if route.startswith("/v1") else {"error": str(error)}
-                again = {"retry-after": "1"} if error.status in (429, 503) else None
-                response = JSONResponse(body, error.status, again)
+                # full or not ready: the same request may be answered a moment later
+                headers = {"retry-after": "1"} if error.status in (429, 503) else None
+                response = JSONResponse(body, error.status, headers)
             except Exception:
                 log.exception("the endpoint %s failed", route)
-                what = "the server failed; its log says why"
-                response = JSONResponse({"error": what}, 500)
+                message = "the server failed; its log says why"
+                response = JSONResponse({"error": message}, 500)
             finally:
                 self.accepted -= 1
             if self.state == "draining":  # the client's next request needs another connection
                 response.headers["connection"] = "close"
             if not isinstance(response, StreamingResponse):  # which is counted at its end
-                taken = time.perf_counter() - began
-                self.figures.seconds.labels(route, response.status_code).observe(taken)
+                seconds = time.perf_counter() - began
+                self.figures.seconds.labels(route, response.status_code).observe(seconds)
             return response
 
         return counted
 
-    def _form(self, form: Callable[..., wire.Asked]) -> Endpoint:
+    def _form(self, form: Callable[..., wire.WireRequest]) -> Endpoint:
+        """The endpoint of a wire form."""
+
         async def endpoint(request: Request) -> Response:
             body = await wire.read_body(request)
             if _asks_shadow(body):
-                known = dataclasses.asdict(self.shadow.shadowed) if self.shadow else {}
-                return JSONResponse({"predictions": [known]})
+                shadowed = dataclasses.asdict(self.shadow.shadowed) if self.shadow else {}
+                return JSONResponse({"predictions": [shadowed]})
 
-            def read(inputs: Inputs) -> wire.Asked:
+            def read(inputs: Inputs) -> wire.WireRequest:
                 return form(body, request.headers, inputs, self.about)
 
             def reread(inputs: Inputs) -> tuple[list[Any], Options]:
                 again = read(inputs)
                 return again.contents, again.options
 
-            images = self.inputs.modality == "image"  # which take a while to decode
-            asked = await asyncio.to_thread(read, self.inputs) if images else read(self.inputs)
-            contents, options = asked.contents, asked.options
-            found = await self.predictions(request, contents, options, reread, asked.ids)
-            return Response(asked.render(found), 200, asked.headers, asked.media)
+            if self.inputs.modality == "image":  # which take a while to decode
+                parsed = await asyncio.to_thread(read, self.inputs)
+            else:
+                parsed = read(self.inputs)
+            predictions = await self.predictions(
+                request, parsed.contents, parsed.options, reread, parsed.ids
+            )
+            # rendered before the headers are read: rendering may fill them
+            content = parsed.render(predictions)
+            return Response(content, 200, parsed.headers, parsed.media)
 
         return endpoint
 
@@ -400,34 +467,41 @@ class Server:
         ids: Sequence[str] = (),
     ) -> list[Prediction]:
         """What the model makes of the contents, which have these ids, if any. Raises
-        ClientDisconnect where the client went away, and RefusedError where one of them could not
-        be answered."""
+        ClientDisconnect where the client went away, and RefusedError where one of them
+        could not be answered."""
         loop = asyncio.get_running_loop()
         works = [Work(content, options, loop.create_future()) for content in contents]
         began = time.perf_counter()
         self.waiting.put(works)
         watching: list[asyncio.Task[None]] = []
-        timer = loop.call_later(_PATIENCE, lambda: watching.append(self.watch(request, works)))
+
+        def start_watching() -> None:
+            watching.append(self.watch(request, works))
+
+        timer = loop.call_later(_PATIENCE_SECONDS, start_watching)
         try:
-            found = [await work.answer for work in works if work.answer]
+            answers = [await work.answer for work in works if work.answer]
         finally:
             timer.cancel()
             for task in watching:
                 task.cancel()
         if any(work.gone for work in works):
             raise ClientDisconnect
-        self.judge(found)
-        for i, each in enumerate(found):
-            if isinstance(each, RefusedError):
-                raise RefusedError(each.status, f"instance {i}: {each}", each.reason)
-        self.note(request, works, found, time.perf_counter() - began, reread, ids)
-        return found
+        self.judge(answers)
+        predictions = list[Prediction]()
+        for number, answer in enumerate(answers):
+            if isinstance(answer, RefusedError):
+                message = f"instance {number}: {answer}"
+                raise RefusedError(answer.status, message, answer.reason)
+            predictions.append(answer)
+        self.note(request, works, predictions, time.perf_counter() - began, reread, ids)
+        return predictions
 
     def note(
         self,
         request: Request,
         works: list[Work],
-        found: list[Prediction],
+        predictions: list[Prediction],
         seconds: float,
         reread: Reread,
         ids: Sequence[str] = (),
@@ -435,13 +509,15 @@ class Server:
         """Give what was answered to the shadow and the log, but for proofs."""
         is_proof = request.headers.get(_PROOF) == self.token
         if self.shadow and not is_proof:
-            self.shadow.give(works, found, seconds, reread)
+            self.shadow.give(works, predictions, seconds, reread)
         if self.log and not is_proof:
-            self.log.put(ids, [work.content for work in works], found, seconds)
+            contents = [work.content for work in works]
+            self.log.put(ids, contents, predictions, seconds)
             self.figures.unlogged.set(self.log.dropped)
 
     def watch(self, request: Request, works: list[Work]) -> asyncio.Task[None]:
-        """Drops them when their client goes away: a task costs more than most answers take."""
+        """A task that drops the works when their client goes away. It costs more than
+        most answers take: start it only for what takes long."""
 
         async def watched() -> None:
             while (await request.receive())["type"] != "http.disconnect":
@@ -452,47 +528,65 @@ class Server:
         return asyncio.get_running_loop().create_task(watched())
 
     def drop(self, works: list[Work]) -> None:
-        """Their client went away."""
+        """Mark works whose client went away, and count them."""
         for work in works:
             work.gone = True
         self.figures.dropped.inc(len(works))
 
     async def _plain(self, request: Request) -> Response:
         if request.url.path == "/metrics":
-            text = prometheus.generate_latest(self.figures.known)
+            text = prometheus.generate_latest(self.figures.registry)
             return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
         return JSONResponse({"live": True})
 
     async def _ready(self, request: Request) -> Response:
-        state = "failing" if self.failing and self.state == "ready" else self.state
-        ready = state == "ready"
         if not request.path_params.items() <= self.about.items():
             return JSONResponse({"ready": False, "state": "unknown_model"}, 404)
-        return JSONResponse({"ready": ready, "state": state}, 200 if ready else 503)
+        if self.state == "ready" and not self.failing:
+            return JSONResponse({"ready": True, "state": "ready"}, 200)
+        state = "failing" if self.state == "ready" else self.state
+        return JSONResponse({"ready": False, "state": state}, 503)
 
     async def _about(self, request: Request) -> Response:
-        if (path := request.url.path) == "/openapi.json":
+        path = request.url.path
+        if path == "/openapi.json":
             return JSONResponse(wire.document(self.about, self.inputs))
         if path == "/v2":
-            us = {"name": "rekindle", "version": rekindle.__version__}
-            return JSONResponse({**us, "extensions": ["binary_tensor_data"]})
+            return JSONResponse(
+                {
+                    "name": "rekindle",
+                    "version": rekindle.__version__,
+                    "extensions": ["binary_tensor_data"],
+                }
+            )
         if path.startswith("/v1/"):
-            return JSONResponse(openai.listed(self, path))
-        inputs = [{"name": self.inputs.column, "datatype": "BYTES", "shape": [-1]}]
-        named = {"name": self.model.name, "versions": [self.model.version], "platform": "rekindle"}
-        return JSONResponse({**named, "inputs": inputs, "outputs": wire.outputs(self.inputs)})
+            return JSONResponse(openai.model_list(self, path))
+        return JSONResponse(
+            {
+                "name": self.model.name,
+                "versions": [self.model.version],
+                "platform": "rekindle",
+                "inputs": [{"name": self.inputs.column, "datatype": "BYTES", "shape": [-1]}],
+                "outputs": wire.outputs(self.inputs),
+            }
+        )
 
 
 def _asks_shadow(body: bytes) -> bool:
+    # any body may come; the search in the bytes spares most of them the parser
     with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):
         return _ASK_SHADOW in body and bool(json.loads(body)["instances"] == [ASK_SHADOW])
     return False
 
 
 def _deliver(events: list[Event]) -> None:
-    """On the event loop."""
+    """Hand events to the requests that wait for them; runs on the event loop."""
     for work, event in events:
-        if work.answer is not None and not isinstance(event, int) and not work.answer.done():
+        if isinstance(event, int):
+            if work.pieces is not None:
+                work.pieces.put_nowait(event)
+            continue
+        if work.answer is not None and not work.answer.done():
             work.answer.set_result(event)
-        if work.pieces is not None:
-            work.pieces.put_nowait(event if isinstance(event, int) else None)
+        if work.pieces is not None:  # the end of the tokens
+            work.pieces.put_nowait(None)

@@ -1,6 +1,6 @@
-"""What a server proves before it is ready: the rows that the evidence keeps, sent to its own HTTP
-route, are answered as the model was judged. Other weights, another tokenizer, other processing of
-images do not."""
+"""What a server proves before it is ready: the rows that the evidence keeps, sent to its
+own HTTP route, are answered as the model was judged. Other weights, another tokenizer,
+other processing of images do not."""
 
 import http.client
 import json
@@ -17,66 +17,73 @@ from rekindle.train.modelfolder import open_model
 from rekindle.train.pieces import HALF
 
 
-def instance_of(row: SmokeRow, inputs: Inputs) -> dict[str, Any]:
+def instance_of(row: SmokeRow, inputs: Inputs) -> dict[str, object]:
     """A row of the evidence as an instance."""
-    if inputs.modality == "document":
-        turns = json.loads(row.content)
-        chat = [{"role": role, "content": text} for role, text in turns]
-        return {inputs.column: chat if inputs.form == "chat" else turns[-1][1]}
-    return {inputs.column: inputs.encoded(row.content, row.id)}
+    if inputs.modality != "document":
+        return {inputs.column: inputs.encoded(row.content, row.id)}
+    turns = json.loads(row.content)
+    if inputs.form == "chat":
+        return {inputs.column: [{"role": role, "content": text} for role, text in turns]}
+    _, text = turns[-1]
+    return {inputs.column: text}
 
 
-def smoke(host: str, port: int, headers: dict[str, str], kept: Smoke, inputs: Inputs) -> None:
+def smoke(host: str, port: int, headers: dict[str, str], proof: Smoke, inputs: Inputs) -> None:
     """Ask the server on this machine. Raises StepError with the first difference."""
+    # over HTTP, so that the wire form is proven, too
     connection = http.client.HTTPConnection(host, port, timeout=600)
-    connection.request("POST", "/predict", json.dumps(question(kept, inputs)), headers)
+    connection.request("POST", "/predict", json.dumps(question(proof, inputs)), headers)
     response = connection.getresponse()
     text = response.read().decode()
     connection.close()
     if response.status != 200:
         raise StepError(f"smoke: the server answered {response.status}: {text[:300]}")
-    compare(kept, json.loads(text))
+    compare(proof, json.loads(text))
 
 
-def prove(model: ServedModel, ask: Callable[[dict[str, Any]], Any]) -> None:
-    """Let a deployed version answer the rows of its evidence: `ask` sends a body of `/predict` the
-    way that requests take, and returns the answer. Raises StepError with the first difference."""
-    kept = Evidence.read(model.evidence).smoke if model.evidence else None
-    if kept is not None:
+def prove(model: ServedModel, ask: Callable[[dict[str, object]], Any]) -> None:
+    """Let a deployed version answer the rows of its evidence: `ask` sends a body of
+    `/predict` the way that requests take, and returns the answer. Raises StepError with
+    the first difference."""
+    proof = Evidence.read(model.evidence).smoke if model.evidence else None
+    if proof is not None:
         inputs = Inputs.of(model, open_model(Path(model.path), model.code))
-        compare(kept, ask(question(kept, inputs)))
+        compare(proof, ask(question(proof, inputs)))
 
 
-def question(kept: Smoke, inputs: Inputs) -> dict[str, Any]:
+def question(proof: Smoke, inputs: Inputs) -> dict[str, object]:
     """The rows as the body of a request."""
-    body: dict[str, Any] = {"instances": [instance_of(row, inputs) for row in kept.rows]}
-    if kept.tokens:
-        body["parameters"] = {"max_new_tokens": kept.tokens}
+    body: dict[str, object] = {"instances": [instance_of(row, inputs) for row in proof.rows]}
+    if proof.tokens:
+        body["parameters"] = {"max_new_tokens": proof.tokens}
     return body
 
 
-def compare(kept: Smoke, answered: Any) -> None:
-    """Raises StepError with the first difference to what the model was judged by."""
-    found = answered.get("predictions") if isinstance(answered, dict) else None
-    if not isinstance(found, list) or len(found) != len(kept.rows):
-        raise StepError(f"smoke: the server answered {json.dumps(answered)[:300]}")
-    for row, prediction in zip(kept.rows, found, strict=True):
+def compare(proof: Smoke, body: Any) -> None:
+    """Raise StepError with the first difference to what the model was judged by."""
+    predictions = body.get("predictions") if isinstance(body, dict) else None
+    if not isinstance(predictions, list) or len(predictions) != len(proof.rows):
+        raise StepError(f"smoke: the server answered {json.dumps(body)[:300]}")
+    for row, prediction in zip(proof.rows, predictions, strict=True):
         for name, expected in row.answer.items():
             answer = prediction.get(name)
-            if name == "text":  # what was written in half precision is kept in part
-                answer = answer[: len(expected)] if kept.tolerance >= HALF else answer
-            if not _equal(expected, answer, kept.tolerance):
-                what = f"smoke: to row {row.id} of its test split the model answers {name} "
-                what += f"{prediction.get(name)!r}, and was judged by {expected!r}"
+            # the evidence keeps the beginning of what was written in half precision
+            if name == "text" and proof.tolerance >= HALF:
+                answer = answer[: len(expected)]
+            if not _equal(expected, answer, proof.tolerance):
+                message = f"smoke: to row {row.id} of its test split the model answers {name} "
+                message += f"{prediction.get(name)!r}, and was judged by {expected!r}"
                 fix = "weights, tokenizer, image processing or library versions are not those "
                 fix += "that were judged: serve where the model was trained, or train it again here"
-                raise StepError(what, fix=fix)
+                raise StepError(message, fix=fix)
 
 
-def _equal(expected: Any, found: Any, tolerance: float) -> bool:
+def _equal(expected: Any, answer: Any, tolerance: float) -> bool:
     if isinstance(expected, list):
-        same = isinstance(found, list) and len(found) == len(expected)
-        return same and all(map(_equal, expected, found, [tolerance] * len(expected)))
+        if not isinstance(answer, list) or len(answer) != len(expected):
+            return False
+        pairs = zip(expected, answer, strict=True)
+        return all(_equal(ours, theirs, tolerance) for ours, theirs in pairs)
     if isinstance(expected, float):
-        return isinstance(found, float) and math.isclose(expected, found, abs_tol=tolerance)
-    return bool(expected == found)
+        return isinstance(answer, float) and math.isclose(expected, answer, abs_tol=tolerance)
+    return bool(expected == answer)

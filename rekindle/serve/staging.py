@@ -1,5 +1,6 @@
-"""A version where the containers of a platform read it: a folder, or a prefix of an object store,
-that holds the model, its evidence and, written last, what a server has to know of it."""
+"""A version where the containers of a platform read it: a folder, or a prefix of an
+object store, that holds the model, its evidence and, written last, what a server has to
+know of it."""
 
 import dataclasses
 from pathlib import Path
@@ -13,55 +14,62 @@ from rekindle.spec.identity import digest
 from rekindle.train.modelfolder import digest_of
 from rekindle.train.storage import Storage, put_file, storage_of
 
-SERVED, _MODEL, _EVIDENCE = "served.json", "model", "evidence.json"
+SERVED = "served.json"
+_MODEL = "model"
+_EVIDENCE = "evidence.json"
 _JSON = TypeAdapter(ServedModel)
 
 
 def stage(model: ServedModel, root: str) -> str:
-    """The URI below `root` at which the version lies, as it is to be served; copies it there if it
-    does not yet."""
+    """The URI below `root` at which the version lies, as it is to be served; copies it
+    there if it does not yet."""
     shadow = model.shadow and model.shadow.identity
-    how = (model.precision, model.log and dataclasses.astuple(model.log), shadow)
-    key = digest([model.digest, *how]) if any(how) else model.digest
+    log = model.log and dataclasses.astuple(model.log)
+    settings = (model.precision, log, shadow)
+    key = model.digest
+    if any(settings):  # the same files served otherwise lie elsewhere
+        key = digest([model.digest, *settings])
     place = f"{root.rstrip('/')}/deployments/{model.name}/v{model.version}-{key[:8]}"
     storage = storage_of(place)
     if storage.size(SERVED) is None:
-        storage.put_new(SERVED, _JSON.dump_json(_copied(model, storage, "")))
+        # last: it is the commit, and says that all files are there
+        storage.put_new(SERVED, _JSON.dump_json(_copy_version(model, storage, "")))
     return place
 
 
-def _copied(model: ServedModel, storage: Storage, below: str) -> ServedModel:
-    """The version with its paths in the storage, once all its files are there."""
-    folder, kept = Path(model.path), f"{below}{_EVIDENCE}" if model.evidence else ""
-    files = {
-        f"{below}{_MODEL}/{path.relative_to(folder).as_posix()}": path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-    if kept:
-        files[kept] = Path(model.evidence)
-    for name, path in files.items():
-        put_file(storage, name, path)
-    shadow = _copied(model.shadow, storage, "shadow/") if model.shadow else None
-    return dataclasses.replace(model, path=f"{below}{_MODEL}", evidence=kept, shadow=shadow)
+def _copy_version(model: ServedModel, storage: Storage, prefix: str) -> ServedModel:
+    """Copy all files of a version; returns it with its paths in the storage."""
+    folder = Path(model.path)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            put_file(storage, f"{prefix}{_MODEL}/{name}", path)
+    evidence = ""
+    if model.evidence:
+        evidence = f"{prefix}{_EVIDENCE}"
+        put_file(storage, evidence, Path(model.evidence))
+    shadow: ServedModel | None = None
+    if model.shadow:
+        shadow = _copy_version(model.shadow, storage, "shadow/")
+    return dataclasses.replace(model, path=f"{prefix}{_MODEL}", evidence=evidence, shadow=shadow)
 
 
 def staged_in(folder: Path) -> ServedModel:
-    """The version in a folder that `stage` filled, wherever it lies now. Raises RequestError where
-    its files are not those that were judged."""
+    """The version in a folder that `stage` filled, wherever it lies now. Raises
+    RequestError where its files are not those that were judged."""
     if not (folder / SERVED).is_file():
-        what = f"{folder} holds no model that `rekindle deploy` put there"
-        raise RequestError(what, fix=f"deploy again; it has to hold {SERVED}")
-    return _checked(_JSON.validate_json((folder / SERVED).read_bytes()), folder)
+        message = f"{folder} holds no model that `rekindle deploy` put there"
+        raise RequestError(message, fix=f"deploy again; it has to hold {SERVED}")
+    return _checked_version(_JSON.validate_json((folder / SERVED).read_bytes()), folder)
 
 
-def _checked(staged: ServedModel, folder: Path) -> ServedModel:
+def _checked_version(staged: ServedModel, folder: Path) -> ServedModel:
     evidence = str(folder / staged.evidence) if staged.evidence else ""
-    shadow = _checked(staged.shadow, folder) if staged.shadow else None
+    shadow = _checked_version(staged.shadow, folder) if staged.shadow else None
     path = str(folder / staged.path)
     model = dataclasses.replace(staged, path=path, evidence=evidence, shadow=shadow)
     judged = Evidence.read(evidence).model_digest if evidence else model.digest
     if not digest_of(Path(model.path)) == model.digest == judged:
-        what = f"the files of version {model.version} are not those that were judged"
-        raise RequestError(what, where=model.path, fix="delete the folder and deploy again")
+        message = f"the files of version {model.version} are not those that were judged"
+        raise RequestError(message, where=model.path, fix="delete the folder and deploy again")
     return model

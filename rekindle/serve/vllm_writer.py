@@ -1,8 +1,9 @@
-"""What a language model writes by vLLM, the choice for GPUs: where `REKINDLE_VLLM` is set, as in
-the image on vLLM's, to more arguments of `vllm serve` or to none.
+"""What a language model writes by vLLM, the choice for GPUs: where `REKINDLE_VLLM` is
+set, as in the image on vLLM's, to more arguments of `vllm serve` or to none.
 
-All else stays rekindle's. The engine's core is in this process: in one of its own it outlives this
-one's kill and takes a terminal's signals. Where it fails, the server ends. For vLLM 0.32."""
+All else stays rekindle's. The engine's core is in this process: in one of its own it
+outlives this one's kill and takes a terminal's signals. Where it fails, the server ends.
+For vLLM 0.32."""
 
 import argparse
 import json
@@ -28,48 +29,52 @@ class VllmWriter(LanguageModel):
             fix = f"leave deploy.precision out, and set {VLLM} to --quantization with what vLLM has"
             raise UnsupportedError("vLLM does not serve rekindle's int8", where=VLLM, fix=fix)
         stored = json.loads((opened.path / "config.json").read_bytes())["dtype"]
-        kind = "bfloat16" if precision == "bf16" else stored
-        words = ["--dtype", kind, "--disable-log-stats", *shlex.split(os.environ[VLLM])]
-        self.engine = _engine(str(opened.path), words)
+        dtype = "bfloat16" if precision == "bf16" else stored
+        arguments = ["--dtype", dtype, "--disable-log-stats", *shlex.split(os.environ[VLLM])]
+        self.engine = _engine(str(opened.path), arguments)
         config = self.engine.vllm_config
         super().__init__(opened, task, config.model_config.max_model_len)
         self.most: int = config.scheduler_config.max_num_seqs
         self.texts: dict[str, Text] = {}
-        self.number, self.room = 0, self.most
+        self.number = 0  # of the newest request, its name in the engine
+        self.room = self.most
 
     def turn(self, new: list[Work]) -> list[Event]:
         """What one step writes of the texts under way, the new ones among them."""
         events: list[Event] = []
-        begun = self.begun(new, events)
+        new_texts = self.begin_texts(new, events)
         try:
             gone = [name for name, text in self.texts.items() if text.work.gone]
             self.engine.abort_request(gone)
             for name in gone:
                 del self.texts[name]
-            for text in begun:
+            for text in new_texts:
                 try:
-                    self._add(text)
+                    self._add_request(text)
                 except ValueError as error:  # what vLLM takes of no client
                     events.append((text.work, failure_of(error)))
-            for output in self.engine.step() if self.texts else ():
-                if output.request_id in self.texts:
-                    self._take(output, events)
+            if self.texts:
+                for output in self.engine.step():
+                    if output.request_id in self.texts:
+                        self._take_output(output, events)
         except Exception as error:  # noqa: BLE001 - these fail
-            failure, answered = failure_of(error), {w for w, e in events if not isinstance(e, int)}
-            works = {text.work for text in [*self.texts.values(), *begun]} - answered
+            failure = failure_of(error)
+            works = {text.work for text in [*self.texts.values(), *new_texts]}
+            works -= {work for work, event in events if not isinstance(event, int)}
             events += [(work, failure) for work in works]
             self.texts.clear()
             self.broken = True
-        self.room, self.busy = self.most - len(self.texts), bool(self.texts)
+        self.room = self.most - len(self.texts)
+        self.busy = bool(self.texts)
         return events
 
-    def _add(self, text: Text) -> None:
+    def _add_request(self, text: Text) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         options = text.work.options
         seed = text.draw.initial_seed() & (1 << 63) - 1  # vLLM's own is of the engine, and -1 none
-        how = SamplingParams(
+        sampling = SamplingParams(
             temperature=options.temperature,
             seed=seed,
             max_tokens=text.limit,
@@ -80,33 +85,37 @@ class VllmWriter(LanguageModel):
             output_kind=RequestOutputKind.DELTA,
         )
         self.number += 1
-        self.engine.add_request(str(self.number), {"prompt_token_ids": text.prompt}, how)
-        self.texts[str(self.number)] = text
+        name = str(self.number)
+        self.engine.add_request(name, {"prompt_token_ids": text.prompt}, sampling)
+        self.texts[name] = text
 
-    def _take(self, output: Any, events: list[Event]) -> None:
-        """The tokens of a text, and, when it is whole, its answer."""
-        text, (found,) = self.texts[output.request_id], output.outputs
-        tokens = list(found.token_ids)
+    def _take_output(self, output: Any, events: list[Event]) -> None:
+        """Add the new tokens of a text, and, when it is whole, its answer."""
+        text = self.texts[output.request_id]
+        (completion,) = output.outputs  # one: `n` is 1
+        tokens = list(completion.token_ids)
         text.written += tokens
-        is_finite = math.isfinite(found.cumulative_logprob or 0)
-        events += [(text.work, token) for token in tokens if is_finite and token not in self.stops]
+        is_finite = math.isfinite(completion.cumulative_logprob or 0)
+        if is_finite:
+            events += [(text.work, token) for token in tokens if token not in self.stops]
         if output.finished or not is_finite:
             del self.texts[output.request_id]
             self.engine.abort_request([output.request_id])
             answer: Answer = self.prediction(text)
             if not is_finite:
                 answer = not_finite()
-            elif found.finish_reason not in ("stop", "length"):
-                answer = failure_of(RuntimeError(f"vLLM ended a text: {found.finish_reason}"))
+            elif completion.finish_reason not in ("stop", "length"):
+                reason = completion.finish_reason
+                answer = failure_of(RuntimeError(f"vLLM ended a text: {reason}"))
             events.append((text.work, answer))
 
 
-def _engine(folder: str, words: list[str]) -> Any:
+def _engine(folder: str, arguments: list[str]) -> Any:
     """vLLM's engine of a model folder, which needs none of its tokenizers."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing is sent to anybody
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the core stays in this process
     try:
         from vllm import EngineArgs, LLMEngine
         from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -114,9 +123,12 @@ def _engine(folder: str, words: list[str]) -> Any:
         fix = f"install vllm, use the image on it (docs/serving.md), or unset {VLLM}"
         raise RequestError(f"vLLM cannot be imported: {error}", where=VLLM, fix=fix) from error
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog=VLLM, exit_on_error=False))
-    own = ["--model", folder, "--skip-tokenizer-init", "--generation-config", "vllm"]
+    # last, so that they win over the user's
+    arguments = [*arguments, "--model", folder, "--skip-tokenizer-init"]
+    arguments += ["--generation-config", "vllm"]
     try:
-        return LLMEngine.from_engine_args(EngineArgs.from_cli_args(parser.parse_args(words + own)))
+        options = parser.parse_args(arguments)
+        return LLMEngine.from_engine_args(EngineArgs.from_cli_args(options))
     except (SystemExit, argparse.ArgumentError, ValueError, RuntimeError) as error:
         fix = "the log above says why; `vllm serve --help` lists what it takes"
         raise RequestError(f"vLLM does not start: {error}", where=VLLM, fix=fix) from error

@@ -1,8 +1,9 @@
-"""Wire forms of one internal request, a function each: from a body to contents and options, and
-from predictions to a body. docs/serving.md shows all of them.
+"""Wire forms of one internal request, a function each: from a body to contents and
+options, and from predictions to a body. docs/serving.md shows all of them.
 
-`predict` is rekindle's own and Vertex AI's; `invocations` is SageMaker's, in JSON, JSON lines, or
-CSV without a header; `infer` is version 2 of the Open Inference Protocol, as JSON."""
+`predict` is rekindle's own and Vertex AI's; `invocations` is SageMaker's, in JSON, JSON
+lines, or CSV without a header; `infer` is version 2 of the Open Inference Protocol, as
+JSON."""
 
 from __future__ import annotations
 
@@ -25,13 +26,19 @@ from rekindle.tasks.base import ANSWERS
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-MOST_BYTES, MOST_INSTANCES, BODY_SECONDS = 4 << 20, 256, 15.0
+MOST_BYTES = 4 << 20
+MOST_INSTANCES = 256
+BODY_SECONDS = 15.0
 TOO_LARGE = f"the body is larger than {MOST_BYTES >> 20} MiB: send fewer instances"
 TOO_SLOW = f"the body took more than {BODY_SECONDS:g} s"
-JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
+JSON = "application/json"
+JSON_LINES = "application/jsonlines"
+CSV = "text/csv"
+# header of the protocol's binary extension: how many bytes of the body are JSON
 _JSON_LENGTH = "inference-header-content-length"
+# type in Python -> type of the Open Inference Protocol, and its code in `struct`
 _KINDS = {bool: ("BOOL", "?"), float: ("FP64", "d"), int: ("INT64", "q")}
-_Read = TypeVar("_Read", bound=BaseModel)
+_Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
 class Body(BaseModel):
@@ -67,9 +74,9 @@ class Infer(Body):
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """What a request asks; `render` makes the body of the response, of type `media`, and may fill
-    its `headers`. `ids` are those of the contents, if these have any."""
+class WireRequest:
+    """What a request asks; `render` makes the body of the response, of type `media`, and
+    may fill its `headers`. `ids` are those of the contents, if these have any."""
 
     contents: list[Any]
     options: Options
@@ -79,133 +86,211 @@ class Asked:
     ids: list[str] = dataclasses.field(default_factory=list)
 
 
-def predict(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -> Asked:
-    """{"instances": [{column: value}], "parameters": {...}} -> {"predictions": [...], "model"}."""
-    asked = read(Predict, body)
-    contents, options = inputs.contents(asked.instances), _options(asked.parameters, inputs)
-    keys = [one.get(inputs.key) for one in asked.instances] if inputs.key else []
-    ids = ["" if key is None else scalar_text(key) or str(key) for key in keys]  # as labels have it
+def predict(
+    body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Mapping[str, str]
+) -> WireRequest:
+    """{"instances": [{column: value}], "parameters":
+    {...}} -> {"predictions": [...], "model"}."""
+    request = parse(Predict, body)
+    contents = inputs.contents(request.instances)
+    options = _options(request.parameters, inputs)
+    ids = list[str]()
+    if inputs.key:
+        ids = [_id_of(instance.get(inputs.key)) for instance in request.instances]
 
-    def render(found: list[Prediction]) -> bytes:
-        return dumped({"predictions": found, "model": about})
+    def render(predictions: list[Prediction]) -> bytes:
+        return json_bytes({"predictions": predictions, "model": about})
 
-    return Asked(contents, options, render, ids=ids)
+    return WireRequest(contents, options, render, ids=ids)
 
 
-def invocations(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -> Asked:
-    """The same in JSON; or an instance a line, answered by a prediction a line; or a text a row."""
+def _id_of(key: Any) -> str:
+    """The id of an instance, written as the labels
+    that are joined to it later write it."""
+    if key is None:
+        return ""
+    return scalar_text(key) or str(key)
+
+
+def invocations(
+    body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Mapping[str, str]
+) -> WireRequest:
+    """The same in JSON; or an instance a line, and a prediction a line;
+    or a text a row."""
     media = headers.get("content-type", JSON).partition(";")[0].strip().lower()
-    wanted = headers.get("accept", "").lower().split(",")
-    accepted = [one.partition(";")[0].strip() for one in wanted]
+    accept = headers.get("accept", "").lower().split(",")
+    accepted = [media_range.partition(";")[0].strip() for media_range in accept]
     if not {"*/*", "", media}.intersection(accepted):
         raise RefusedError(406, f"the response has the type of the request, {media}")
     if media == JSON:
         return predict(body, headers, inputs, about)
     if media == JSON_LINES:
         lines = b",".join(line for line in body.split(b"\n") if line.strip())
-        asked = predict(b'{"instances":[' + lines + b"]}", headers, inputs, about)
-        return dataclasses.replace(
-            asked, render=lambda found: b"".join(dumped(one) + b"\n" for one in found), media=media
-        )
+        request = predict(b'{"instances":[' + lines + b"]}", headers, inputs, about)
+        return dataclasses.replace(request, render=_as_json_lines, media=media)
     if media != CSV or inputs.modality in ("words", "image") or inputs.form == "chat":
         raise RefusedError(415, f"{media} is not read here: send {JSON} or {JSON_LINES}")
     try:
         rows = [row for row in csv.reader(io.StringIO(body.decode())) if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise RefusedError(400, f"the body is not a CSV in UTF-8: {error}") from None
-    if wide := [i for i, row in enumerate(rows, 1) if len(row) != 1]:
-        raise RefusedError(400, f"row {wide[0]}: one value, `{inputs.column}`, is needed")
+    for number, row in enumerate(rows, 1):
+        if len(row) != 1:
+            raise RefusedError(400, f"row {number}: one value, `{inputs.column}`, is needed")
     instances = [{inputs.column: row[0]} for row in rows]
-    asked = predict(dumped({"instances": instances}), headers, inputs, about)
-    return dataclasses.replace(asked, render=_as_csv, media=media)
+    request = predict(json_bytes({"instances": instances}), headers, inputs, about)
+    return dataclasses.replace(request, render=_as_csv, media=media)
 
 
-def infer(body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Any) -> Asked:
-    """One input, called as the column, BYTES [N]: lists and chats as JSON, images in base64. The
-    outputs are the fields of predictions, lists as JSON. With the extension for binary data, as
-    NVIDIA's client asks by default: values behind the JSON, in the order of the tensors."""
-    length = headers.get(_JSON_LENGTH, "")
-    cut = int(length) if length.isdecimal() and len(length) < 9 else len(body)
-    head, raw = body[:cut], body[cut:]
-    asked = read(Infer, head)
-    tensor, given, answer_headers = asked.inputs[0], asked.parameters, dict[str, str]()
+def infer(
+    body: bytes, headers: Mapping[str, str], inputs: Inputs, about: Mapping[str, str]
+) -> WireRequest:
+    """One input, called as the column, BYTES [N]: lists and chats as JSON, images in
+    base64. The outputs are the fields of predictions, lists as JSON. With the extension
+    for binary data, as NVIDIA's client asks by default: values behind the JSON, in the
+    order of the tensors."""
+    json_length = len(body)
+    length_header = headers.get(_JSON_LENGTH, "")
+    if length_header.isdecimal() and len(length_header) < 9:
+        json_length = int(length_header)
+    request = parse(Infer, body[:json_length])
+    tensor = request.inputs[0]
     if tensor.name != inputs.column:
         raise RefusedError(400, f"inputs: one input, called `{inputs.column}`, is needed")
-    texts = [text for row in tensor.data for text in (row if isinstance(row, list) else [row])]
-    texts += _strings(raw, tensor.parameters.get("binary_data_size", 0))
-    if tensor.shape not in ([len(texts)], [len(texts), 1]) or not 0 < len(texts) <= MOST_INSTANCES:
-        what = f"inputs: the shape {tensor.shape} does not hold {len(texts)} values"
-        raise RefusedError(400, f"{what}, or they are not 1 to {MOST_INSTANCES}")
+    texts = _texts_of(tensor, body[json_length:])
     values = [inputs.encoded(text, f"data {i}") for i, text in enumerate(texts)]
     contents = inputs.contents([{inputs.column: value} for value in values])
-    binary = given.pop("binary_data_output", False)
-    options = _options(read(Options, dumped(given)) if given else None, inputs)
-    same = {"id": asked.id, "model_name": about["name"], "model_version": about["version"]}
+    # what is left of the parameters are those of the model
+    is_binary_default: object = request.parameters.pop("binary_data_output", False)
+    options: Options | None = None
+    if request.parameters:
+        options = parse(Options, json_bytes(request.parameters))
+    options = _options(options, inputs)
+    answer_headers = dict[str, str]()
+    about_model = {
+        "id": request.id,
+        "model_name": about["name"],
+        "model_version": about["version"],
+    }
 
-    def render(found: list[Prediction]) -> bytes:
-        names = _names(found)
-        wanted = {one.name: one.parameters.get("binary_data") for one in asked.outputs}
-        if missing := sorted(wanted.keys() - {*names, "truncated"}):
+    def render(predictions: list[Prediction]) -> bytes:
+        names = _names(predictions)
+        is_binary: dict[str, object] = {
+            output.name: output.parameters.get("binary_data") for output in request.outputs
+        }
+        missing = sorted(is_binary.keys() - {*names, "truncated"})
+        if missing:
             raise RefusedError(400, f"outputs: there is no `{missing[0]}`; there is {names}")
-        wanted = wanted or dict.fromkeys(names, binary)
-        pairs = [_tensor(n, [one.get(n, False) for one in found], wanted[n]) for n in wanted]
-        outputs, ends = zip(*pairs, strict=True)
-        head, end = dumped({**same, "outputs": outputs}), b"".join(ends)
-        answer_headers.update({_JSON_LENGTH: str(len(head))} if end else {})
-        return head + end
+        if not is_binary:
+            is_binary = dict.fromkeys(names, is_binary_default)
+        tensors = list[dict[str, object]]()
+        binary = b""
+        for name in is_binary:
+            column = [prediction.get(name, False) for prediction in predictions]
+            output, output_binary = _tensor(name, column, bool(is_binary[name]))
+            tensors.append(output)
+            binary += output_binary
+        head = json_bytes({**about_model, "outputs": tensors})
+        if binary:
+            answer_headers[_JSON_LENGTH] = str(len(head))
+        return head + binary
 
-    ids = [asked.id] if inputs.key and len(values) == 1 else []
-    return Asked(contents, options, render, headers=answer_headers, ids=ids)
+    ids = [request.id] if inputs.key and len(values) == 1 else []
+    return WireRequest(contents, options, render, headers=answer_headers, ids=ids)
 
 
-def outputs(inputs: Inputs) -> list[dict[str, Any]]:
+def _texts_of(tensor: Tensor, binary: bytes) -> list[str]:
+    """The values of an input, from its JSON and from what follows the JSON. Raises
+    RefusedError where they are not as many as its shape says."""
+    texts = list[str]()
+    for value in tensor.data:
+        if isinstance(value, list):
+            texts += value
+        else:
+            texts.append(value)
+    texts += _strings(binary, tensor.parameters.get("binary_data_size", 0))
+    count = len(texts)
+    if tensor.shape not in ([count], [count, 1]) or not 0 < count <= MOST_INSTANCES:
+        message = f"inputs: the shape {tensor.shape} does not hold {count} values"
+        raise RefusedError(400, f"{message}, or they are not 1 to {MOST_INSTANCES}")
+    return texts
+
+
+def outputs(inputs: Inputs) -> list[dict[str, object]]:
     """What `infer` answers with, as the metadata of a model describes it."""
-    numbers = {"probability": "FP64", "value": "FP64", "prompt_tokens": "INT64", "tokens": "INT64"}
-    names = ANSWERS[inputs.objective]
-    return [{"name": n, "datatype": numbers.get(n, "BYTES"), "shape": [-1]} for n in names]
+    datatypes = {
+        "probability": "FP64",
+        "value": "FP64",
+        "prompt_tokens": "INT64",
+        "tokens": "INT64",
+    }
+    descriptions = list[dict[str, object]]()
+    for name in ANSWERS[inputs.objective]:
+        datatype = datatypes.get(name, "BYTES")
+        descriptions.append({"name": name, "datatype": datatype, "shape": [-1]})
+    return descriptions
 
 
-def _tensor(name: str, values: list[Any], binary: Any) -> tuple[dict[str, Any], bytes]:
+def _tensor(name: str, values: list[object], is_binary: bool) -> tuple[dict[str, object], bytes]:
     """An output, and the bytes of it that follow the JSON."""
-    kind, form = _KINDS.get(type(values[0]), ("BYTES", ""))
-    data = [dumped(value).decode() if isinstance(value, list) else value for value in values]
-    tensor = {"name": name, "datatype": kind, "shape": [len(data)]}
-    if not binary:
-        return {**tensor, "data": data}, b""
-    parts = [one.encode() for one in data] if kind == "BYTES" else []
-    end = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
-    end = end or struct.pack(f"<{len(data)}{form}", *data)
-    return {**tensor, "parameters": {"binary_data_size": len(end)}}, end
+    datatype, code = _KINDS.get(type(values[0]), ("BYTES", ""))
+    # the protocol has no lists of different lengths: they are JSON in a string
+    data = list[Any]()
+    for value in values:
+        data.append(json_bytes(value).decode() if isinstance(value, list) else value)
+    tensor: dict[str, object] = {"name": name, "datatype": datatype, "shape": [len(data)]}
+    if not is_binary:
+        tensor["data"] = data
+        return tensor, b""
+    binary = b""
+    if datatype == "BYTES":
+        for text in data:
+            encoded = text.encode()
+            binary += len(encoded).to_bytes(4, "little") + encoded
+    else:
+        binary = struct.pack(f"<{len(data)}{code}", *data)
+    tensor["parameters"] = {"binary_data_size": len(binary)}
+    return tensor, binary
 
 
 def _strings(raw: bytes, size: int) -> list[str]:
     """The values of a binary input, each behind its length in 4 bytes, little endian."""
-    found, at = list[str](), 0
-    while at < len(raw) == size:
-        begin, at = at + 4, at + 4 + int.from_bytes(raw[at : at + 4], "little")
-        found.append(raw[begin:at].decode(errors="surrogateescape"))  # which no text may have
-    if at != size or len(raw) != size:
+    texts = list[str]()
+    end = 0
+    while end < len(raw) == size:
+        begin = end + 4
+        end = begin + int.from_bytes(raw[end:begin], "little")
+        texts.append(raw[begin:end].decode(errors="surrogateescape"))  # which no text may have
+    if end != size or len(raw) != size:
         raise RefusedError(400, f"inputs: of {size} bytes in strings {len(raw)} follow the JSON")
-    return found
+    return texts
 
 
-def _names(found: list[Prediction]) -> list[str]:
-    return list(dict.fromkeys(name for one in found for name in one))
+def _names(predictions: list[Prediction]) -> list[str]:
+    """The fields that some prediction has, in the order in which they first come."""
+    return list(dict.fromkeys(name for prediction in predictions for name in prediction))
 
 
-def _as_csv(found: list[Prediction]) -> bytes:
+def _as_json_lines(predictions: list[Prediction]) -> bytes:
+    return b"".join(json_bytes(prediction) + b"\n" for prediction in predictions)
+
+
+def _as_csv(predictions: list[Prediction]) -> bytes:
     file = io.StringIO()
-    csv.writer(file).writerows([one.get(name, False) for name in _names(found)] for one in found)
+    writer = csv.writer(file)
+    names = _names(predictions)
+    for prediction in predictions:
+        writer.writerow([prediction.get(name, False) for name in names])
     return file.getvalue().encode()
 
 
-def _options(given: Options | None, inputs: Inputs) -> Options:
-    if given is not None and not inputs.form:
+def _options(options: Options | None, inputs: Inputs) -> Options:
+    if options is not None and not inputs.form:
         raise RefusedError(400, "parameters: this model is no language model and has none")
-    return given or Options()
+    return options or Options()
 
 
-def read(kind: type[_Read], body: bytes) -> _Read:
+def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
     """The body of a request; RefusedError 400 with its first fault."""
     try:
         request = kind.model_validate_json(body)
@@ -213,8 +298,10 @@ def read(kind: type[_Read], body: bytes) -> _Read:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the body"
         raise RefusedError(400, f"{place}: {first['msg']}") from None
-    if b"NaN" in body or b"Infinity" in body:  # pydantic takes them as numbers, where texts may
-        json.loads(body, parse_constant=_refuse_constant)  # hold the words
+    # pydantic takes them as numbers; where a text
+    # alone holds the words, nothing is refused
+    if b"NaN" in body or b"Infinity" in body:
+        json.loads(body, parse_constant=_refuse_constant)
     return request
 
 
@@ -223,17 +310,19 @@ def _refuse_constant(name: str) -> None:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body; RefusedError 413 where it is too large. It is read to its end all the same, up to a
-    bound, so that the client gets the answer."""
+    """The body; RefusedError 413 where it is too large. It is read to its end all the
+    same, up to a bound, so that the client gets the answer."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise RefusedError(415, "the body is compressed: send it as it is")
-    pieces, size = list[bytes](), 0
+    pieces = list[bytes]()
+    size = 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for piece in request.stream():
                 size += len(piece)
                 if size <= MOST_BYTES:
                     pieces.append(piece)
+                # a client that does not stop is not read to its end
                 elif size > 16 * MOST_BYTES:
                     break
     except TimeoutError:
@@ -243,12 +332,12 @@ async def read_body(request: Request) -> bytes:
     return b"".join(pieces)
 
 
-def dumped(value: Any) -> bytes:
+def json_bytes(value: object) -> bytes:
     """JSON as it is sent."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def document(about: Mapping[str, str], inputs: Inputs) -> dict[str, Any]:
+def document(about: Mapping[str, str], inputs: Inputs) -> dict[str, object]:
     """`POST /predict` as an OpenAPI document."""
     kind = "array" if inputs.modality == "words" or inputs.form == "chat" else "string"
     column = {inputs.column: {"type": kind}}

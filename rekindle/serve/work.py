@@ -1,8 +1,8 @@
-"""Instances on their way through the one inference thread: what is asked, waits and is answered.
+"""Instances on their way through the one inference thread: asked, waiting, answered.
 
-The thread takes what waits, at most as much as the model has room for, and never waits for more:
-under load batches fill by themselves, and a single request is answered at once. The queue is
-bounded: a client that finds it full has to try again (429)."""
+The thread takes what waits, at most as much as the model has room for, and never waits
+for more: under load batches fill by themselves, and a single request is answered at once.
+The queue is bounded: a client that finds it full has to try again (429)."""
 
 import asyncio
 import dataclasses
@@ -18,16 +18,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING, MOST_TOKENS = 1_024, 4_096
+MOST_WAITING = 1_024
+MOST_TOKENS = 4_096
+# field -> value, as the client reads it: the fields
+# differ by objective and by a user's own task
 Prediction = dict[str, Any]
 
 
 class RefusedError(Exception):
-    """A request, or an instance, that is not answered; `reason` is its label in /metrics."""
+    """A request or instance that is not answered; `reason` is its label in /metrics."""
 
     def __init__(self, status: int, text: str, reason: str = "bad_request") -> None:
         super().__init__(text)
-        self.status, self.reason = status, reason
+        self.status = status
+        self.reason = reason
 
 
 class Options(BaseModel):
@@ -38,56 +42,73 @@ class Options(BaseModel):
 
     max_new_tokens: int = Field(64, ge=1, le=MOST_TOKENS)
     temperature: float = Field(0.0, ge=0, le=2)
+    # 64 bits with a sign are what torch.Generator takes
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+
+
+Answer = Prediction | RefusedError
 
 
 @dataclasses.dataclass(eq=False)
 class Work:
-    """One instance. `answer` is set on the event loop; `pieces` gets tokens as they are written,
-    then None, where they are wanted; `gone` drops it; `seed` draws where the options name none."""
+    """One instance. `answer` is set on the event loop; `pieces` gets tokens as they are
+    written, then None, where they are wanted; `gone` drops it; `seed` draws where the
+    options name none."""
 
     content: Any
     options: Options
-    answer: asyncio.Future[Any] | None = None
+    answer: asyncio.Future[Answer] | None = None
     pieces: asyncio.Queue[int | None] | None = None
     gone: bool = False
     seed: int = dataclasses.field(default_factory=functools.partial(random.getrandbits, 63))
 
 
-Answer = Prediction | RefusedError
 Event = tuple[Work, Answer | int]
 """An answer, a refusal, or the next token."""
 
 
 class Model:
-    """What the inference thread turns to: `room` is how many instances the next turn can take,
-    `busy` whether it goes on with earlier ones, `broken` that no turn will answer any more."""
+    """What the inference thread turns to: `room` is how many instances the next turn can
+    take, `busy` whether it goes on with earlier ones, `broken` that no turn will answer
+    any more."""
 
-    room, busy, broken = 0, False, False
+    room = 0
+    busy = False
+    broken = False
 
     def turn(self, new: list[Work]) -> list[Event]:
         """Answer the new instances, or begin with them. Never raises."""
         raise NotImplementedError
 
-    def turned(self, new: list[Work]) -> list[Event]:
-        """The same; what memory did not suffice for is tried once more, in two halves."""
+    def turn_with_retry(self, new: list[Work]) -> list[Event]:
+        """Turn, and try what memory did not suffice for once more, in two halves."""
         events = self.turn(new)
-        known = {work for work, event in events if getattr(event, "reason", "") == "out_of_memory"}
-        again = [work for work in new if work in known]
+        out_of_memory = set[Work]()
+        for work, event in events:
+            if isinstance(event, RefusedError) and event.reason == "out_of_memory":
+                out_of_memory.add(work)
+        # in the order of `new`; a text that was under way before is not among them
+        again = [work for work in new if work in out_of_memory]
         if len(again) > 1:
-            events = [(work, event) for work, event in events if work not in known]
+            events = [(work, event) for work, event in events if work not in out_of_memory]
             half = len(again) // 2
-            events += [*self.turn(again[:half]), *self.turn(again[half:])]
+            events += self.turn(again[:half])
+            events += self.turn(again[half:])
         return events
 
-    def answers(self, contents: Iterable[Any], options: Options) -> list[Any]:
-        """Of each content the prediction, or the RefusedError, in order; without a thread."""
+    def answers(self, contents: Iterable[Any], options: Options) -> list[Answer]:
+        """The prediction, or RefusedError, of each content, in order;
+        without a thread."""
         works = [Work(content, options) for content in contents]
-        left, found = deque(works), dict[Work, Any]()
-        while left or self.busy:
-            new = [left.popleft() for _ in range(min(self.room, len(left)))]
-            found |= {w: event for w, event in self.turned(new) if not isinstance(event, int)}
-        return [found[work] for work in works]
+        waiting = deque(works)
+        answer_of = dict[Work, Answer]()
+        while waiting or self.busy:
+            count = min(self.room, len(waiting))
+            new = [waiting.popleft() for _ in range(count)]
+            for work, event in self.turn_with_retry(new):
+                if not isinstance(event, int):
+                    answer_of[work] = event
+        return [answer_of[work] for work in works]
 
 
 class Waiting:
@@ -102,7 +123,8 @@ class Waiting:
         return len(self._works)
 
     def put(self, works: list[Work]) -> None:
-        """Add all; RefusedError 429 where there is no room for them, 503 once it is closed."""
+        """Add all.
+        RefusedError 429 where there is no room for them, 503 once it is closed."""
         with self._change:
             if self._closed:
                 raise RefusedError(503, "the server is ending", "not_ready")
@@ -115,25 +137,29 @@ class Waiting:
         """Take no more; returns what waits."""
         with self._change:
             self._closed = True
-            left = list(self._works)
+            works = list(self._works)
             self._works.clear()
-            return left
+            return works
 
     def take(self, most: int, *, wait: bool) -> list[Work]:
-        """Up to so many whose client is still there; waits for the first one if asked to."""
+        """Up to so many whose client is still there;
+        waits for the first one if `wait`."""
         with self._change:
             while True:
-                taken: list[Work] = []
-                while self._works and len(taken) < most:
+                works: list[Work] = []
+                while self._works and len(works) < most:
                     work = self._works.popleft()
-                    taken += [] if work.gone else [work]
-                if taken or not wait:
-                    return taken
+                    if not work.gone:
+                        works.append(work)
+                if works or not wait:
+                    return works
                 self._change.wait()
 
 
 def failure_of(error: Exception) -> RefusedError:
     """What a client learns of an error in the model; the log has the rest."""
+    # torch raises its own class on a GPU, and on the
+    # CPU a RuntimeError that names the allocator
     if type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error):
         return RefusedError(500, "the model ran out of memory", "out_of_memory")
     log.error("the model failed", exc_info=error)

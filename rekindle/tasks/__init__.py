@@ -1,4 +1,4 @@
-"""Learning objectives, registered by name; `load_task` also takes a user's `path.py:Class`."""
+"""Learning objectives by name; `load_task` also takes a user's `path.py:Class`."""
 
 import importlib
 import importlib.util
@@ -19,27 +19,29 @@ TASKS = {
 
 
 def load_task(name: str) -> Task:
-    """The task registered under `name`, or a user's `path.py:Class`; raises RequestError."""
+    """The task registered under `name`, or a user's `path.py:Class`.
+    Raises RequestError."""
     target, _, attribute = TASKS.get(name, name).rpartition(":")
     if name in TASKS:
         module = importlib.import_module(target)
     else:
         path = Path(target)
         if not path.is_file():
-            what = f"task `{name}`: file not found: {path}"
-            raise RequestError(what, fix=f"use one of {', '.join(TASKS)} or path.py:Class")
+            message = f"task `{name}`: file not found: {path}"
+            raise RequestError(message, fix=f"use one of {', '.join(TASKS)} or path.py:Class")
         spec = importlib.util.spec_from_file_location(f"rekindle_user_task_{path.stem}", path)
         assert spec is not None
-        # modules beside it, as when a pipeline is loaded; last, so that they hide nothing installed
-        own = [str(folder) for folder in folders_of(path.absolute())]
-        sys.path += [folder for folder in own if folder not in sys.path]
+        # modules beside it, as when a pipeline is loaded;
+        # last, so that they hide nothing installed
+        folders = [str(folder) for folder in folders_of(path.absolute())]
+        sys.path += [folder for folder in folders if folder not in sys.path]
         module = importlib.util.module_from_spec(spec)
         # without bytecode beside it, which would change the files of a model
         exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # noqa: S102 - as an import
     task_class = getattr(module, attribute, None)
     if not (isinstance(task_class, type) and issubclass(task_class, Task)):
-        what = f"`{attribute}` in {target or name} is not a task"
-        raise RequestError(what, fix="name a subclass of rekindle.tasks.Task, as path.py:Class")
+        message = f"`{attribute}` in {target or name} is not a task"
+        raise RequestError(message, fix="name a subclass of rekindle.tasks.Task, as path.py:Class")
     return task_class()
 
 

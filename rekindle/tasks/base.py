@@ -1,10 +1,12 @@
-"""A learning objective: how examples become tensors, which network learns, what is predicted.
+"""A learning objective: how examples become tensors, what learns, what is predicted.
 
-A task has two sides. The data side (`fit`, `encode`) runs in many small processes while shards are
-written and must not import torch. The model side runs in every training rank and in evaluation; it
-imports torch inside its methods. Shapes: B examples, C classes, T tokens.
+A task has two sides. The data side (`fit`, `encode`) runs in many small processes while
+shards are written and must not import torch. The model side runs in every training rank
+and in evaluation; it imports torch inside its methods. Shapes: B examples, C classes, T
+tokens.
 
-The **examples** that `ingest` writes and `fit` and `encode` read are Arrow batches with the columns
+The **examples** that `ingest` writes and `fit` and `encode` read are Arrow batches with
+the columns
 
     id         string       the record's key, or its position in the source
     hash       binary [16]  of the content that the model sees (not of the label)
@@ -19,8 +21,8 @@ The **examples** that `ingest` writes and `fit` and `encode` read are Arrow batc
                             text has the role `text`, others `prompt` and `completion`, or those of
                             a chat: `system`, `user`, `assistant`
 
-and the slice columns, as strings. Shards hold id, hash, `label` as int32 class index (or a list of
-them, or a float64), the slice columns, and what `encode` returns."""
+and the slice columns, as strings. Shards hold id, hash, `label` as int32 class index (or
+a list of them, or a float64), the slice columns, and what `encode` returns."""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 REFUSED = "refused"
 Settings = Mapping[str, Any]
 SCALE = ("target_mean", "target_std")
-"""Of the settings of a regression: what its network's numbers are counted from, and in."""
+"""The settings of a regression that scale its network's numbers: mean and deviation."""
 SAME_NUMBER = "all training examples have the same number"
 Labels = tuple[str, ...]
 
@@ -65,7 +67,8 @@ ANSWERS: Mapping[Objective, tuple[str, ...]] = {
 
 
 class Task(abc.ABC):
-    """One learning objective. Subclass it in a file of your own, `path.py:Class` in the YAML."""
+    """One learning objective.
+    Subclass it in a file of yours, `path.py:Class` in the YAML."""
 
     modality: ClassVar[Modality]
     objective: ClassVar[Objective] = "classes"
@@ -81,39 +84,43 @@ class Task(abc.ABC):
     # Data side: no torch.
 
     def fit(self, train: Passes, data: DataSpec, model: ModelSpec, assets: Path) -> Settings:
-        """What must be learned or fetched before encoding, such as a tokenizer, into the folder
-        `assets`; `train()` starts a new pass over the training split, or evenly over at most a
-        million of its rows. Returns JSON settings that `encode`, `build` and the manifest carry.
-        They and the files must be the same for the same input."""
+        """What must be learned or fetched before encoding, such as a tokenizer, into the
+        folder `assets`; `train()` starts a new pass over the training split, or evenly
+        over at most a million of its rows. Returns JSON settings that `encode`, `build`
+        and the manifest carry. They and the files must be the same for the same input."""
         return {}
 
     @abc.abstractmethod
     def encode(self, batch: pa.RecordBatch, settings: Settings, assets: Path) -> Columns:
-        """The model's inputs for a batch of examples, as Arrow columns of the same length. Runs in
-        worker processes; a column called `input_ids` (a list of integers) is counted as tokens, and
-        an example whose `input_ids` is null is left out: it has nothing to learn from. A column
-        `REFUSED` (strings) says why an example cannot be encoded, null where it can: such a row is
-        one with a fault, as `data.on_bad_rows` has it."""
+        """The model's inputs for a batch of examples, as Arrow columns of the same
+        length. Runs in worker processes; a column called `input_ids` (a list of integers)
+        is counted as tokens, and an example whose `input_ids` is null is left out: it has
+        nothing to learn from. A column `REFUSED` (strings) says why an example cannot be
+        encoded, null where it can: such a row is one with a fault, as `data.on_bad_rows`
+        has it."""
 
     def notices(self, settings: Settings) -> list[str]:
-        """What a person should know of the settings that `fit` returned, a sentence each."""
+        """What a user should know of the settings
+        that `fit` returned, a sentence each."""
         return []
 
     def refusals(self, data: DataSpec, model: ModelSpec) -> Callable[[str], str] | None:
-        """A function that says why `encode` will refuse the content of an example ("": it will
-        not), where that can be known before a run without the network and without torch."""
+        """A function that says why `encode` will refuse the content of an example ("": it
+        will not), where that can be known before a run without the network and without
+        torch."""
         return None
 
     # Model side: torch inside.
 
     @abc.abstractmethod
     def build(self, model: ModelSpec, labels: Labels, settings: Settings, assets: Path) -> Module:
-        """The network with fresh weights. The caller has seeded torch, and may have it build on the
-        meta device; `weights` names those to start from."""
+        """The network with fresh weights. The caller has seeded torch, and may have it
+        build on the meta device; `weights` names those to start from."""
 
     def weights(self, model: ModelSpec) -> Path | None:
-        """A local folder with the pretrained weights of `model`, as safetensors; None where they
-        all start fresh. It may lack a new head (`makes_head`), and nothing else."""
+        """A local folder with the pretrained weights of `model`, as safetensors; None
+        where they all start fresh. It may lack a new head (`makes_head`), and nothing
+        else."""
         return None
 
     @abc.abstractmethod
@@ -122,12 +129,13 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def logits(self, network: Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Unnormalised class scores, [B, C], float; [B, T, C] where words have tags; numbers, [B,
-        1], in deviations from the mean, as `SCALE` of the settings has them."""
+        """Unnormalised class scores, [B, C], float; [B, T, C] where words have tags;
+        numbers, [B, 1], in deviations from the mean, as `SCALE` of the settings has
+        them."""
 
     @abc.abstractmethod
     def save(self, network: Module, folder: Path, labels: Labels, settings: Settings) -> None:
-        """Write weights as safetensors and the configuration, in Hugging Face layout if any."""
+        """Write weights as safetensors and the configuration, in Hugging Face layout."""
 
     @abc.abstractmethod
     def load(self, folder: Path) -> Module:
@@ -136,14 +144,15 @@ class Task(abc.ABC):
     # For prediction.
 
     def hold(self, settings: Settings, assets: Path) -> None:
-        """Read into memory what `encode` and the like need of `assets`. A server calls it once,
-        before it is ready: what it has proven then answers, whatever becomes of the folder. A task
-        of your own whose `encode` reads no file, or keeps what it has read, overrides it; otherwise
-        a server ends as soon as the files of its model change."""
+        """Read into memory what `encode` and the like need of `assets`. A server calls it
+        once, before it is ready: what it has proven then answers, whatever becomes of the
+        folder. A task of your own whose `encode` reads no file, or keeps what it has
+        read, overrides it; otherwise a server ends as soon as the files of its model
+        change."""
         return
 
     def encode_raw(self, inputs: list[Any], settings: Settings, assets: Path) -> pa.Table:
-        """Shard rows of a user's texts, lists of words, or uint8 pixels (H, W) or (H, W, C)."""
+        """Shard rows of texts, lists of words, or uint8 pixels (H, W) or (H, W, C)."""
         import numpy as np
         import pyarrow as pa
 
@@ -152,12 +161,14 @@ class Task(abc.ABC):
         elif self.modality == "words":
             column = pa.array([json.dumps(list(words)) for words in inputs], pa.string())
         else:
-            column = pa.array([np.asarray(x, np.uint8).tobytes() for x in inputs], pa.binary())
+            pixels = [np.asarray(image, np.uint8).tobytes() for image in inputs]
+            column = pa.array(pixels, pa.binary())
         return pa.table(self.encode(pa.record_batch({self.modality: column}), settings, assets))
 
 
 def flattened(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The values of a list column in one array, and how many each row has; a null has none."""
+    """The values of a list column in one array,
+    and how many each row has: a null none."""
     import numpy as np
 
     column = table.column(name).combine_chunks()
@@ -166,11 +177,13 @@ def flattened(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], npt.ND
 
 
 class TokenTask(Task):
-    """Predicts the next token: several examples may share a sequence, and the score of an example
-    is that of its supervised tokens. Shapes: B sequences, T tokens, V vocabulary, N examples.
+    """Predicts the next token: several examples may share a sequence, and the score of an
+    example is that of its supervised tokens. Shapes: B sequences, T tokens, V vocabulary,
+    N examples.
 
-    `encode` gives `input_ids` (list of int32), `supervised` (list of uint8, 1 where the token is to
-    be predicted; never the first) and `target_bytes` (int32: of the text that these cover)."""
+    `encode` gives `input_ids` (list of int32), `supervised` (list of uint8, 1 where the
+    token is to be predicted; never the first) and `target_bytes` (int32: of the text that
+    these cover)."""
 
     objective: ClassVar[Objective] = "tokens"
 
@@ -184,12 +197,13 @@ class TokenTask(Task):
         rows: npt.NDArray[np.int64] | None = None,
         length: int | None = None,
     ) -> dict[str, torch.Tensor]:
-        """int64 tensors [B, T]: `input_ids`; `position_ids`, from 0 in each example; `documents`,
-        1, 2, ... for the examples of a sequence and 0 for padding; `labels`, the token that follows
-        where it is to be predicted, else -100.
+        """int64 tensors [B, T]: `input_ids`; `position_ids`, from 0 in each example;
+        `documents`, 1, 2, ... for the examples of a sequence and 0 for padding; `labels`,
+        the token that follows where it is to be predicted, else -100.
 
-        Examples of one slot (int64 [N], ascending; default: a sequence each) stand one after the
-        other; those with a negative entry in `rows` are empty. T is `length`, or the longest's."""
+        Examples of one slot (int64 [N], ascending; default: a sequence each) stand one
+        after the other; those with a negative entry in `rows` are empty. T is `length`,
+        or the longest's."""
 
     @abc.abstractmethod
     def generate(
@@ -200,5 +214,5 @@ class TokenTask(Task):
         assets: Path,
         max_new_tokens: int,
     ) -> list[str]:
-        """The most probable continuation of each document that ends before an answer, on a CPU,
-        within three times `train.hang_seconds`."""
+        """The most probable continuation of each document that ends before an answer, on
+        a CPU, within three times `train.hang_seconds`."""

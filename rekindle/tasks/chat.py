@@ -1,11 +1,12 @@
 """A chat as one text, and which parts of it a model learns to write.
 
-The tokenizer's own template decides the text (Jinja, in the sandbox that transformers prescribes
-for it); tokenizers without one get `TEMPLATE`. An answer begins where the template's prompt for it
-ends, and ends with what the template puts behind it, such as the end-of-text token. What that is
-shows a chat with a word in the answer's place that stands nowhere else: an answer's own text may
-occur in the template's (`d` in `<|im_end|>`). A template that asks for today's date gets `_DATE`,
-because the same chats must give the same tokens every day."""
+The tokenizer's own template decides the text (Jinja, in the sandbox that transformers
+prescribes for it); tokenizers without one get `TEMPLATE`. An answer begins where the
+template's prompt for it ends, and ends with what the template puts behind it, such as the
+end-of-text token. What that is shows a chat with a word in the answer's place that stands
+nowhere else: an answer's own text may occur in the template's (`d` in `<|im_end|>`). A
+template that asks for today's date gets `_DATE`, because the same chats must give the
+same tokens every day."""
 
 import dataclasses
 import datetime as dt
@@ -45,8 +46,8 @@ Span = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """What stands behind an answer up to the next turn: characters `start` to `end` of `text`, a
-    whole chat."""
+    """What stands behind an answer up to the next turn: characters `start` to `end` of
+    `text`, a whole chat."""
 
     text: str
     start: int
@@ -54,7 +55,7 @@ class Ending:
 
 
 class ChatTemplate:
-    """One template with the tokenizer's special tokens, such as `{"eos_token": "</s>"}`."""
+    """A template with the tokenizer's special tokens, such as `{"eos_token": "</s>"}`."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._template = _compiled(source)
@@ -69,26 +70,32 @@ class ChatTemplate:
     ) -> tuple[str, list[Span]]:
         """The chat up to its last answer, and where the answers stand, in characters.
 
-        `ends`: what stands behind answers and holds a token that stops the writing; an answer
-        without any of them gets the end-of-text token. None: answers end as the last one does.
-        Raises DataError for a chat that the template refuses or whose answers it alters."""
+        `ends`: what stands behind answers and holds a token that stops the writing; an
+        answer without any of them gets the end-of-text token. None: answers end as the
+        last one does. Raises DataError for a chat that the template refuses or whose
+        answers it alters."""
         answers = [i for i, (role, _) in enumerate(turns) if role == "assistant"]
         turns = turns[: max(answers) + 1]
         text = self._render(turns)
         behind = {i: self._behind(turns, i) for i in answers}
-        if ends is None:
-            last = behind[answers[-1]]
-            found = [self._answer(text, turns, i, behind[i]) for i in answers]
-            kept = [len(last) if behind[i].startswith(last) else 0 for i in answers]
-            spans = zip(found, kept, strict=True)
-            return text, [(start, end + more) for (start, end), more in spans]
-        return self._ended(text, turns, behind, ends)
+        if ends is not None:
+            return self._with_ends(text, turns, behind, ends)
+        last_ending = behind[answers[-1]]
+        spans = list[Span]()
+        for i in answers:
+            start, end = self._answer(text, turns, i, behind[i])
+            if behind[i].startswith(last_ending):
+                end += len(last_ending)
+            spans.append((start, end))
+        return text, spans
 
     def endings(self) -> list[Ending]:
-        """What stands behind an answer that another turn follows, and behind a last one, as chats
-        of this module show it. Raises DataError where the template refuses all of them."""
-        refusals = []
+        """What stands behind an answer that another turn follows, and behind a last one,
+        as chats of this module show it. Raises DataError where the template refuses all
+        of them."""
+        refusals = list[DataError]()
         for roles in _PROBES:
+            # a content of its own for each turn, by which it is found
             turns = [(role, f"{_WORD}{'abcde'[i]}") for i, role in enumerate(roles)]
             try:
                 text = self._render(turns)
@@ -107,39 +114,51 @@ class ChatTemplate:
         last = Ending(text, starts[-1], len(text))
         if turns[-3:-2] != [("assistant", contents[-3])] or min(places) < 0:
             return [last]
+        # from the first answer to the next turn's
+        # content: the answer's end, the turn's opening
         between = text[starts[-3] : places[-2]]
         first_user = [role for role, _ in turns].index("user")
-        opening = _common_end(between, text[: places[first_user]])
-        # a turn of the system may end as answers do, and is then no part of what opens a user's
-        same = _common_start(between, text[last.start :])
-        size = max(len(between) - opening, same)
-        return [Ending(text, starts[-3], starts[-3] + size), last]
+        opening_length = _common_end(between, text[: places[first_user]])
+        # a turn of the system may end as answers do,
+        # and is then no part of what opens a user's
+        common_length = _common_start(between, text[last.start :])
+        length = max(len(between) - opening_length, common_length)
+        return [Ending(text, starts[-3], starts[-3] + length), last]
 
-    def _ended(
+    def _with_ends(
         self, text: str, turns: Sequence[Turn], behind: Mapping[int, str], ends: Sequence[str]
     ) -> tuple[str, list[Span]]:
         """The chat with each answer ended, and the answers with their ends."""
-        pieces, spans, done, added = [], [], 0, 0
-        for i, rest in behind.items():
-            start, end = self._answer(text, turns, i, rest)
-            known = max((e for e in ends if rest.startswith(e)), key=len, default="")
-            mark = "" if known else self._special_tokens["eos_token"]
-            pieces += [text[done:end], mark]
-            spans.append((start + added, end + added + len(known) + len(mark)))
-            done, added = end, added + len(mark)
-        return "".join([*pieces, text[done:]]), spans
+        pieces = list[str]()
+        spans = list[Span]()
+        copied = 0  # characters of `text` that are in the pieces
+        added = 0  # characters that are not of `text`
+        for i, behind_answer in behind.items():
+            start, end = self._answer(text, turns, i, behind_answer)
+            matching_ends = [known_end for known_end in ends if behind_answer.startswith(known_end)]
+            own_end = max(matching_ends, key=len, default="")
+            added_end = "" if own_end else self._special_tokens["eos_token"]
+            pieces += [text[copied:end], added_end]
+            spans.append((start + added, end + added + len(own_end) + len(added_end)))
+            copied = end
+            added += len(added_end)
+        pieces.append(text[copied:])
+        return "".join(pieces), spans
 
     def _answer(self, text: str, turns: Sequence[Turn], index: int, behind: str) -> Span:
         """Where an answer stands, without what the template puts `behind` it."""
         prompt = self.prompt(turns[:index])
         if not text.startswith(prompt):
-            same = _common_start(prompt, text)
-            what = f"the chat template opens the answer of turn {index + 1} otherwise in a prompt"
-            what += f" ({prompt[same:]!r}) than in a chat ({text[same : same + 20]!r})"
+            place = _common_start(prompt, text)
+            message = (
+                f"the chat template opens the answer of turn {index + 1} otherwise in a prompt"
+            )
+            message += f" ({prompt[place:]!r}) than in a chat ({text[place : place + 20]!r})"
             fix = "set model.tokenizer to one whose prompts are how its chats begin"
-            raise DataError(what, fix=fix)
+            raise DataError(message, fix=fix)
         end = len(text) - len(behind)
-        content = turns[index][1].strip()
+        _, content = turns[index]
+        content = content.strip()  # as many templates do
         if not text.endswith(behind) or not text[len(prompt) : end].rstrip().endswith(content):
             raise _altered(index + 1)
         return len(prompt), end
@@ -150,14 +169,15 @@ class ChatTemplate:
         while any(word in content for _, content in turns):
             word += "q"
         text = self._render([*turns[:index], ("assistant", word), *turns[index + 1 :]])
-        _, found, behind = text.partition(word)
-        if not found or word in behind:
+        _, separator, behind = text.partition(word)
+        if not separator or word in behind:
             raise _altered(index + 1)
         return behind
 
     def _render(self, turns: Sequence[Turn], *, add_generation_prompt: bool = False) -> str:
         from jinja2 import TemplateError
 
+        # the names that transformers gives to templates
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
             # transformers gives these, so a template may ask whether they are none
@@ -169,44 +189,54 @@ class ChatTemplate:
                 **self._special_tokens,
             )
         except Exception as error:  # a template is a program of others, which may raise anything
-            why = first_line(error)
+            reason = first_line(error)
             if not isinstance(error, TemplateError):
-                why = f"{type(error).__name__}: {why}"
+                reason = f"{type(error).__name__}: {reason}"
             fix = "correct the order of its turns, or set model.tokenizer to another one"
-            raise DataError(f"the chat template refuses a chat: {why}", fix=fix) from error
+            raise DataError(f"the chat template refuses a chat: {reason}", fix=fix) from error
 
 
 def template_in(folder: Path) -> ChatTemplate | None:
-    """The template of the tokenizer in a folder, read without transformers; None where it has none.
-    Raises DataError for files that cannot be read."""
-    config, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    """The template of the tokenizer in a folder, read without transformers; None where it
+    has none. Raises DataError for files that cannot be read."""
+    config_file = folder / "tokenizer_config.json"
+    template_file = folder / "chat_template.jinja"
     try:
-        known: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
-        source = file.read_text(encoding="utf-8") if file.is_file() else known.get("chat_template")
+        config: dict[str, Any] = json.loads(config_file.read_text(encoding="utf-8"))
+        source = config.get("chat_template")
+        if template_file.is_file():  # as newer versions of transformers save it
+            source = template_file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        what = f"the tokenizer cannot be read: {first_line(error)}"
-        raise DataError(what, where=str(config), fix="save it again, by save_pretrained") from error
+        message = f"the tokenizer cannot be read: {first_line(error)}"
+        fix = "save it again, by save_pretrained"
+        raise DataError(message, where=str(config_file), fix=fix) from error
     if isinstance(source, list):  # several templates by name
-        source = {one["name"]: one["template"] for one in source}.get("default")
+        templates = {template["name"]: template["template"] for template in source}
+        source = templates.get("default")
     if not isinstance(source, str):
         return None
-    given = {name: value for name, value in known.items() if name.endswith("_token")}
-    texts = {
-        n: value["content"] if isinstance(value, dict) else value for n, value in given.items()
-    }
-    return ChatTemplate(source, {n: text for n, text in texts.items() if isinstance(text, str)})
+    special_tokens = dict[str, str]()
+    for name, token in config.items():
+        if not name.endswith("_token"):
+            continue
+        text = token["content"] if isinstance(token, dict) else token
+        if isinstance(text, str):
+            special_tokens[name] = text
+    return ChatTemplate(source, special_tokens)
 
 
 def _altered(turn: int) -> DataError:
-    what = f"the chat template alters turn {turn}, so that the answer cannot be found"
+    message = f"the chat template alters turn {turn}, so that the answer cannot be found"
     fix = "set model.tokenizer to one whose template keeps earlier turns as they are"
-    return DataError(what, fix=fix)
+    return DataError(message, fix=fix)
 
 
 def _common_start(a: str, b: str) -> int:
     """How many characters both begin with."""
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
 
 
 def _common_end(a: str, b: str) -> int:
@@ -241,6 +271,6 @@ def _compiled(source: str) -> "jinja2.Template":
     try:
         return environment.from_string(source)
     except (TemplateError, RecursionError) as error:
-        what = f"the chat template cannot be read: {first_line(error)}"
+        message = f"the chat template cannot be read: {first_line(error)}"
         fix = "correct it, or set model.tokenizer to another one"
-        raise DataError(what, where="model.tokenizer", fix=fix) from error
+        raise DataError(message, where="model.tokenizer", fix=fix) from error

@@ -274,7 +274,7 @@ def test_a_csv_file_is_cut_only_where_each_row_is_one_line(text, width):
     for start in range(0, len(raw), width):
         quotes = pieces._Quotes()
         quotes.update(raw[start : start + width])
-        blocks.append(pieces.Block("", raw[start : start + width].count(b"\n"), quotes.found()))
+        blocks.append(pieces.Block("", raw[start : start + width].count(b"\n"), quotes.evenness()))
     inside, one_a_row = False, "\r" not in text.replace("\r\n", "")
     for letter in text:
         inside ^= letter == '"'
@@ -499,7 +499,7 @@ def test_a_file_that_changes_between_listing_and_measuring_is_refused(
     found = pieces.FileSource(data, "text")
     source.write_bytes(whole + whole[:100] if change == "longer" else whole[:9_000])
     with pytest.raises(DataError, match="written to while it was read"):
-        pieces.measured(found, data.source, Local(1))
+        pieces.measure_files(found, data.source, Local(1))
 
 
 def test_a_part_of_a_file_that_became_shorter_ends():
@@ -569,7 +569,7 @@ def test_a_file_that_changes_between_measuring_and_reading_is_refused(tmp_path):
     source, _ = written(tmp_path, "jsonl")
     data = text_spec(source)
     found = pieces.FileSource(data, "text")
-    (piece,) = pieces.pieces(found, pieces.measured(found, data.source, Local(1)))
+    (piece,) = pieces.pieces(found, pieces.measure_files(found, data.source, Local(1)))
     order = {"root": str(tmp_path), "format": "jsonl"}
     part = pieces.source_of(order, piece.item("k"), data, "text")
     pieces.check_versions(part)

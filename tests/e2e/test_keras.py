@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from rekindle.errors import RequestError
-from rekindle.serve.load import answering
+from rekindle.serve.load import model_for
 from rekindle.train.modelfolder import open_model
 from tests.ports import free_port
 from tests.serve.servers import Running
@@ -100,6 +100,6 @@ def test_a_keras_model_is_judged_registered_and_served(cli, registry):
     with pytest.raises(
         RequestError, match="a model of Keras computes as it was saved, not in bf16"
     ):
-        answering(open_model(model), torch.device("cpu"), "bf16")
+        model_for(open_model(model), torch.device("cpu"), "bf16")
     more = ("--set", "train.entrypoint=null", "--set", "model.init_from=champion")
     assert "holds a model of Keras" in cli("run", "digits.yaml", *more, code=1).stderr

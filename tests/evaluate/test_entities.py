@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.evaluate.scores.tags import Scheme, counted
+from rekindle.evaluate.scores.tags import Scheme, count_entities
 
 # tags of one text: the entities in them, as (first word, word behind, type)
 CASES = {
@@ -74,7 +74,7 @@ def test_counts_of_any_texts_are_those_of_reading_them_word_by_word(sentences):
         np.array([tag for text in texts for tag in text], np.int64) for texts in (true, guessed)
     ]
     lengths = np.array([len(text) for text in sentences])
-    found = [counts.sum(1) for counts in counted(Scheme.of(TAGS), *flat, lengths)]
+    found = [counts.sum(1) for counts in count_entities(Scheme.of(TAGS), *flat, lengths)]
     for text, *numbers in zip(sentences, *(column.tolist() for column in found), strict=True):
         there, theirs = (entities([pair[side] or "O" for pair in text]) for side in (0, 1))
         assert numbers == [len(there & theirs), len(theirs), len(there)]

@@ -61,7 +61,7 @@ def test_texts_of_uneven_length_join_and_leave(writer):
     found, turn = {}, 0
     while len(found) < len(works):
         new = works[turn : turn + 1]  # one more joins at each turn
-        found |= {work: e for work, e in writer.turned(new) if isinstance(e, dict)}
+        found |= {work: e for work, e in writer.turn_with_retry(new) if isinstance(e, dict)}
         turn += 1
     assert [found[work] for work in works] == each
     assert not writer.busy

@@ -15,7 +15,7 @@ import pytest
 from rekindle.errors import RequestError
 from rekindle.serve.classifier import reads_at_requests
 from rekindle.serve.listening import listen
-from rekindle.serve.load import loaded
+from rekindle.serve.load import load_served
 from rekindle.serve.messages import ServeJob
 from rekindle.serve.server import MOST_FAILED, Server
 from rekindle.serve.work import Options, RefusedError
@@ -47,7 +47,7 @@ def rewrite(folder: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_loaded_answers_alike_when_its_files_are_rewritten_and_gone(tmp_path, kind):
     made = models.made(tmp_path, kind)
-    model, _, _ = loaded(made)
+    model, _, _ = load_served(made)
     mapped = [line for line in Path("/proc/self/maps").read_text().split("\n") if made.path in line]
     assert mapped == [], "weights that are mapped change with their file"
     before = model.answers(contents(kind), FEW)
@@ -66,7 +66,7 @@ def test_files_that_changed_before_they_are_loaded_are_refused(tmp_path, change,
     made = models.made(tmp_path, "image")
     change(Path(made.path))
     with pytest.raises(RequestError, match=f"the files of version 3 {what}") as caught:
-        loaded(made)
+        load_served(made)
     assert caught.value.problems[0].fix == "restore them, or deploy tickets again"
 
 
@@ -88,7 +88,7 @@ def test_a_task_that_reads_files_at_each_request_ends_the_server_when_they_chang
     offset.write_text("0")
     made = models.again(own)
     assert reads_at_requests(open_model(Path(made.path), made.code)) == watched
-    model, _, _ = loaded(made)
+    model, _, _ = load_served(made)
     (fine,) = model.answers(["1"], Options())
     assert (fine["label"], model.broken) == ("high", False)
     away = offset.parent.with_name("away")
@@ -111,7 +111,7 @@ def test_a_chat_that_breaks_the_template_fails_alone(tmp_path):
     source = (folder / "chat_template.jinja").read_text()
     breaks = "{% for m in messages %}{% if m.content == 'boom' %}{{ 1 / 0 }}{% endif %}{% endfor %}"
     (folder / "chat_template.jinja").write_text(breaks + source)
-    model, _, _ = loaded(models.again(made))
+    model, _, _ = load_served(models.again(made))
     boom, fine = model.answers([[("user", "boom")], [("user", "a refund please")]], FEW)
     assert isinstance(boom, RefusedError)
     assert fine["tokens"] > 0
@@ -268,7 +268,7 @@ LIMITED = models.OWN_TASK.replace(
 
 def test_an_instance_that_fails_the_model_fails_no_other(tmp_path):
     """Neither where it is encoded nor where the network reads it."""
-    model, _, _ = loaded(models.own(tmp_path, LIMITED))
+    model, _, _ = load_served(models.own(tmp_path, LIMITED))
     for wrong in ("no number", "9"):
         first, failed, last = model.answers(["1", wrong, "-2"], Options())
         assert (first["label"], last["label"]) == ("high", "low")

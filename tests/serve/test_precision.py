@@ -15,7 +15,7 @@ from rekindle.data.examples import ExamplesWriter, schema_of
 from rekindle.errors import RequestError
 from rekindle.records import Evidence
 from rekindle.serve.int8 import FULL, Int8Linear, largest_weight
-from rekindle.serve.load import loaded
+from rekindle.serve.load import load_served
 from rekindle.serve.precision import lowered
 from rekindle.serve.work import Options
 from rekindle.tasks.pretrained import read_tokenizer
@@ -47,7 +47,7 @@ NARROW = (
 
 def split_of(model, folder):
     """A test split that the model answers rightly."""
-    network, _, _ = loaded(model)
+    network, _, _ = load_served(model)
     numbers = [str(n) for n in (1, -2, 3, -4, 5, -6, 8, -9)]
     texts = (numbers if (Path(model.path) / "task.py").is_file() else models.TEXTS) * 50
     labels = [answer["label"] for answer in network.answers(texts, Options())]
@@ -170,9 +170,9 @@ def loss_of(model, texts):
 def test_loading_it_says_nothing_of_packages_that_it_does_not_use(tmp_path):
     model = models.made(tmp_path / "m", "text")
     code = (
-        "import sys, torch; from pathlib import Path; from rekindle.serve.load import answering;"
+        "import sys, torch; from pathlib import Path; from rekindle.serve.load import model_for;"
         "from rekindle.train.modelfolder import open_model;"
-        f"answering(open_model(Path({model.path!r}), {model.code!r}), torch.device('cpu'), 'int8');"
+        f"model_for(open_model(Path({model.path!r}), {model.code!r}), torch.device('cpu'), 'int8');"
         "assert 'torchao' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

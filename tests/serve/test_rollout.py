@@ -10,7 +10,7 @@ from rekindle.cli.deploy import traffic_printer
 from rekindle.errors import RequestError, StepError
 from rekindle.records import RolloutEvent
 from rekindle.serve.messages import ASK_SHADOW, BOUNDS_MS, ServedModel, Traffic
-from rekindle.serve.rollout import Log, Rollout, serving, stood
+from rekindle.serve.rollout import Log, Rollout, serving, version_hours
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.model import ColumnsSpec
 from rekindle.train.storage import storage_of
@@ -478,5 +478,5 @@ def test_what_stood_is_counted_by_the_hour_of_each_version():
         for number, (hour, state, version, previous) in enumerate(told)
     ]
     end = datetime.datetime(2026, 11, 28, 12, tzinfo=datetime.UTC)
-    assert stood(events, end) == 2 * 1 + 3 * 2 + 1 * 3 + 2 * 1
-    assert stood(events[:4], end) == 2 + (12 - 2) * 2
+    assert version_hours(events, end) == 2 * 1 + 3 * 2 + 1 * 3 + 2 * 1
+    assert version_hours(events[:4], end) == 2 + (12 - 2) * 2

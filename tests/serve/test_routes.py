@@ -327,7 +327,7 @@ def test_what_fails_in_an_endpoint_is_a_500_that_is_counted(server):
             one = Server(job, listening)
         one.state = "ready"
         response = await one._counted("/x", broken)(Request({"type": "http", "headers": []}))
-        return response, prometheus_client.generate_latest(one.figures.known).decode()
+        return response, prometheus_client.generate_latest(one.figures.registry).decode()
 
     response, figures = asyncio.run(asked())
     assert (response.status_code, response.body) == (

@@ -15,7 +15,7 @@ import safetensors.torch
 
 pytest.importorskip("vllm", reason="`make test-vllm` runs it where vLLM is")
 
-from rekindle.serve.load import loaded
+from rekindle.serve.load import load_served
 from rekindle.serve.vllm_writer import VLLM, VllmWriter
 from rekindle.serve.work import Options, Work
 from rekindle.train.modelfolder import open_model
@@ -43,7 +43,7 @@ def text_model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def writer(text_model):
-    return loaded(text_model)[0]
+    return load_served(text_model)[0]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def by_vllm(text_model):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in CPU.items():
             patch.setenv(name, value)
-        return loaded(text_model)[0]
+        return load_served(text_model)[0]
 
 
 def test_it_writes_what_the_model_was_judged_by(writer, by_vllm):
@@ -158,12 +158,12 @@ from rekindle.serve.__main__ import main
 from rekindle.serve.messages import ServeJob
 from pydantic import TypeAdapter
 
-def loaded(served, load=server.loaded):
+def load_served(served, load=server.load_served):
     model, *rest = load(served)
     model.engine.engine_core.engine_core.model_executor = None
     return model, *rest
 
-server.loaded = loaded
+server.load_served = load_served
 sys.exit(main(lambda: TypeAdapter(ServeJob).validate_json(sys.argv[1])))
 """
 
@@ -180,7 +180,7 @@ def test_an_engine_that_fails_answers_and_ends_the_server_with_an_error(text_mod
 
 
 def test_an_engine_that_fails_ends_no_other_process(text_model, environment, monkeypatch):
-    by_vllm = loaded(text_model)[0]
+    by_vllm = load_served(text_model)[0]
     monkeypatch.setattr(by_vllm.engine.engine_core.engine_core, "model_executor", None)
     answers = by_vllm.answers(PROMPTS[:3], Options(max_new_tokens=4))
     assert [answer.reason for answer in answers] == ["internal"] * 3

@@ -165,7 +165,7 @@ def test_an_end_of_text_that_is_not_read_in_a_text_is_refused(tmp_path):
     settings, assets = fitted(SHAPES["headings without any special token"], tmp_path)
     odd = {**settings, "special_tokens": {**settings["special_tokens"], "eos_token": "unheard"}}
     with pytest.raises(RequestError, match="does not read its own, `unheard`"):
-        causal_lm._ended(odd, settings, assets)
+        causal_lm._with_endings(odd, settings, assets)
 
 
 # name: (the end-of-text token, other special tokens with their ids in the model's own vocabulary)

@@ -1,5 +1,5 @@
-"""What a contender achieved on the rows that decide, in the form that the gate compares. Shapes: N
-examples, C classes or tags, R resamples."""
+"""What a contender achieved on the rows that decide, in the form that the gate compares.
+Shapes: N examples, C classes or tags, R resamples."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol, Self
@@ -14,16 +14,18 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-EPSILON = 1e-12
+EPSILON = 1e-12  # the least probability that a loss counts with
 
 
-def beats(name: str, metric: str, value: float, than: float, what: str, form: str = ".4f") -> Check:
-    """The check `name`: whether `value` is better than that of an answer blind to the input, which
-    `what` describes; `form` writes both."""
-    passed = value < than if metric in LOWER_IS_BETTER else value > than
+def beats(
+    name: str, metric: str, value: float, blind: float, blind_answer: str, form: str = ".4f"
+) -> Check:
+    """The check `name`: whether `value` is better than that of an answer blind to the
+    input, which `blind_answer` describes; `form` writes both."""
+    passed = value < blind if metric in LOWER_IS_BETTER else value > blind
     relation = "beats" if passed else "does not beat"
-    detail = f"{metric} {value:{form}} {relation} {what} ({than:{form}})"
-    return Check(name=name, passed=passed, detail=detail, value=value, threshold=than)
+    detail = f"{metric} {value:{form}} {relation} {blind_answer} ({blind:{form}})"
+    return Check(name=name, passed=passed, detail=detail, value=value, threshold=blind)
 
 
 class Scores(Protocol):
@@ -34,7 +36,7 @@ class Scores(Protocol):
 
     @classmethod
     def of(cls, rows: pa.Table, who: str, contender: Contender) -> Self:
-        """From records.Scores' `rows`, the column `who`. DataError for labels it does not know."""
+        """From records.Scores' `rows`, the column `who`. DataError for unknown labels."""
 
     def __len__(self) -> int:
         """N."""
@@ -45,8 +47,10 @@ class Scores(Protocol):
 
     def measured(self, names: Sequence[str]) -> Mapping[str, float]:
         """Metrics of all examples, none where there are no examples."""
-        once = np.ones((1, len(self)))
-        return {n: float(self.weighted(n, once)[0]) for n in names} if len(self) else {}
+        if not len(self):
+            return {}
+        once_1N = np.ones((1, len(self)))
+        return {name: float(self.weighted(name, once_1N)[0]) for name in names}
 
     @property
     def finite(self) -> bool:
@@ -58,24 +62,27 @@ class Scores(Protocol):
         return np.ones(len(self))
 
     def weighted(self, metric: str, weights_RN: Floats) -> Floats:
-        """[R] values of `metric`, in which each example counts as a row of `weights_RN` says."""
+        """[R] values of `metric`, where examples count as a row of `weights_RN` says."""
 
     def is_right(self, metric: str) -> Bools | None:
-        """[N]: which answers are right, if the metric is the share of these; None if it is not."""
+        """[N]: which answers are right, if the metric is their share;
+        None if it is not."""
         return None
 
     def worst(self, metric: str, other: Self, rare: bool = False) -> float:
-        """The most that one more example may cost a model of which these are known, beside what it
-        costs the `other`: as `with_one_more` takes it. The bound of the metric where it has one;
-        else the most that both differ by on an example, or what a blind answer costs. With `rare`
-        also what no example here shows: see each kind of scores."""
+        """The most that one more example may cost a model of which these are known,
+        beside what it costs the `other`: as `with_one_more` takes it. The bound of the
+        metric where it has one; else the most that both differ by on an example, or what
+        a blind answer costs. With `rare` also what no example here shows: see each kind
+        of scores."""
 
     def with_one_more(self, cost: float) -> Self:
-        """The same and one more example of the mean size, that hurts most where it is answered
-        wrong: at this `cost`; at 0 as well as can be. Only for `weighted`."""
+        """The same and one more example of the mean size, that hurts most where it is
+        answered wrong: at this `cost`; at 0 as well as can be. Only for `weighted`."""
 
     def trivial(self, metric: str) -> Check:
-        """Whether it beats the best answer that looks at no input: of classes in this metric."""
+        """Whether it beats the best answer that ignores the input:
+        of classes in this metric."""
 
     def picked(self, pick_N: np.ndarray) -> Self:
         """The same of some of the examples."""
@@ -93,11 +100,11 @@ class Scores(Protocol):
         return None
 
     def confusion(self) -> tuple[tuple[int, ...], ...]:
-        """Counts by true class and predicted class; nothing where there are no classes."""
+        """Counts by true class and predicted class; () where there are no classes."""
         return ()
 
     def classes(self) -> tuple[ClassResult, ...]:
-        """How good it is at each class, or type of entity; nothing where there are none."""
+        """How good it is at each class or type of entity; () where there are none."""
         return ()
 
     def calibration(self) -> tuple[CalibrationBin, ...]:

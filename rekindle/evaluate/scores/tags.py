@@ -1,13 +1,15 @@
-"""Scores of a tagger: the probability of each tag, of each word, and what entities the tags make.
+"""Scores of a tagger: the probability of each tag, of each word, and the entities in them.
 
 Entities are counted as the CoNLL-2000 evaluation does
-(www.clips.uantwerpen.be/conll2000/chunking/output.html): right only with the exact words and type.
-`B-X` begins an entity of type X, `I-X` goes on with it; `S-X` and `U-X` are entities of one word,
-`E-X` and `L-X` end one. `I-X` that follows no X begins one, too. `O` is outside of all. A tag of
-another form, such as a part of speech, is an entity of one word.
+(www.clips.uantwerpen.be/conll2000/chunking/output.html): right only with the exact words
+and type. `B-X` begins an entity of type X, `I-X` goes on with it; `S-X` and `U-X` are
+entities of one word, `E-X` and `L-X` end one. `I-X` that follows no X begins one, too.
+`O` is outside of all. A tag of another form, such as a part of speech, is an entity of
+one word.
 
-Words that a contender cut off have logits of zero: no prediction, and each tag equally probable.
-Shapes: N texts, W words of all of them one after the other, C tags, R resamples."""
+Words that a contender cut off have logits of zero: no prediction, and each tag equally
+probable. Shapes: N texts, W words of all of them one after the other, C tags, R
+resamples."""
 
 import dataclasses
 import functools
@@ -27,15 +29,18 @@ Triple = tuple[Ints, Ints, Ints]
 
 NO_TAG = -1
 OUTSIDE = "O"
-_FIRST, _ALONE, _LAST = "B", "SU", "EL"
+# prefixes of words that begin an entity, are one, or end one
+_FIRST = "B"
+_ALONE = "SU"
+_LAST = "EL"
 _PREFIXES = "BI" + _ALONE + _LAST
 
 
 @dataclasses.dataclass(frozen=True)
 class TagScores(Scores):
-    """The true tag of each word, the predicted one (`NO_TAG` for none), and the loss of the true
-    one in nats, each [W]; how many words each text has, [N]; what the tags mean; the `costs`, in
-    nats a word, of further texts of the mean size."""
+    """The true tag of each word, the predicted one (`NO_TAG` for none), and the loss of
+    the true one in nats, each [W]; how many words each text has, [N]; what the tags mean;
+    the `costs`, in nats a word, of further texts of the mean size."""
 
     true_W: Ints
     predicted_W: Ints
@@ -59,13 +64,14 @@ class TagScores(Scores):
         tags = len(contender.labels)
         column = rows.column(who).combine_chunks().field("logits")
         if not np.array_equal(np.asarray(column.value_lengths(), np.int64), lengths_N * tags):
-            what = f"the scores of the {who} are those of other words"
-            raise DataError(what, where="scores", fix="run the step `score` again")
+            message = f"the scores of the {who} are those of other words"
+            raise DataError(message, where="scores", fix="run the step `score` again")
         logits_WC = np.asarray(column.flatten(), np.float64).reshape(-1, tags)
-        picked_W = softmax(logits_WC, 1)[np.arange(len(true_W)), true_W]
-        known_W = logits_WC.max(1) != logits_WC.min(1)
-        predicted_W = np.where(known_W, logits_WC.argmax(1), NO_TAG)
-        nats_W = -np.log(np.clip(picked_W, EPSILON, 1.0))
+        of_true_W = softmax(logits_WC, 1)[np.arange(len(true_W)), true_W]
+        # a word that was cut off has zeros
+        is_predicted_W = logits_WC.max(1) != logits_WC.min(1)
+        predicted_W = np.where(is_predicted_W, logits_WC.argmax(1), NO_TAG)
+        nats_W = -np.log(np.clip(of_true_W, EPSILON, 1.0))
         return cls(true_W, predicted_W, nats_W, lengths_N, Scheme.of(contender.labels))
 
     def __len__(self) -> int:
@@ -73,31 +79,39 @@ class TagScores(Scores):
 
     @functools.cached_property
     def _entities(self) -> Triple:
-        return counted(self.scheme, self.true_W, self.predicted_W, self.lengths_N)
+        return count_entities(self.scheme, self.true_W, self.predicted_W, self.lengths_N)
 
     @functools.cached_property
     def _sums(self) -> Mapping[str, Floats]:
         """What metrics are ratios of, of each text: [N]."""
-        hits_N, guessed_N, there_N = (counts_NT.sum(1) for counts_NT in self._entities)
+        hits_NT, predicted_NT, true_NT = self._entities
         text_W = np.repeat(np.arange(len(self)), self.lengths_N)
 
-        def added(values_W: np.ndarray) -> Floats:
+        def sum_by_text(values_W: np.ndarray) -> Floats:
             return np.asarray(np.bincount(text_W, values_W, len(self)), np.float64)
 
         sums = {
-            "hits": hits_N.astype(np.float64),
-            "guessed": guessed_N.astype(np.float64),
-            "there": there_N.astype(np.float64),
-            "nats": added(self.nats_W),
-            "right": added(self.predicted_W == self.true_W),
+            "hits": hits_NT.sum(1).astype(np.float64),
+            "predicted": predicted_NT.sum(1).astype(np.float64),
+            "true": true_NT.sum(1).astype(np.float64),
+            "nats": sum_by_text(self.nats_W),
+            "right": sum_by_text(self.predicted_W == self.true_W),
             "words": self.lengths_N.astype(np.float64),
         }
-        entities, words = sums["there"].mean(), sums["words"].mean()
+        entities = sums["true"].mean()
+        words = sums["words"].mean()
         for cost in self.costs:
-            further = {"guessed": entities, "there": entities, "words": words, "nats": cost * words}
-            further["hits"] = 0.0 if cost else entities
-            further["right"] = 0.0 if cost else words
-            sums = {name: np.append(values_N, further[name]) for name, values_N in sums.items()}
+            # at no cost all is right, at any other nothing
+            further_text = {
+                "hits": 0.0 if cost else entities,
+                "predicted": entities,
+                "true": entities,
+                "nats": cost * words,
+                "right": 0.0 if cost else words,
+                "words": words,
+            }
+            for name, value in further_text.items():
+                sums[name] = np.append(sums[name], value)
         return sums
 
     @functools.cached_property
@@ -117,14 +131,15 @@ class TagScores(Scores):
     def weighted(self, metric: str, weights_RN: Floats) -> Floats:
         """A ratio of sums over the texts; 0 where there is no entity, as CoNLL has it."""
         sums = {name: weights_RN @ values_N for name, values_N in self._sums.items()}
-        above, below = {
-            "entity_f1": (2 * sums["hits"], sums["guessed"] + sums["there"]),
-            "entity_precision": (sums["hits"], sums["guessed"]),
-            "entity_recall": (sums["hits"], sums["there"]),
+        ratios = {
+            "entity_f1": (2 * sums["hits"], sums["predicted"] + sums["true"]),
+            "entity_precision": (sums["hits"], sums["predicted"]),
+            "entity_recall": (sums["hits"], sums["true"]),
             "token_accuracy": (sums["right"], sums["words"]),
             "log_loss": (sums["nats"], sums["words"]),
-        }[metric]
-        ratio_R: Floats = above / np.where(below > 0, below, 1.0)
+        }
+        above_R, below_R = ratios[metric]
+        ratio_R: Floats = above_R / np.where(below_R > 0, below_R, 1.0)
         return ratio_R
 
     def worst(self, metric: str, other: Self, rare: bool = False) -> float:
@@ -140,29 +155,37 @@ class TagScores(Scores):
 
     def picked(self, pick_N: np.ndarray) -> Self:
         pick_W = np.repeat(pick_N, self.lengths_N)
-        known = self.true_W[pick_W], self.predicted_W[pick_W], self.nats_W[pick_W]
-        return type(self)(*known, self.lengths_N[pick_N], self.scheme)
+        return type(self)(
+            self.true_W[pick_W],
+            self.predicted_W[pick_W],
+            self.nats_W[pick_W],
+            self.lengths_N[pick_N],
+            self.scheme,
+        )
 
     def answers(self) -> tuple[Ints, Ints]:
         return self.predicted_W, self.true_W
 
     def confusion(self) -> tuple[tuple[int, ...], ...]:
         """Of words with a prediction."""
-        tags, known_W = len(self.scheme.type_C), self.predicted_W != NO_TAG
-        flat = self.true_W[known_W] * tags + self.predicted_W[known_W]
-        counts = np.bincount(flat, minlength=tags * tags).reshape(tags, tags)
-        return tuple(tuple(int(n) for n in row) for row in counts)
+        tags = len(self.scheme.type_C)
+        is_predicted_W = self.predicted_W != NO_TAG
+        flat = self.true_W[is_predicted_W] * tags + self.predicted_W[is_predicted_W]
+        counts_CC = np.bincount(flat, minlength=tags * tags).reshape(tags, tags)
+        return tuple(map(tuple, counts_CC.tolist()))
 
     def classes(self) -> tuple[ClassResult, ...]:
+        if not len(self):
+            return ()
         columns = [counts_NT.sum(0).tolist() for counts_NT in self._entities]
         rows = zip(self.scheme.names, *columns, strict=True)
-        return tuple(class_result(*row) for row in rows) if len(self) else ()
+        return tuple(class_result(*row) for row in rows)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """What each of the C tags means: `type_C` numbers its type among `names`, -1 outside of
-    entities; whether it begins, or ends, an entity whatever stands beside it."""
+    """What each of the C tags means: `type_C` numbers its type among `names`, -1 outside
+    of entities; whether it begins, or ends, an entity whatever stands beside it."""
 
     names: tuple[str, ...]
     type_C: Ints
@@ -173,28 +196,34 @@ class Scheme:
     def of(cls, tags: Sequence[str]) -> Self:
         prefixes, types = zip(*map(_parts, tags), strict=True)
         names = tuple(sorted({name for name in types if name is not None}))
-        numbers = {name: number for number, name in enumerate(names)}
-        type_C = np.array([-1 if t is None else numbers[t] for t in types], np.int64)
+        numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
+        numbers[None] = -1
+        type_C = np.array([numbers[name] for name in types], np.int64)
         begins_C = np.array([prefix in _FIRST + _ALONE for prefix in prefixes], bool)
         ends_C = np.array([prefix in _ALONE + _LAST for prefix in prefixes], bool)
         return cls(names, type_C, begins_C, ends_C)
 
     def spans(self, tags_W: Ints, firsts_W: Bools) -> Triple:
-        """Where entities begin, where each ends (the word behind it), and its type. `tags_W` is -1
-        where a word has no tag; `firsts_W` marks the first word of each text."""
-        known_W = tags_W >= 0
-        at_W = np.maximum(tags_W, 0)
-        type_W = np.where(known_W, self.type_C[at_W], -1)
-        before_W = np.concatenate([[-1], type_W[:-1]])
-        ended_W = np.concatenate([[False], (self.ends_C[at_W] & known_W)[:-1]])
-        break_W = firsts_W | (type_W != before_W) | ended_W | (self.begins_C[at_W] & known_W)
+        """Where entities begin, where each ends (the word behind it), and its type.
+        `tags_W` is -1 where a word has no tag; `firsts_W` marks the first word of each
+        text."""
+        has_tag_W = tags_W >= 0
+        index_W = np.maximum(tags_W, 0)  # any tag, where there is none
+        type_W = np.where(has_tag_W, self.type_C[index_W], -1)
+        begins_W = self.begins_C[index_W] & has_tag_W
+        ends_W = self.ends_C[index_W] & has_tag_W
+        # whether the word before has another type, or ends its entity
+        changes_W = type_W != np.concatenate([[-1], type_W[:-1]])
+        is_behind_end_W = np.concatenate([[False], ends_W[:-1]])
+        break_W = firsts_W | changes_W | is_behind_end_W | begins_W
+        # an entity ends where the next thing begins, or with the words
         breaks = np.append(np.flatnonzero(break_W), len(tags_W))
         starts = np.flatnonzero(break_W & (type_W >= 0))
         return starts, breaks[np.searchsorted(breaks, starts, side="right")], type_W[starts]
 
 
 def _parts(tag: str) -> tuple[str, str | None]:
-    """Prefix and type; ("S", the tag) for one without a prefix, a type of None outside."""
+    """Prefix and type; ("S", the tag) without a prefix, a type of None outside."""
     if tag == OUTSIDE:
         return OUTSIDE, None
     prefix, dash, name = tag.partition("-")
@@ -203,21 +232,29 @@ def _parts(tag: str) -> tuple[str, str | None]:
     return "S", tag
 
 
-def counted(scheme: Scheme, true_W: Ints, predicted_W: Ints, lengths_N: Ints) -> Triple:
+def count_entities(scheme: Scheme, true_W: Ints, predicted_W: Ints, lengths_N: Ints) -> Triple:
     """Of each text and type, [N, types]: entities found exactly, predicted, and there."""
+    # no entity goes from one text into the next
     firsts_W = np.zeros(len(true_W), bool)
     starts_N = np.cumsum(lengths_N) - lengths_N
     firsts_W[starts_N[lengths_N > 0]] = True
     text_W = np.repeat(np.arange(len(lengths_N)), lengths_N)
-    there, guessed = (scheme.spans(tags_W, firsts_W) for tags_W in (true_W, predicted_W))
-    end_W, type_W = np.full(len(true_W), -1), np.full(len(true_W), -1)
-    end_W[there[0]], type_W[there[0]] = there[1], there[2]
-    starts, ends, types = guessed
-    hit = (end_W[starts] == ends) & (type_W[starts] == types)
+    true_starts, true_ends, true_types = scheme.spans(true_W, firsts_W)
+    starts, ends, types = scheme.spans(predicted_W, firsts_W)
+    # where the true entity that begins at a word ends, and its type
+    true_end_W = np.full(len(true_W), -1)
+    true_end_W[true_starts] = true_ends
+    true_type_W = np.full(len(true_W), -1)
+    true_type_W[true_starts] = true_types
+    is_hit = (true_end_W[starts] == ends) & (true_type_W[starts] == types)
 
     def counts(words: Ints, kinds: Ints) -> Ints:
         size = len(lengths_N) * len(scheme.names)
         flat = np.bincount(text_W[words] * len(scheme.names) + kinds, minlength=size)
         return flat.reshape(len(lengths_N), len(scheme.names))
 
-    return counts(starts[hit], types[hit]), counts(starts, types), counts(there[0], there[2])
+    return (
+        counts(starts[is_hit], types[is_hit]),
+        counts(starts, types),
+        counts(true_starts, true_types),
+    )

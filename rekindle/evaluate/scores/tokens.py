@@ -15,9 +15,10 @@ from rekindle.records import TOKEN_METRICS, Check, Contender
 
 @dataclasses.dataclass(frozen=True)
 class TokenScores(Scores):
-    """Of each example: the loss of its targets in nats, how many were predicted right, how many
-    there are, how many bytes of text they cover; each [N]. `unigram_nats` is the loss of the best
-    guess that knows only how frequent each target is: the entropy of the targets."""
+    """Of each example: the loss of its targets in nats, how many were predicted right,
+    how many there are, how many bytes of text they cover; each [N]. `unigram_nats` is the
+    loss of the best guess that knows only how frequent each target is: the entropy of the
+    targets."""
 
     nats_N: Floats
     right_N: Floats
@@ -58,20 +59,29 @@ class TokenScores(Scores):
 
     def weighted(self, metric: str, weights_RN: Floats) -> Floats:
         """A ratio of sums over the examples; log_loss is nats per target."""
-        above_N = self.right_N if metric == "token_accuracy" else self.nats_N
-        below_N = self.bytes_N * math.log(2) if metric == "bits_per_byte" else self.targets_N
+        above_N = self.nats_N
+        below_N = self.targets_N
+        if metric == "token_accuracy":
+            above_N = self.right_N
+        elif metric == "bits_per_byte":
+            below_N = self.bytes_N * math.log(2)  # nats in a bit
+        # no targets give NaN, and a large loss a
+        # perplexity that is infinite: neither is a fault
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             ratio_R: Floats = (weights_RN @ above_N) / (weights_RN @ below_N)
             return np.exp(ratio_R) if metric == "perplexity" else ratio_R
 
     def worst(self, metric: str, other: Self, rare: bool = False) -> float:
-        """Nats per target, which have no bound: what guessing by frequency costs, or the most that
-        both differ by in an example. With `rare` twice as much as guessing."""
+        """Nats per target, which have no bound: what guessing by frequency costs, or the
+        most that both differ by in an example. With `rare` twice as much as guessing."""
         differ_N = np.abs(self.nats_N - other.nats_N) / np.maximum(self.targets_N, 1)
-        guessed = 2 * self.unigram_nats if rare else self.unigram_nats
-        return float(max(differ_N.max(), guessed))
+        guessing = self.unigram_nats
+        if rare:
+            guessing *= 2
+        return float(max(differ_N.max(), guessing))
 
     def with_one_more(self, cost: float) -> Self:
+        # a further text of the mean size
         targets = self.targets_N.mean()
         return dataclasses.replace(
             self,
@@ -82,8 +92,9 @@ class TokenScores(Scores):
         )
 
     def trivial(self, metric: str) -> Check:
-        value, what = self.metrics["log_loss"], "guessing by the frequency of single tokens"
-        return beats("beats_unigram", "log_loss", value, self.unigram_nats, what)
+        value = self.metrics["log_loss"]
+        answer = "guessing by the frequency of single tokens"
+        return beats("beats_unigram", "log_loss", value, self.unigram_nats, answer)
 
     def picked(self, pick_N: np.ndarray) -> Self:
         names = ("nats_N", "right_N", "targets_N", "bytes_N")

@@ -415,7 +415,9 @@ class Deployments:
             case "GET", "/metrics":
                 import prometheus_client
 
-                return 200, prometheus_client.generate_latest(self.figures_of(pod).known).decode()
+                return 200, prometheus_client.generate_latest(
+                    self.figures_of(pod).registry
+                ).decode()
             case "POST", "/predict":
                 return self._predict(pod, body)
         return 404, {"message": "Not Found"}
