@@ -87,10 +87,11 @@ class Model:
         for work, event in events:
             if isinstance(event, RefusedError) and event.reason == "out_of_memory":
                 out_of_memory.add(work)
-        # in the order of `new`; a text that was under way before is not among them
+        # in the order of `new`; what was under way before cannot be tried again: it is refused
         again = [work for work in new if work in out_of_memory]
         if len(again) > 1:
-            events = [(work, event) for work, event in events if work not in out_of_memory]
+            retried = set(again)
+            events = [(work, event) for work, event in events if work not in retried]
             half = len(again) // 2
             events += self.turn(again[:half])
             events += self.turn(again[half:])
