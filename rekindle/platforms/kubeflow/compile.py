@@ -10,6 +10,7 @@ to the nodes and not to the launcher."""
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import yaml
 
@@ -45,7 +46,7 @@ LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
 
 
 def compile(
-    ir_text: str, graph: Graph, arguments: Mapping[str, object], place: KubeflowSpec
+    ir_text: str, graph: Graph, arguments: Mapping[str, Any], place: KubeflowSpec
 ) -> Definition:
     """One YAML file that `kfp.Client` and the KFP UI take; RequestError with all that is
     wrong."""
