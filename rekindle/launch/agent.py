@@ -26,11 +26,11 @@ from rekindle.launch.process import MARK, dying_with_parent, end_marked, has_gpu
 
 
 def main() -> None:
-    lifeline, report, module, *words = sys.argv[1:]
+    lifeline, report, module, *arguments = sys.argv[1:]
     os.set_inheritable(int(lifeline), False)
     ranks: fork_server.ForkServer | None = None
     if module and not has_gpu():
-        job = words[-1]  # the script's last argument
+        job = arguments[-1]  # the script's last argument
         ranks = _fork_server(module, job, int(lifeline))  # before a thread: it has to fork
     threading.Thread(target=hold_on, args=(int(lifeline),), daemon=True).start()
     from torch.distributed.elastic.multiprocessing import api
@@ -49,7 +49,7 @@ def main() -> None:
         api.get_subprocess_handler = ForkedRank  # type: ignore[attr-defined,assignment]
     meeting.offer()
     try:
-        run(parse_args(words))  # type: ignore[no-untyped-call]
+        run(parse_args(arguments))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         lines = []
         for rank, failure in error.failures.items():
@@ -72,14 +72,14 @@ def _fork_server(module: str, job: str, lifeline: int) -> fork_server.ForkServer
             return None
         if not fork_server.can_fork():
             return None
-        ours, theirs = fork_server.link()
+        own_end, theirs = fork_server.link()
         pid = os.fork()
     if not pid:
-        ours.close()
+        own_end.close()
         os.close(lifeline)
         _be_rank(module, fork_server.serve(theirs))
     theirs.close()
-    return fork_server.ForkServer(ours, pid)
+    return fork_server.ForkServer(own_end, pid)
 
 
 def _be_rank(module: str, request: Mapping[str, Any] | None) -> NoReturn:

@@ -290,9 +290,9 @@ def _node_gone(place: Rendezvous, node: int) -> Cause:
     ranks = f"{first_rank}"
     if place.ranks_per_node > 1:
         ranks = f"{first_rank} to {first_rank + place.ranks_per_node - 1}"
-    what = f"node {node} is gone (rank {ranks})"
+    message = f"node {node} is gone (rank {ranks})"
     fix = f"start it again within {place.patience_seconds:g} s and it joins"
-    return Cause("node", first_rank, time.time(), what, fix=fix)
+    return Cause("node", first_rank, time.time(), message, fix=fix)
 
 
 def _node_of(lines: Mapping[int, Line], line: Line) -> int | None:

@@ -257,11 +257,11 @@ def fork_server_for(env: Mapping[str, str], modules: Sequence[str]) -> Iterator[
     if not hasattr(os, "pidfd_open"):
         yield None
         return
-    ours, theirs = link()
+    own_end, theirs = link()
     with theirs:
-        words = ["-P", "-m", "rekindle.launch.fork_server", str(theirs.fileno()), EXECUTOR]
+        arguments = ["-P", "-m", "rekindle.launch.fork_server", str(theirs.fileno()), EXECUTOR]
         process = subprocess.Popen(
-            [sys.executable, *words, *modules],
+            [sys.executable, *arguments, *modules],
             env={**env, "PYTHONUNBUFFERED": "1", "_KFP_RUNTIME": "true", **THREADLESS},
             pass_fds=[theirs.fileno()],
             start_new_session=True,
@@ -270,8 +270,8 @@ def fork_server_for(env: Mapping[str, str], modules: Sequence[str]) -> Iterator[
             stderr=subprocess.DEVNULL,
         )
     try:
-        with ours:
-            yield ForkServer(ours, process.pid)
+        with own_end:
+            yield ForkServer(own_end, process.pid)
     finally:
         process.wait()
 

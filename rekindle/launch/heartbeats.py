@@ -228,8 +228,8 @@ def causes_of(
 def _cause_of_words(heartbeat: Heartbeat, words: Mapping[str, Any]) -> Cause:
     rank = heartbeat.rank
     kind: Kind = "followed" if words["peer_lost"] else "raised"
-    what = f"rank {rank} failed in {heartbeat.doing}: {words['message']}"
-    return Cause(kind, rank, words["time"], what, words["where"], words["fix"])
+    message = f"rank {rank} failed in {heartbeat.doing}: {words['message']}"
+    return Cause(kind, rank, words["time"], message, words["where"], words["fix"])
 
 
 def _cause_of_exit(facts: Mapping[str, Any], heartbeat: Heartbeat | None, oom_kills: int) -> Cause:
@@ -238,23 +238,23 @@ def _cause_of_exit(facts: Mapping[str, Any], heartbeat: Heartbeat | None, oom_ki
     exit_time = float(facts["time"])
     doing = f" in {heartbeat.doing}" if heartbeat else ""
     if code >= 0:
-        what = f"rank {rank} ended with exit code {code}{doing}"
+        message = f"rank {rank} ended with exit code {code}{doing}"
         fix = "see the step's log for what it printed last"
-        return Cause("ended", rank, exit_time, what, "", fix)
-    what, fix = _killed(f"rank {rank}", -code, doing, oom_kills)
+        return Cause("ended", rank, exit_time, message, "", fix)
+    message, fix = _killed(f"rank {rank}", -code, doing, oom_kills)
     kind: Kind = "killed"
     if code in (-signal.SIGTERM, -signal.SIGABRT):  # torchrun's own, gloo's when a peer goes
         kind = "followed"
     starved_at = None
     if heartbeat and oom_kills and code == -signal.SIGKILL:
         starved_at = heartbeat.step
-    return Cause(kind, rank, exit_time, what, "", fix, starved_at)
+    return Cause(kind, rank, exit_time, message, "", fix, starved_at)
 
 
 def agent_killed(rank: int, number: int, oom_kills: int) -> Cause:
     """The cause where torchrun itself, whose first rank is `rank`, ended by a signal."""
-    what, fix = _killed("torchrun", number, "", oom_kills)
-    return Cause("killed", rank, time.time(), what, "", fix)
+    message, fix = _killed("torchrun", number, "", oom_kills)
+    return Cause("killed", rank, time.time(), message, "", fix)
 
 
 def _killed(who: str, number: int, doing: str, oom_kills: int) -> tuple[str, str]:
@@ -318,11 +318,11 @@ def hung_causes(
         rank = heartbeat.rank
         stack = stacks.get(rank, Stack(()))
         silent_seconds = heartbeat.age
-        what = f"rank {rank} hangs in {heartbeat.doing}: no heartbeat for {silent_seconds:.0f} s"
+        message = f"rank {rank} hangs in {heartbeat.doing}: no heartbeat for {silent_seconds:.0f} s"
         if not stack.frames:
-            what += ", and it does not answer a signal either"
+            message += ", and it does not answer a signal either"
         kind: Kind = "waits" if stack.waits else "hung"
-        causes.append(Cause(kind, rank, time.time() - silent_seconds, what, stack.where, fix))
+        causes.append(Cause(kind, rank, time.time() - silent_seconds, message, stack.where, fix))
     if not causes or any(cause.kind == "hung" for cause in causes):
         return causes
     behind = min(heartbeats, key=lambda heartbeat: (heartbeat.step, heartbeat.time))

@@ -87,13 +87,13 @@ def _rank(report: Path, script: list[str]) -> int:
     node = int(os.environ[_NODE])
     nodes = int(os.environ[_NODES])
     rank = node * ranks_per_node + local_rank
-    place = {
+    rank_variables = {
         "RANK": str(rank),
         "WORLD_SIZE": str(nodes * ranks_per_node),
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(ranks_per_node),
     }
-    child = subprocess.Popen([sys.executable, *script], env={**os.environ, **place})
+    child = subprocess.Popen([sys.executable, *script], env={**os.environ, **rank_variables})
     is_ended_by_mpirun = False  # because another rank failed
 
     def end(*_: object) -> None:

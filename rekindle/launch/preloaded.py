@@ -56,9 +56,9 @@ class Preloaded:
         ):
             self.folder.mkdir(mode=0o700)  # for our user alone, as what is asked there is done
             server.bind(self.environment[SOCKET])
-            words = ["-P", "-m", "rekindle.launch.preloaded", str(os.getpid())]
+            arguments = ["-P", "-m", "rekindle.launch.preloaded", str(os.getpid())]
             self.process = subprocess.Popen(
-                [sys.executable, *words, str(server.fileno()), self.may_differ, *self.modules],
+                [sys.executable, *arguments, str(server.fileno()), self.may_differ, *self.modules],
                 env=env,
                 pass_fds=[server.fileno()],
                 start_new_session=True,

@@ -69,20 +69,20 @@ class Rendezvous:
     def checked(self, source: str) -> Self:
         """This, if its numbers fit each other; RequestError, which names the `source`, if
         not. A global rank taken for a node's is found by being too large."""
-        what = ""
+        message = ""
         fix = ""
         if self.nodes < 1 or self.ranks_per_node < 1:
-            what = f"{self.nodes} nodes of {self.ranks_per_node} ranks cannot meet"
+            message = f"{self.nodes} nodes of {self.ranks_per_node} ranks cannot meet"
         elif not 0 <= self.node_rank < self.nodes:
-            what = f"this is node {self.node_rank} of {self.nodes}, counted from 0"
+            message = f"this is node {self.node_rank} of {self.nodes}, counted from 0"
             fix = "give the rank of the node, not that of a process among all nodes"
         elif self.nodes > 1 and not (self.address and 0 < self.port < 65_536):
-            what = f"nodes cannot meet at {self.address or 'no address'}:{self.port}"
+            message = f"nodes cannot meet at {self.address or 'no address'}:{self.port}"
         elif self.secret and len(self.secret) < SHORTEST_SECRET:
-            what = f"the nodes' secret has less than {SHORTEST_SECRET} characters"
+            message = f"the nodes' secret has less than {SHORTEST_SECRET} characters"
             fix = "make one with `openssl rand -hex 32`"
-        if what:
-            raise RequestError(what, where=source, fix=fix)
+        if message:
+            raise RequestError(message, where=source, fix=fix)
         return self
 
     def keyed(self, environment: MutableMapping[str, str], job: str = "") -> Self:
@@ -133,7 +133,7 @@ def number(environment: Mapping[str, str], name: str, default: int | None = None
     try:
         return int(text)
     except ValueError:
-        what = f"no `{name}` is set"
+        message = f"no `{name}` is set"
         if text:
-            what = f"`{name}` is {text!r}, which is not a whole number"
-        raise RequestError(what, where="the environment") from None
+            message = f"`{name}` is {text!r}, which is not a whole number"
+        raise RequestError(message, where="the environment") from None

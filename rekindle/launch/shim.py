@@ -254,7 +254,7 @@ def create_output_parents(outputs: Json) -> None:
     for group in outputs["artifacts"].values():
         for artifact in group["artifacts"]:
             places.append(artifact["uri"])
-    for folder in {Path(place).parent for place in places if "://" not in place}:
+    for folder in {Path(path).parent for path in places if "://" not in path}:
         folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -424,8 +424,8 @@ def _check_place(name: str, uri: str, within: list[str] | None) -> None:
     """TaskError for a place that a container may not name. What it says of its outputs is
     read here, with our rights: only what it was given to see may be named, by a link
     neither."""
-    place = Path(uri.removeprefix("file://")).resolve()
-    is_inside = within is None or any(place.is_relative_to(folder) for folder in within)
+    resolved = Path(uri.removeprefix("file://")).resolve()
+    is_inside = within is None or any(resolved.is_relative_to(folder) for folder in within)
     is_remote = "://" in uri and not uri.startswith("file://")
     # `projects/1/endpoints/2`, which a component may give an artifact, is a name of
     # something else

@@ -43,9 +43,9 @@ def localised(executor_input: Mapping[str, Any], folder: Path) -> Json:
             continue  # the name of something else, which its component gave it
         # numbered: two artifacts may have the same last name
         name = Path(uri.rstrip("/")).name or "artifact"
-        place = folder / "inputs" / f"{number}-{name}"
-        fetch(uri, place)
-        artifact["uri"] = str(place)
+        local_path = folder / "inputs" / f"{number}-{name}"
+        fetch(uri, local_path)
+        artifact["uri"] = str(local_path)
     outputs = localised_input.setdefault("outputs", {})
     for name, group in outputs.setdefault("artifacts", {}).items():
         for artifact in group["artifacts"]:
@@ -178,7 +178,7 @@ def _agreed(place: Rendezvous, uri: str) -> str:
                 write_text(uri, secret, mode=0o600)
                 return secret
             if time.monotonic() > deadline:
-                what = f"node {place.node_rank} waited {place.patience_seconds:g} s for node 0"
+                message = f"node {place.node_rank} waited {place.patience_seconds:g} s for node 0"
                 fix = "all nodes have to read and write below the artifact root"
-                raise PreemptedError(what, where=uri, fix=fix) from None
+                raise PreemptedError(message, where=uri, fix=fix) from None
         time.sleep(_POLL_SECONDS)

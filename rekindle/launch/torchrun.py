@@ -56,7 +56,7 @@ def torchrun(
     which ranks leave heartbeats and last words, and rank 0 `status.json`. `on_poll` is
     called some times a second. Raises PreemptedError after a SIGTERM, or if other nodes
     did not come; StepError, which names the first rank at fault and its cause."""
-    place = rendezvous or Rendezvous.current()
+    own_rendezvous = rendezvous or Rendezvous.current()
     if train.launcher == "mpirun" and shutil.which("mpirun") is None:
         raise StepError(
             "there is no mpirun here",
@@ -64,11 +64,11 @@ def torchrun(
             fix="install Open MPI (apt-get install openmpi-bin), in the image of the step where "
             "it has one, or use torchrun",
         )
-    if place.nodes == 1:
+    if own_rendezvous.nodes == 1:
         _check_loopback()
     variables: dict[str, str] = {}
     profile = ""
-    if place.nodes > 1:
+    if own_rendezvous.nodes > 1:
         variables, profile = profiled(os.environ)
     if train.deterministic:
         # before CUDA and NCCL start: cuBLAS with workspaces of its own
@@ -76,7 +76,7 @@ def torchrun(
         # because the order in which NCCL's trees add up is not fixed (so does
         # Megatron-LM's `--deterministic-mode`, NVIDIA/Megatron-LM#5718)
         variables |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
-    group = WorkerGroup(script, train, status, place, {**variables, **(environment or {})})
+    group = WorkerGroup(script, train, status, own_rendezvous, {**variables, **(environment or {})})
     with on_signal(group.stop), _other_nodes(group) as team:
         restart = 0
         starved_at = None  # the step in which the kernel killed a rank for its memory
@@ -84,7 +84,7 @@ def torchrun(
             start = team.meet(restart) if team else Start(restart)
             restart = start.restart
             if team and restart == 0:
-                in_effect = {**os.environ, **place.network(), **variables}
+                in_effect = {**os.environ, **own_rendezvous.network(), **variables}
                 emit("notice", text=_network_line(in_effect, profile))
             report = group.run(start, lambda: _poll(team, on_poll))
             verdict = team.settle(report) if team else judge({0: report})
@@ -126,10 +126,10 @@ def _check_loopback() -> None:
 def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """The unset variables that the script of REKINDLE_NCCL_PROFILE sets, and a line about
     it; StepError if it fails."""
-    script, *others = environment.get(PROFILE, "").split(":")
+    script, *needed_files = environment.get(PROFILE, "").split(":")
     if not script:
         return {}, ""
-    missing = [path for path in (script, *others) if not Path(path).exists()]
+    missing = [path for path in (script, *needed_files) if not Path(path).exists()]
     if missing:
         return {}, f"no GPUDirect between nodes: {', '.join(missing)} is not in this container"
     before = {"LD_LIBRARY_PATH": "", **environment}  # which the script extends
@@ -171,24 +171,25 @@ def _network_line(environment: Mapping[str, str], profile: str) -> str:
 @contextlib.contextmanager
 def _other_nodes(group: WorkerGroup) -> Iterator[Member | None]:
     """The other nodes; None where there are none."""
-    place = group.place
-    if place.nodes == 1:
+    own_rendezvous = group.place
+    if own_rendezvous.nodes == 1:
         yield None
         return
-    if not place.secret:
+    if not own_rendezvous.secret:
         raise RequestError(
-            f"{place.nodes} nodes cannot tell each other from strangers: they share no secret",
+            f"{own_rendezvous.nodes} nodes cannot tell each other from strangers: "
+            "they share no secret",
             where=SECRET,
             fix="set it to the same text on all nodes, as `openssl rand -hex 32` prints one: in "
             "platforms.P.secrets, in their environment, or as `secret` in REKINDLE_RENDEZVOUS",
         )
     with contextlib.ExitStack() as ends:
         coordinator = None
-        if place.node_rank == 0:
-            coordinator = Coordinator(place, group.train.max_restarts)
+        if own_rendezvous.node_rank == 0:
+            coordinator = Coordinator(own_rendezvous, group.train.max_restarts)
             coordinator.start()
             ends.callback(coordinator.end)
-        member = Member(place, lambda: group.stopped_at is not None, coordinator)
+        member = Member(own_rendezvous, lambda: group.stopped_at is not None, coordinator)
         yield ends.enter_context(contextlib.closing(member))
 
 

@@ -162,13 +162,13 @@ class _Attempt:
         module = ""  # whose `main` ranks are, as forks
         if group.script[0] == "-m" and not group.foreign and group.train.launcher != "mpirun":
             module = group.script[1]
-        words = self._command(start, handles, module)
+        command = self._command(start, handles, module)
         env = {**group.environment, **self._environment()}
         try:
-            agent: Agent | None = fork_agent(words, env, handles) if module else None
+            agent: Agent | None = fork_agent(command, env, handles) if module else None
             # in a session of its own: a signal to our process group leaves it to tidy up
             self.agent = agent or subprocess.Popen(
-                [sys.executable, "-P", "-m", *words],
+                [sys.executable, "-P", "-m", *command],
                 env=env,
                 start_new_session=True,
                 pass_fds=handles,
@@ -182,21 +182,21 @@ class _Attempt:
         """The module that starts the ranks, and its arguments. `handles` are the lifeline
         and on node rank 0 of several the socket of the store."""
         group = self.group
-        place = group.place
+        rendezvous = group.place
         if group.train.launcher == "mpirun":
             node = {
-                "ranks": place.ranks_per_node,
-                "node": place.node_rank,
-                "nodes": place.nodes,
+                "ranks": rendezvous.ranks_per_node,
+                "node": rendezvous.node_rank,
+                "nodes": rendezvous.nodes,
                 "port": start.port,
                 "listening": handles[1] if start.store else None,
             }
-            words = ["rekindle.launch.mpi", str(handles[0]), str(self.exits)]
-            return [*words, json.dumps(node), *group.script]
-        words = ["rekindle.launch.agent", str(handles[0]), str(self.exits), module]
-        words.append(f"--log-dir={self.scratch.name}")
+            command = ["rekindle.launch.mpi", str(handles[0]), str(self.exits)]
+            return [*command, json.dumps(node), *group.script]
+        command = ["rekindle.launch.agent", str(handles[0]), str(self.exits), module]
+        command.append(f"--log-dir={self.scratch.name}")
         is_bound = group.gpus and can_bind()
-        return [*words, *argv(group.script, place, start, handles[1:], is_bound)]
+        return [*command, *argv(group.script, rendezvous, start, handles[1:], is_bound)]
 
     def _environment(self) -> dict[str, str]:
         """The variables of this attempt."""
@@ -346,11 +346,11 @@ class _Attempt:
         first_rank = self.group.place.ranks[0]
         if code < 0 and self.killed_at is None:
             return heartbeats.agent_killed(first_rank, -code, oom_kills)
-        what = "the ranks ended without saying that they are done"
+        message = "the ranks ended without saying that they are done"
         if code:
             launcher = "mpirun" if self.group.train.launcher == "mpirun" else "torchrun"
-            what = f"{launcher} ended with exit code {code}"
-        return Cause("followed", first_rank, time.time(), what, fix="see the step's log")
+            message = f"{launcher} ended with exit code {code}"
+        return Cause("followed", first_rank, time.time(), message, fix="see the step's log")
 
     def _status(self) -> str:
         """What rank 0 said that the training came to; "" while it is at work."""
@@ -368,18 +368,18 @@ def argv(
     """torchrun's arguments for `script` (a path or `-m module`, and its arguments), and
     for the descriptor at which torch's `store` is to listen. Each rank is bound to the
     processors and the memory beside its GPU if `is_bound`."""
-    words = [f"--nproc-per-node={place.ranks_per_node}", "--max-restarts=0"]
+    arguments = [f"--nproc-per-node={place.ranks_per_node}", "--max-restarts=0"]
     if is_bound:
-        words.append("--numa-binding=node")
+        arguments.append("--numa-binding=node")
     # by address: a container without a network cannot look its own name up
-    words += [f"--nnodes={place.nodes}", "--local-addr=127.0.0.1"]
-    words += [f"--rdzv-backend={meeting.BACKEND}", f"--rdzv-endpoint=127.0.0.1:{start.port}"]
+    arguments += [f"--nnodes={place.nodes}", "--local-addr=127.0.0.1"]
+    arguments += [f"--rdzv-backend={meeting.BACKEND}", f"--rdzv-endpoint=127.0.0.1:{start.port}"]
     if place.nodes > 1:
         configuration = f"rank={place.node_rank}"
         if store:
             configuration += f",{meeting.LISTENING}={store[0]}"
-        words.append(f"--rdzv-conf={configuration}")
-    return [*words, *script]
+        arguments.append(f"--rdzv-conf={configuration}")
+    return [*arguments, *script]
 
 
 def _stacks(status: Path, beats: Sequence[Heartbeat]) -> dict[int, str]:

@@ -160,7 +160,7 @@ def task_of(
         **lowered_container(step),
         "name": step.name,
         "retry": dataclasses.asdict(step.retry),
-        "pipeline_parameters": {name: list(place) for name, place in given.items()},
+        "pipeline_parameters": {name: list(reference) for name, reference in given.items()},
         "results": _results_of(flat, guards),
         "parameters": encoded(flat.parameters),
         "types": types,

@@ -141,8 +141,8 @@ def answered(
 
 def problems(results: Iterable[ReadinessCheck]) -> tuple[Problem, ...]:
     """Those that are wrong, for an error."""
-    wrong = [check for check in results if check.state == "problem"]
-    return tuple(Problem(check.said, check.where, check.fix) for check in wrong)
+    failed_checks = [check for check in results if check.state == "problem"]
+    return tuple(Problem(check.said, check.where, check.fix) for check in failed_checks)
 
 
 def _answer(check: Check) -> tuple[ReadinessCheck, ...]:
@@ -166,5 +166,5 @@ def _answer(check: Check) -> tuple[ReadinessCheck, ...]:
 
 
 def _unasked(check: Check, why: str) -> ReadinessCheck:
-    said = masked(why)  # a service may send back what it was sent
-    return ReadinessCheck(name=check.name, where=check.where, state="not asked", said=said)
+    message = masked(why)  # a service may send back what it was sent
+    return ReadinessCheck(name=check.name, where=check.where, state="not asked", said=message)

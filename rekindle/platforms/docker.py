@@ -159,16 +159,16 @@ def build(docker: Docker, code: Code, base: str, name: str) -> str:
             )
         base_id = docker.image_id(base)
     with tempfile.TemporaryDirectory(prefix="rekindle-") as context:
-        inside = Path(context, "code")
-        inside.mkdir()
-        write_files(inside, code.files)
-        for path in (inside, *inside.rglob("*")):  # for any user that the step runs as
+        code_folder = Path(context, "code")
+        code_folder.mkdir()
+        write_files(code_folder, code.files)
+        for path in (code_folder, *code_folder.rglob("*")):  # for any user that the step runs as
             path.chmod(0o755 if path.is_dir() else 0o644)
         Path(context, "Dockerfile").write_text(_dockerfile(code, base, base_id))
         build = docker.ask("build", "--tag", name, context, seconds=_BUILD_SECONDS)
     if build.returncode:
-        what = f"docker cannot build it: {last_line(build)}"
-        raise RequestError(what, where="image.base", fix="see what it says")
+        message = f"docker cannot build it: {last_line(build)}"
+        raise RequestError(message, where="image.base", fix="see what it says")
     return docker.image_id(name)
 
 
@@ -196,8 +196,8 @@ def push(docker: Docker, local: str, name: str) -> Pin:
     """Push the image `local` as `name`; PlatformError where the registry refuses it."""
     code = code_label(docker, local)
     repository = lock.repository(name)
-    for words in (("tag", local, name), ("push", name)):
-        answer = docker.ask(*words, seconds=_BUILD_SECONDS)
+    for command in (("tag", local, name), ("push", name)):
+        answer = docker.ask(*command, seconds=_BUILD_SECONDS)
         if answer.returncode:
             host = repository.partition("/")[0]
             raise PlatformError(

@@ -89,8 +89,8 @@ def beyond(platform: str, path: str, where: str, how: str, fix: str) -> Problem:
     """A refusal of more than the platform takes; `path` is a step's, or "" for the
     pipeline."""
     who = f"`{path}`" if path else "the pipeline"
-    what = f"{who} uses {feature_rows()['limits'].what}, which {platform} refuses: {how}"
-    return Problem(what, where, fix, UnsupportedError.code)
+    message = f"{who} uses {feature_rows()['limits'].what}, which {platform} refuses: {how}"
+    return Problem(message, where, fix, UnsupportedError.code)
 
 
 def python_problems(platform: str, step: Step, image: str) -> Iterator[Problem]:
@@ -115,8 +115,8 @@ def _refusal(use: Use, row: Feature, platform: str, why: str) -> Problem:
     fix = "take it out"
     if elsewhere:
         fix = f"take it out, or run the pipeline on {' or '.join(elsewhere)}"
-    what = f"{who} uses {row.what}, which {platform} refuses: {why}"
-    return Problem(what, use.where, fix)
+    message = f"{who} uses {row.what}, which {platform} refuses: {why}"
+    return Problem(message, use.where, fix)
 
 
 def parity_report(graph: Graph, platforms: Sequence[str], arguments: Mapping[str, Any]) -> str:

@@ -43,8 +43,8 @@ def amount(quantity: str) -> float:
 def gpu_kind(accelerator: str) -> str:
     """The GPU's own name: `NVIDIA_TESLA_T4` and `nvidia-tesla-t4` are `T4`,
     `NVIDIA_A100_80GB` is `A100-80GB`, `nvidia.com/gpu` is "", any."""
-    words = re.split(r"[^A-Za-z0-9]+", accelerator)
-    kind = "-".join(word.upper() for word in words if word and not _NOT_A_KIND.fullmatch(word))
+    parts = re.split(r"[^A-Za-z0-9]+", accelerator)
+    kind = "-".join(word.upper() for word in parts if word and not _NOT_A_KIND.fullmatch(word))
     if kind == "A100" and "80GB" in accelerator.upper():  # the one kind of two sizes
         return "A100-80GB"
     return kind
@@ -60,8 +60,8 @@ def gpus_of(step: Step) -> tuple[str, int]:
     if not resources.accelerator_type:
         return "", 0
     if not re.fullmatch(r"\d*", resources.accelerator_count):
-        what = f"`{step.path}` asks for {resources.accelerator_count!r} accelerators"
-        raise UnsupportedError(what, where=step.where, fix="write a whole number")
+        message = f"`{step.path}` asks for {resources.accelerator_count!r} accelerators"
+        raise UnsupportedError(message, where=step.where, fix="write a whole number")
     return gpu_kind(resources.accelerator_type), int(resources.accelerator_count or 1)
 
 

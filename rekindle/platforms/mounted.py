@@ -92,14 +92,14 @@ def run(task: Task, place: Place) -> int:
         executor_input = _executor_input(task, inputs, place)
         facts = {**place.facts, "pipeline_task_name": task["name"]}
         leads = place.node == 0
-        words = node.prepared(task, executor_input, facts, WORK, leads=leads, cwd=Path.cwd())
+        arguments = node.prepared(task, executor_input, facts, WORK, leads=leads, cwd=Path.cwd())
     except (shim.TaskError, OSError, ValueError, KeyError) as error:
         return failed(place, f"{type(error).__name__}: {error}")
     code = node.installed(task["pip"])
     if code:
         return failed(place, f"pip ended with {code}; see the log")
     with _Log() as log:
-        code = _attempts(task, words, place)
+        code = _attempts(task, arguments, place)
     result = node.left(WORK)
     if code:
         failed(place, result.get("error") or f"{log.last_line}, exit code {code}")
@@ -386,11 +386,11 @@ def _executor_input(task: Task, inputs: _Inputs, place: Place) -> Json:
     values = {}
     for name, source in task["parameters"].items():
         values[name] = inputs.parameter(name, source, task["types"])
-    given = {}
+    input_artifacts = {}
     for name, source in task["artifacts"].items():
         artifacts = inputs.artifacts(name, source)
         if artifacts:
-            given[name] = {"artifacts": artifacts}
+            input_artifacts[name] = {"artifacts": artifacts}
     promised = {}
     for name, schema in task["outputs"]["artifacts"].items():
         artifact = artifact_of(name, schema, place.outputs[name] / "data", {})
@@ -399,7 +399,7 @@ def _executor_input(task: Task, inputs: _Inputs, place: Place) -> Json:
     for name in task["outputs"]["parameters"]:
         files[name] = {"outputFile": str(WORK / "parameters" / name)}
     return {
-        "inputs": {"parameterValues": _without_none(values), "artifacts": given},
+        "inputs": {"parameterValues": _without_none(values), "artifacts": input_artifacts},
         "outputs": {
             "parameters": files,
             "artifacts": promised,

@@ -151,18 +151,18 @@ class Platform:
 
     def endpoint(self, deploy: DeploySpec, name: str) -> Endpoint:
         """Where the model `name` is deployed."""
-        made = getattr(self._module("endpoint"), ENDPOINTS[self.name])
-        if deploy.max_p99_ms and not made.sees_latency:
-            what = f"answers on {self.name} are not judged by latency"
-            raise RequestError(what, where="deploy.max_p99_ms", fix="leave it out")
-        endpoint: Endpoint = made(self.settings, deploy, name)
+        endpoint_class = getattr(self._module("endpoint"), ENDPOINTS[self.name])
+        if deploy.max_p99_ms and not endpoint_class.sees_latency:
+            message = f"answers on {self.name} are not judged by latency"
+            raise RequestError(message, where="deploy.max_p99_ms", fix="leave it out")
+        endpoint: Endpoint = endpoint_class(self.settings, deploy, name)
         return endpoint
 
     def alarms(self, definition: Definition, model: str, folder: Path) -> Monitoring:
         """Where alarms of the pipeline and of the endpoint of `model` are kept; where
         these are files, they lie in `folder`."""
-        made: Monitoring = self._module("alarms").Alarms(self.settings, definition, model, folder)
-        return made
+        alarms: Monitoring = self._module("alarms").Alarms(self.settings, definition, model, folder)
+        return alarms
 
     def publisher(self, name: str) -> Publisher:
         """Where versions of the model `name` are published."""

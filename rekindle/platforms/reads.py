@@ -53,8 +53,8 @@ def read(
 ) -> dict[str, Any]:
     """What the service says to a GET, or to a POST of JSON (`body`) or of a form;
     HttpError."""
-    more = {"body": body, "form": form, "method": method, "timeout_seconds": TIMEOUT_SECONDS}
-    return retried(lambda: request(url, headers, **more), (_PAUSE_SECONDS,))
+    options = {"body": body, "form": form, "method": method, "timeout_seconds": TIMEOUT_SECONDS}
+    return retried(lambda: request(url, headers, **options), (_PAUSE_SECONDS,))
 
 
 @contextlib.contextmanager
@@ -77,10 +77,12 @@ def images(references: Iterable[str]) -> list[Image]:
 def manifest(wanted: Image, headers: Mapping[str, str] | None = None, fix: str = "") -> str:
     """A text about an image that the registry has; RequestError with `fix` where it has
     none."""
-    what = f"{wanted.host} has no image {wanted.name} {wanted.version}"
-    with absent(Problem(what, fix=fix)):
-        found = read(wanted.url, {"Accept": _MANIFESTS, **(headers or {})}, method="HEAD")
-    digest = found.get("docker-content-digest", "")
+    message = f"{wanted.host} has no image {wanted.name} {wanted.version}"
+    with absent(Problem(message, fix=fix)):
+        response_headers = read(
+            wanted.url, {"Accept": _MANIFESTS, **(headers or {})}, method="HEAD"
+        )
+    digest = response_headers.get("docker-content-digest", "")
     if not digest or ":" in wanted.version:
         return f"{wanted.name} {wanted.version}"
     return f"{wanted.name} {wanted.version} is {digest} now; better name that digest"

@@ -160,8 +160,8 @@ def not_installed(error: ImportError, where: str, fix: str) -> PlatformError:
 
 def no_schedule(name: str, where: str = "") -> PlatformError:
     """To raise for a name that no schedule has."""
-    what = f"there is no schedule `{name}`"
-    return PlatformError(what, where=where, fix="rekindle schedule list")
+    message = f"there is no schedule `{name}`"
+    return PlatformError(message, where=where, fix="rekindle schedule list")
 
 
 def check_resumable(status: RunStatus | None, what: str, where: str) -> None:

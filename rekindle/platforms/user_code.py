@@ -260,16 +260,16 @@ def problems(platform: str, spec: Spec, graph: Graph, code: Code) -> Iterator[Pr
     verb = "needs" if len(code.wanted_by) == 1 else "need"
     image_code = lock.code_in(image, Path(config).parent)
     if not image:
-        what = f"{names} {verb} files of yours, and no image has them"
-        yield Problem(what, where, f"name one as REGISTRY/NAME:TAG, then {fix}")
+        message = f"{names} {verb} files of yours, and no image has them"
+        yield Problem(message, where, f"name one as REGISTRY/NAME:TAG, then {fix}")
     elif image_code is None:
         if "@" in image:  # what is pushed gets another digest
             fix += " with the image as REGISTRY/NAME:TAG"
-        what = f"it is not known whether {image} has your files that {names} {verb}"
-        yield Problem(what, where, fix)
+        message = f"it is not known whether {image} has your files that {names} {verb}"
+        yield Problem(message, where, fix)
     elif image_code != code.digest:
-        what = f"{image} was built from other files than those here that {names} {verb}"
-        yield Problem(what, where, fix)
+        message = f"{image} was built from other files than those here that {names} {verb}"
+        yield Problem(message, where, fix)
 
 
 def _named(spec: Spec) -> Iterator[tuple[str, Path]]:
@@ -284,16 +284,16 @@ def _named(spec: Spec) -> Iterator[tuple[str, Path]]:
 
 def _sources(spec: Spec, graph: Graph) -> dict[str, str]:
     """Python that is to run there without being a file there, by who runs it."""
-    words = shlex.split(spec.train.entrypoint or "")
-    is_module = words[:1] == ["-m"]
+    entrypoint = shlex.split(spec.train.entrypoint or "")
+    is_module = entrypoint[:1] == ["-m"]
     if not spec.pipeline and not is_module:
         return {}
     sources = {}
     for step in graph.steps():
         if step.container.source:
             sources[step.path] = step.container.source
-    if is_module and len(words) > 1:
-        sources["train.entrypoint"] = as_import(words[1])
+    if is_module and len(entrypoint) > 1:
+        sources["train.entrypoint"] = as_import(entrypoint[1])
     return sources
 
 
@@ -334,8 +334,8 @@ def _content(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        what = f"cannot read {file}: {error.strerror}"
-        raise RequestError(what, fix="check the file") from None
+        message = f"cannot read {file}: {error.strerror}"
+        raise RequestError(message, fix="check the file") from None
 
 
 def included(patterns: Iterable[str], folder: Path) -> Iterator[Path]:
@@ -368,11 +368,11 @@ def included(patterns: Iterable[str], folder: Path) -> Iterator[Path]:
 def _all_below(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         # a link itself, in a folder whose own links are followed
-        place = path.parent.resolve() / path.name
-        if place.is_dir():
-            yield from sorted(place.rglob("*"))
+        resolved = path.parent.resolve() / path.name
+        if resolved.is_dir():
+            yield from sorted(resolved.rglob("*"))
         else:
-            yield place
+            yield resolved
 
 
 def _without_ignored(

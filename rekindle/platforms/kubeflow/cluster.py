@@ -166,9 +166,9 @@ class Cluster:
                     where=f"{method} {self.server}{path}",
                     fix=f"it was asked for {self.patience_seconds:g} s; look at the cluster",
                 ) from None
-            what = f"the API server refuses with {error}"
+            message = f"the API server refuses with {error}"
             fix = _REFUSED_FIXES.get(error.status, "")
-            raise StepError(what, where=f"{method} {path}", fix=fix) from None
+            raise StepError(message, where=f"{method} {path}", fix=fix) from None
 
     def answer(
         self, method: str, path: str, query: Mapping[str, str], body: Json | None = None

@@ -140,8 +140,8 @@ def runtime(place: KubeflowSpec) -> str:
         )
     if configured.get(f"{_TRAINER}/{place.runtime}") is None:
         file = shlex.quote(str(_MANIFESTS / "runtime.yaml"))
-        what = f"the cluster has no ClusterTrainingRuntime {place.runtime}"
-        raise RequestError(what, fix=f"kubectl apply -f {file}")
+        message = f"the cluster has no ClusterTrainingRuntime {place.runtime}"
+        raise RequestError(message, fix=f"kubectl apply -f {file}")
     return place.runtime
 
 

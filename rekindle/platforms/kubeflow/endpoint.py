@@ -168,8 +168,8 @@ class KubeflowEndpoint:
         except HttpError as error:
             if error.status in (0, 401, 403):  # the API server's, and not the version's
                 raise _explained(error, path) from None
-            what = f"version {model.version} does not answer: {error}"
-            raise StepError(what, where=self._name(model)) from None
+            message = f"version {model.version} does not answer: {error}"
+            raise StepError(message, where=self._name(model)) from None
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
         deployments = self._listed("Deployment")
@@ -382,8 +382,8 @@ class KubeflowEndpoint:
                 except OSError as error:
                     if is_certain:
                         name = metadata["name"]
-                        what = f"the counters of the pod {name} cannot be read: {error}"
-                        raise UnreachableError(what, where=path, fix=_GRANT) from error
+                        message = f"the counters of the pod {name} cannot be read: {error}"
+                        raise UnreachableError(message, where=path, fix=_GRANT) from error
             counters = serving.counters(text) if text else None
             version = metadata["labels"][VERSION]
             counts[metadata["uid"]] = _PodCounts(version, serving.restarts(pod), counters)

@@ -163,15 +163,15 @@ class KubeflowLauncher(Launcher):
         try:
             output = json.loads(staging.read_text(uri))
         except FileNotFoundError:
-            what = f"TrainJob {job.name} is complete, but left no result"
-            raise StepError(what, where=uri, fix="look at the log of node 0") from None
+            message = f"TrainJob {job.name} is complete, but left no result"
+            raise StepError(message, where=uri, fix="look at the log of node 0") from None
         # a distributed step that reads one of these artifacts gets its place as a
         # parameter
         for name, group in output["artifacts"].items():
             if PREFIX + name in self.executor_input["outputs"].get("parameters", {}):
                 artifact = group["artifacts"][0]
-                place = as_place(artifact["uri"], artifact["metadata"])
-                output["parameterValues"][PREFIX + name] = place
+                artifact_place = as_place(artifact["uri"], artifact["metadata"])
+                output["parameterValues"][PREFIX + name] = artifact_place
         file = Path(self.executor_input["outputs"]["outputFile"])
         write_atomically(file, json.dumps(output, sort_keys=True))
         return 0

@@ -49,24 +49,29 @@ def main(words: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     task = unpacked(words)
     try:
-        place = rendezvous(os.environ, gpus=0).keyed(os.environ)
+        own_rendezvous = rendezvous(os.environ, gpus=0).keyed(os.environ)
     except RekindleError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    log.info("node %d of %d, %d ranks each", place.node_rank, place.nodes, place.ranks_per_node)
+    log.info(
+        "node %d of %d, %d ranks each",
+        own_rendezvous.node_rank,
+        own_rendezvous.nodes,
+        own_rendezvous.ranks_per_node,
+    )
     code = node.installed(task["pip"])
     if code:
         sys.stderr.write(f"pip ended with {code}\n")
         return code
     with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
-        return run(task, place, Path(folder))
+        return run(task, own_rendezvous, Path(folder))
 
 
 def run(task: Json, place: Rendezvous, folder: Path) -> int:
     """The step on this node, from its inputs to its outputs."""
     leads = place.node_rank == 0
     executor_input = staging.localised(task["executor_input"], folder)
-    words = node.prepared(task, executor_input, task["run"], folder, leads=leads, cwd=folder)
+    arguments = node.prepared(task, executor_input, task["run"], folder, leads=leads, cwd=folder)
     for name in list(os.environ):
         if name.startswith("PET_"):
             del os.environ[name]  # the Rendezvous takes its place
@@ -80,7 +85,7 @@ def run(task: Json, place: Rendezvous, folder: Path) -> int:
         watch = [sys.executable, "-m", "rekindle.platforms.kubeflow.workflow"]
         # the shim ends it with all the rest
         subprocess.Popen([*watch, json.dumps({**task["leash"], "mark": str(mark)})])
-    code = shim.main(words)
+    code = shim.main(arguments)
     result = node.left(folder)
     if code and mark.exists():
         return 1  # for good: any other code would restart the nodes

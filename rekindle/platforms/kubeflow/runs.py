@@ -151,12 +151,12 @@ def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, Ar
     kinds = {file: kind for kind, file in records.RECORD_FILES.items()}
     artifacts = {}
     for path, size in _files(folder).items():
-        attempt, name, *inside = path.split("/")
+        attempt, name, *path_inside = path.split("/")
         uri = f"{folder}/{attempt}/{name}"
         kind = ""
-        if len(inside) == 1:  # the artifact is a folder: its files have fixed names
-            kind = kinds.get(inside[0], "")
-        elif not inside and size <= _LARGEST_RECORD_BYTES:
+        if len(path_inside) == 1:  # the artifact is a folder: its files have fixed names
+            kind = kinds.get(path_inside[0], "")
+        elif not path_inside and size <= _LARGEST_RECORD_BYTES:
             kind = records.kind_of(read(place, uri))
         if kind:
             artifacts[name] = ArtifactRecord(uri=uri, metadata={"record": kind})

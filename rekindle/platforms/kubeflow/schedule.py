@@ -161,8 +161,8 @@ def _recurring(server: client.Server, name: str = "") -> list[Any]:
     name_filter = client.equals("display_name", name) if name else None
     query = {"namespace": server.namespace, "filter": name_filter}
     recurring_runs = server.listed(server.kfp.list_recurring_runs, "recurring_runs", **query)
-    ours = [run for run in recurring_runs if (run.description or "").startswith(f"{_MARK} ")]
-    return sorted(ours, key=lambda run: (run.created_at, run.recurring_run_id))
+    own_runs = [run for run in recurring_runs if (run.description or "").startswith(f"{_MARK} ")]
+    return sorted(own_runs, key=lambda run: (run.created_at, run.recurring_run_id))
 
 
 def _delete(server: client.Server, recurring_run: Any) -> None:

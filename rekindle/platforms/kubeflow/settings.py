@@ -66,14 +66,14 @@ def joined(first: Piece, second: Piece, where: str = "") -> Json:
             merged[key] = value
             continue
         before = merged[key]
-        place = f"{where}.{key}"
+        path = f"{where}.{key}"
         if isinstance(before, Mapping) and isinstance(value, Mapping):
-            merged[key] = joined(before, value, place)
+            merged[key] = joined(before, value, path)
         elif isinstance(before, list) and isinstance(value, list):
-            merged[key] = _joined_lists(before, value, key, place)
+            merged[key] = _joined_lists(before, value, key, path)
         elif before != value:
             raise Misfit(
-                f"`{place.lstrip('.')}` would be both {before!r} and {value!r}", _ONE_OF_TWO
+                f"`{path.lstrip('.')}` would be both {before!r} and {value!r}", _ONE_OF_TWO
             )
     return merged
 
@@ -365,8 +365,8 @@ def piece(name: str, value: Any, image: str) -> Piece:
     # the IR may be anyone's: a value of another shape fails at whichever field is read
     # first
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"`{name}` is not as kfp-kubernetes writes it ({error})"
-        raise Misfit(what, "write it again") from error
+        message = f"`{name}` is not as kfp-kubernetes writes it ({error})"
+        raise Misfit(message, "write it again") from error
 
 
 def _secret_setting(secret: Secret) -> Setting:

@@ -66,8 +66,8 @@ def _pod_of(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]:
         try:
             pod = joined(pod, build_piece())
         except Misfit as misfit:
-            what = f"`{step.path}` runs on several nodes, and {misfit}"
-            problems.append(Problem(what, where, misfit.fix))
+            message = f"`{step.path}` runs on several nodes, and {misfit}"
+            problems.append(Problem(message, where, misfit.fix))
     return pod, problems
 
 
@@ -246,17 +246,17 @@ def packed(task: Json) -> list[str]:
     hold."""
     text = json.dumps(task, sort_keys=True, separators=(",", ":"))
     letters = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
-    words = []
+    arguments = []
     for start in range(0, len(letters), _LONGEST_ARGUMENT):
-        words.append(letters[start : start + _LONGEST_ARGUMENT])
+        arguments.append(letters[start : start + _LONGEST_ARGUMENT])
     most_words = _MOST_ARGUMENTS // 8  # etcd takes 1.5 MB, and the TrainJob is kept twice
-    if len(words) > most_words:
+    if len(arguments) > most_words:
         raise StepError(
             f"the step's source and inputs are {len(letters):,} bytes, "
             f"and a TrainJob holds {_LONGEST_ARGUMENT * most_words:,}",
             fix="pass what is large as an artifact",
         )
-    return words
+    return arguments
 
 
 def unpacked(words: Sequence[str]) -> Json:
@@ -284,11 +284,11 @@ def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
         )
     yield from python_problems("kubeflow", step, step.container.image)
     if step.container.resources.at_run_time:
-        what = f"{several_nodes}, whose resources depend on an input"
-        yield Problem(what, step.where, "write them down")
+        message = f"{several_nodes}, whose resources depend on an input"
+        yield Problem(message, step.where, "write them down")
     if "{{$" in step.container.image:
-        what = f"{several_nodes}, whose image depends on an input"
-        yield Problem(what, step.where, "write it down")
+        message = f"{several_nodes}, whose image depends on an input"
+        yield Problem(message, step.where, "write it down")
     if lacks_nodes:
         return  # without the labels of its nodes the pod cannot be put together
     yield from _pod_of(step, place)[1]

@@ -67,9 +67,9 @@ def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
     workflows = [owner for owner in owners if owner["kind"] == "Workflow"]
     node = metadata.get("annotations", {}).get(NODE_NAME, "")
     if not workflows or not node:
-        what = "this pod does not belong to an Argo Workflow"
+        message = "this pod does not belong to an Argo Workflow"
         fix = "run the pipeline on Kubeflow Pipelines with Argo"
-        raise StepError(what, where=f"pod {namespace}/{pod_name}", fix=fix)
+        raise StepError(message, where=f"pod {namespace}/{pod_name}", fix=fix)
     workflow = workflows[0]
     retries = _RETRY.findall(node)
     retry = int(retries[-1]) if retries else 0

@@ -132,11 +132,11 @@ def identify(
     if own_hashes:
         facts["own code"] = _hash(sorted(own_hashes))
     values: dict[str, object] = dict(inputs.parameters)
-    for name, given in inputs.artifacts.items():
-        if isinstance(given, tuple):
-            values[name] = [_content_of(artifact) for artifact in given]
+    for name, artifact_or_list in inputs.artifacts.items():
+        if isinstance(artifact_or_list, tuple):
+            values[name] = [_content_of(artifact) for artifact in artifact_or_list]
         else:
-            values[name] = _content_of(given)
+            values[name] = _content_of(artifact_or_list)
     for name, value in values.items():
         facts[f"input {name}"] = _hash(moved(value, home, _HOME))
     return Identity(facts)
@@ -169,8 +169,8 @@ def look_up(store: Store, identity: Identity) -> tuple[Values | None, str]:
         if path and files:
             files = describe(path, files)
         if digest(files) != artifact.digest:
-            what = "changed on disk" if files else "is gone"
-            return None, f"artifact `{name}` {what}"
+            message = "changed on disk" if files else "is gone"
+            return None, f"artifact `{name}` {message}"
         artifacts[name] = dataclasses.replace(artifact, files=files)
     if artifacts != recorded:  # copied or touched: note the new times and inodes
         with contextlib.suppress(OSError):
@@ -226,8 +226,8 @@ def lend(lender: Store, borrower: Store) -> None:
 
 def _put(store: Store, identity: Identity, run_id: str, outputs: Values) -> None:
     artifacts = {}
-    for name, given in outputs.artifacts.items():
-        (artifact,) = each(given)  # a step has no output that is a list
+    for name, value in outputs.artifacts.items():
+        (artifact,) = each(value)  # a step has no output that is a list
         files = {file: dataclasses.astuple(fact) for file, fact in artifact.files.items()}
         metadata = dict(artifact.metadata)
         artifacts[name] = {**vars(artifact), "metadata": metadata, "files": files}

@@ -131,8 +131,8 @@ def prepare(
     except RequestError as error:
         if every_step:
             raise
-        what = f"{_PROCESS}: {error.problems[0].what}"
-        return Containers(left_out=(Ignored(what=what, asked_by=tuple(names)),))
+        message = f"{_PROCESS}: {error.problems[0].what}"
+        return Containers(left_out=(Ignored(what=message, asked_by=tuple(names)),))
     images = {}
     left_out = []
     problems = []

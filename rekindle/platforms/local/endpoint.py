@@ -77,20 +77,20 @@ class LocalEndpoint:
         router = self.status()
         version = router.versions.get(model.version) if router else None
         running = None  # the model that the router has as this version
-        others = []
+        other_models = []
         for other in self.wanted.models:
             if other.version == model.version:
                 running = other
             else:
-                others.append(other)
+                other_models.append(other)
         is_ready = version is not None and version.state == "ready"
         if is_ready and running is not None and running.digest == model.digest:
             if self.wanted.models[-1] != running:  # the last one is on trial
-                self._want(number, models=(*others, running))
+                self._want(number, models=(*other_models, running))
             return
         if version is not None and version.state == "failed":  # it is started again
-            self.retain({other.version for other in others}, number)
-        self._want(number, models=(*others, model))
+            self.retain({other.version for other in other_models}, number)
+        self._want(number, models=(*other_models, model))
         give_up = time.monotonic() + READY_SECONDS
         while True:
             version = self._asked().versions.get(model.version)
@@ -99,15 +99,17 @@ class LocalEndpoint:
             if version is not None and version.state == "failed":
                 raise StepError(f"version {model.version} did not start: {version.reason}")
             if time.monotonic() > give_up:
-                what = f"version {model.version} is not ready after {READY_SECONDS:.0f} s"
-                raise StepError(what, where=str(self.folder / f"version-{model.version}.txt"))
+                message = f"version {model.version} is not ready after {READY_SECONDS:.0f} s"
+                raise StepError(message, where=str(self.folder / f"version-{model.version}.txt"))
             time.sleep(_LOOK_SECONDS)
 
     def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
         status, text = self._sent("POST", "/predict", {VERSION: model.version}, json.dumps(body))
         if status != 200:
-            what = f"version {model.version} does not answer by the router: {status} {text[:300]}"
-            raise StepError(what, where=self.address)
+            message = (
+                f"version {model.version} does not answer by the router: {status} {text[:300]}"
+            )
+            raise StepError(message, where=self.address)
         return json.loads(text)
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
@@ -146,8 +148,8 @@ class LocalEndpoint:
         except (ValueError, http.client.HTTPException):
             router = None
         if router is None or router.folder != str(self.folder):
-            what = f"another program listens at {self.address}"
-            raise RequestError(what, where="--port", fix="pass another --port")
+            message = f"another program listens at {self.address}"
+            raise RequestError(message, where="--port", fix="pass another --port")
         return router
 
     def _want(self, number: int, **changes: object) -> None:
@@ -172,13 +174,13 @@ class LocalEndpoint:
             if router is not None and condition(router):
                 return router
             if time.monotonic() > give_up:
-                what = f"the router does not answer for {ROUTER_SECONDS:.0f} s"
-                raise StepError(what, where=str(log))
+                message = f"the router does not answer for {ROUTER_SECONDS:.0f} s"
+                raise StepError(message, where=str(log))
             if router is None and process is None:
                 process = self._start(log)
             if process is not None and process.poll() is not None:
-                what = f"the router did not start: {log.read_text()[-2_000:].strip()}"
-                raise StepError(what, where=str(log))
+                message = f"the router did not start: {log.read_text()[-2_000:].strip()}"
+                raise StepError(message, where=str(log))
             time.sleep(_LOOK_SECONDS)
 
     def _start(self, log: Path) -> subprocess.Popen[bytes]:

@@ -71,8 +71,8 @@ def _environment(
     step: Step, packages: Packages, home: Path, env: Mapping[str, str], on_event: OnEvent | None
 ) -> str:
     installed_here = []
-    for place in site_folders():
-        installed_here += [entry.name for entry in place.glob("*-info")]
+    for site_folder in site_folders():
+        installed_here += [entry.name for entry in site_folder.glob("*-info")]
     key = digest([packages, sys.version, sys.prefix, sorted(installed_here)])[:16]
     folder = home / "environments" / key
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -96,8 +96,8 @@ def _make(step: Step, packages: Packages, folder: Path, env: Mapping[str, str]) 
     # site adds the folders of a .pth file at the end of the path: behind the
     # environment's own
     behind = ""
-    for place in site_folders():
-        behind += f"import site; site.addsitedir({str(place)!r})\n"
+    for site_folder in site_folders():
+        behind += f"import site; site.addsitedir({str(site_folder)!r})\n"
     bases = {"base": str(folder), "platbase": str(folder)}
     Path(sysconfig.get_path("purelib", vars=bases), "behind.pth").write_text(behind)
     options = ["--quiet", "--disable-pip-version-check", "--no-input"]
@@ -120,9 +120,9 @@ def _make(step: Step, packages: Packages, folder: Path, env: Mapping[str, str]) 
 
 
 def _refusal(step: Step, packages: Packages, why: str) -> RequestError:
-    what = masked(f"the packages of the step `{step.path}` cannot be installed: {why}")
+    message = masked(f"the packages of the step `{step.path}` cannot be installed: {why}")
     fix = f"correct packages_to_install, or install here: pip install {shlex.join(packages)}"
-    return RequestError(what, where=step.where, fix=fix)
+    return RequestError(message, where=step.where, fix=fix)
 
 
 def site_folders() -> list[Path]:
@@ -130,7 +130,7 @@ def site_folders() -> list[Path]:
     places = site.getsitepackages()
     if site.ENABLE_USER_SITE:
         places = [*places, site.getusersitepackages()]
-    return [Path(place) for place in places if place in sys.path]
+    return [Path(folder) for folder in places if folder in sys.path]
 
 
 def satisfied(text: str) -> bool:

@@ -93,7 +93,7 @@ def execute(
         pythons = environments.prepare(processes, store.home, env, on_event)
         with store.hold_run(record.run_id), fork_server_for(env, imports) as fork_server:
             containers.sweep(store.home, lambda run_id: is_alive(store.home, run_id))
-            around = Surroundings(
+            surroundings = Surroundings(
                 store,
                 record.run_id,
                 record.name,
@@ -108,18 +108,18 @@ def execute(
                 containers,
                 pythons,
             )
-            run = _Run(graph, values, around, forced, record, on_change, on_event)
+            run = _Run(graph, values, surroundings, forced, record, on_change, on_event)
             has_workspace = any(use.feature == "workspace" for use in uses(graph))
             if has_workspace:  # a folder, which stays after a failure
-                around.workspace.mkdir()
+                surroundings.workspace.mkdir()
             finished = run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))
             if has_workspace:
-                shutil.rmtree(around.workspace, ignore_errors=True)
+                shutil.rmtree(surroundings.workspace, ignore_errors=True)
             return finished
     except OSError as error:
-        what = f"cannot keep the run under {store.home}: {error.strerror}"
+        message = f"cannot keep the run under {store.home}: {error.strerror}"
         fix = f"{fix_of(error)}, or choose another home folder"
-        raise RekindleError(what, where=str(error.filename or store.home), fix=fix) from error
+        raise RekindleError(message, where=str(error.filename or store.home), fix=fix) from error
 
 
 # what docker does and this machine does not by itself
@@ -145,13 +145,13 @@ def ignored(
             continue
         unused_images.add(image)
     if unused_images:
-        what = "Images are not used, steps run in this Python environment"
+        message = "Images are not used, steps run in this Python environment"
         if containers is not NO_CONTAINERS:
-            what = "Python components run in this environment, not in their image"
-        rows.append(Ignored(what=what, asked_by=tuple(sorted(unused_images))))
+            message = "Python components run in this environment, not in their image"
+        rows.append(Ignored(what=message, asked_by=tuple(sorted(unused_images))))
     if graph.pipeline_root:
-        what = "The pipeline root is not used, artifacts stay here"
-        rows.append(Ignored(what=what, asked_by=(graph.pipeline_root,)))
+        message = "The pipeline root is not used, artifacts stay here"
+        rows.append(Ignored(what=message, asked_by=(graph.pipeline_root,)))
     return tuple(rows)
 
 
@@ -243,8 +243,8 @@ class _Run:
                 self.update(item.path, status="skipped", reason=item.reason)
             elif isinstance(item, Refused):
                 self.refused.append(item.error)
-                what = item.error.problems[0].what
-                self.update(item.path, status="failed", error=what)
+                message = item.error.problems[0].what
+                self.update(item.path, status="failed", error=message)
             else:
                 self.unroll(item.path, item.steps)
 
@@ -286,8 +286,8 @@ class _Run:
         path = outcome.step.path
         self.working.pop(path).join()
         artifacts = {}
-        for name, given in outcome.outputs.artifacts.items():
-            (artifact,) = each(given)  # a step has no output that is a list
+        for name, output in outcome.outputs.artifacts.items():
+            (artifact,) = each(output)  # a step has no output that is a list
             artifacts[name] = artifact.record()
         self.update(
             path,
@@ -353,11 +353,11 @@ class _Run:
         command = "the same command resumes: finished steps come from the cache"
         preempted = self.preempted_paths()
         if self.reclaimed and preempted:
-            what = f"SIGTERM came; `{preempted[0]}` saved its state first"
-            return errors.PreemptedError(what, fix=command)
+            message = f"SIGTERM came; `{preempted[0]}` saved its state first"
+            return errors.PreemptedError(message, fix=command)
         if self.around.control.stopped():
-            what = f"the run {self.record.run_id} was interrupted"
-            return errors.InterruptedRunError(what, fix=command)
+            message = f"the run {self.record.run_id} was interrupted"
+            return errors.InterruptedRunError(message, fix=command)
         problems = list(self.failures())
         for error in self.refused:
             problems += error.problems

@@ -280,11 +280,11 @@ def environments(count: int) -> list[dict[str, str]]:
     secret = secrets.token_hex(32)
     environments = []
     for rank in range(count):
-        place = Rendezvous(count, rank, 1, "127.0.0.1", port, secret=secret)
+        rendezvous = Rendezvous(count, rank, 1, "127.0.0.1", port, secret=secret)
         # the pools of Vertex AI, by which KFP's executor knows who writes outputs
         kind: Json = {"type": "workerpool0"}
         if rank > 0:
             kind = {"type": "workerpool1", "index": rank - 1}
         cluster = json.dumps({"task": kind})
-        environments.append({**place.environment(), "CLUSTER_SPEC": cluster})
+        environments.append({**rendezvous.environment(), "CLUSTER_SPEC": cluster})
     return environments

@@ -254,8 +254,8 @@ def _is_elsewhere(item: HomeItem) -> bool:
 def _elsewhere(uri: str, why: str) -> Iterator[HomeItem]:
     """Checkpoints in a store or on a volume, if there are any."""
     try:
-        store, place = fsspec.core.url_to_fs(uri, use_listings_cache=False)
-        files = store.find(place, detail=True)
+        store, root = fsspec.core.url_to_fs(uri, use_listings_cache=False)
+        files = store.find(root, detail=True)
         size = sum(int(file["size"]) for file in files.values())
         dead_since = dt.datetime.now(dt.UTC) - DEAD_AFTER
         # a run of another machine may write there

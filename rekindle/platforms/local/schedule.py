@@ -284,8 +284,8 @@ def _rewrite_crontab(name: str, changed: Callable[[str], str | None], added_line
 def _run(*command: str, text: str = "") -> None:
     done = _ended(*command, text=text)
     if done.returncode:
-        what = f"{shlex.join(command)}: {(done.stderr or done.stdout).strip()}"
-        raise PlatformError(what, fix="correct it, and run the command again")
+        message = f"{shlex.join(command)}: {(done.stderr or done.stdout).strip()}"
+        raise PlatformError(message, fix="correct it, and run the command again")
 
 
 def _ended(*command: str, text: str = "") -> subprocess.CompletedProcess[str]:

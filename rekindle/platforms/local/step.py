@@ -127,8 +127,8 @@ def perform(job: Job) -> Outcome:
     except RekindleError as error:
         outcome = Outcome(job.step, "failed", error=str(error))
     except OSError as error:
-        what = f"cannot write {error.filename or job.folder}: {error.strerror}; {fix_of(error)}"
-        outcome = Outcome(job.step, "failed", error=what)
+        message = f"cannot write {error.filename or job.folder}: {error.strerror}; {fix_of(error)}"
+        outcome = Outcome(job.step, "failed", error=message)
     except Exception as error:  # noqa: BLE001 - a bug of ours must end the run, not hang it
         outcome = Outcome(job.step, "failed", error=f"{type(error).__name__}: {error}")
     return dataclasses.replace(outcome, seconds=time.monotonic() - began)
@@ -148,17 +148,17 @@ def _import(job: Job, node: Importer) -> Outcome:
     home = job.around.store.home.resolve()
     # its files are listed and hashed, and those of the home change while a run goes on
     if path is not None and home.is_relative_to(path.resolve()):
-        what = f"{uri} cannot be imported: rekindle's home {home} lies in it"
+        message = f"{uri} cannot be imported: rekindle's home {home} lies in it"
         fix = "import the folder that holds the data, and nothing around it"
-        raise StepError(what, where=node.where, fix=fix)
+        raise StepError(message, where=node.where, fix=fix)
     metadata = carried(filled(node.metadata, text_of))
     kind = next(iter(node.outputs.artifacts.values()))
-    place = uri
+    artifact_uri = uri
     files: Mapping[str, FileFact] = {}
     if path is not None:
-        place = str(path)
+        artifact_uri = str(path)
         files = describe(path, follow=True)
-    artifact = Stored(place, kind.schema_title, kind.schema_version, metadata, files)
+    artifact = Stored(artifact_uri, kind.schema_title, kind.schema_version, metadata, files)
     return Outcome(node, "succeeded", Values({}, {kind.name: artifact}), reason=f"imported {uri}")
 
 
@@ -191,11 +191,11 @@ def _perform(job: Job, step: Step) -> Outcome:
 
 
 def _identity(job: Job, step: Step, inputs: Values) -> Identity:
-    around = job.around
-    image_id = around.containers.image_of(step)
-    own_code = around.own_code(cache.names_of_code(step, inputs))
-    home = str(around.store.home)
-    return cache.identify(step, inputs, around.source_hash, image_id, own_code, home)
+    surroundings = job.around
+    image_id = surroundings.containers.image_of(step)
+    own_code = surroundings.own_code(cache.names_of_code(step, inputs))
+    home = str(surroundings.store.home)
+    return cache.identify(step, inputs, surroundings.source_hash, image_id, own_code, home)
 
 
 def _is_what_it_was(job: Job, step: Step, identity: Identity) -> bool:
@@ -266,11 +266,11 @@ class _AttemptFailed(Exception):
 
 
 def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> Outcome:
-    around = job.around
+    surroundings = job.around
     log.begin()
     try:
-        with around.store.attempt(job.slug, identity.key) as folder:
-            around.store.note_use(around.run_id, identity.key, folder.name)
+        with surroundings.store.attempt(job.slug, identity.key) as folder:
+            surroundings.store.note_use(surroundings.run_id, identity.key, folder.name)
             node, ended, log_end = _execute(job, step, folder, log)
             failed = _failure(step, ended, log_end)
             if failed:
@@ -282,7 +282,7 @@ def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> 
             artifacts = cache.stored(ended.result["artifacts"])
             outputs = Values(ended.result["parameters"], artifacts)
             if keep and _is_what_it_was(job, step, identity):
-                cache.save(around.store, job.last, identity, around.run_id, outputs)
+                cache.save(surroundings.store, job.last, identity, surroundings.run_id, outputs)
     except _AttemptFailed:
         assert failed is not None
         return failed
@@ -298,7 +298,7 @@ def _node_folder(job: Job, node: int) -> Path:
 def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, Ended, bytes]:
     """The node that decided how the attempt ended (None for a single one), how it ended,
     and the end of its log."""
-    around = job.around
+    surroundings = job.around
     log_ends: dict[int, bytes] = {}
     environments: list[dict[str, str]] = [{}]
     if step.distribution:
@@ -311,21 +311,21 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
         task: Json = {  # TASK.json for the shim; see there
             **lowered_container(step),
             "executor_input": executor_input(step, job.inputs, outputs),
-            "run": around.facts(step),
+            "run": surroundings.facts(step),
             "work": str(work),
             "cwd": str(Path.cwd()),
         }
         if not is_first:
             task["outputs"] = {"parameters": {}, "artifacts": {}}
             work.mkdir(parents=True, exist_ok=True)
-        fork_server = around.fork_server
+        fork_server = surroundings.fork_server
         packages = packages_of(step)
-        if around.containers.image_of(step):
-            labels = {HOME_LABEL: str(around.store.home), RUN_LABEL: around.run_id}
-            task = around.containers.contained(task, step, outputs, labels)
+        if surroundings.containers.image_of(step):
+            labels = {HOME_LABEL: str(surroundings.store.home), RUN_LABEL: surroundings.run_id}
+            task = surroundings.containers.contained(task, step, outputs, labels)
             fork_server = None  # which forks this environment's Python
         elif packages:
-            task["python"] = around.pythons[packages]
+            task["python"] = surroundings.pythons[packages]
             fork_server = None
         own_log = contextlib.nullcontext(log) if is_first else Log(work / "log.txt")
         with own_log as opened_log:
@@ -333,19 +333,19 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
                 task,
                 work,
                 opened_log,
-                {**around.env, **environments[node]},
+                {**surroundings.env, **environments[node]},
                 control,
                 job.event if is_first else _ignore,
                 step.time_limit_seconds,
-                around.grace_seconds,
+                surroundings.grace_seconds,
                 fork_server,
             )
             log_ends[node] = opened_log.end
         return ended
 
     if step.distribution is None:
-        return None, run_node(0, around.control), log_ends[0]
-    deciding_node, ended = process.on_nodes(step.distribution.nodes, around.control, run_node)
+        return None, run_node(0, surroundings.control), log_ends[0]
+    deciding_node, ended = process.on_nodes(step.distribution.nodes, surroundings.control, run_node)
     return deciding_node, ended, log_ends[deciding_node]
 
 
@@ -355,13 +355,13 @@ def _ignore(event: Json) -> None:
 
 def executor_input(step: Step, inputs: Values, folder: Path) -> Json:
     """KFP's ExecutorInput for `step`, its outputs placed in `folder`."""
-    given = {}
+    input_artifacts = {}
     for name, several in inputs.artifacts.items():
         artifacts = []
         for artifact in cache.each(several):
             metadata = carried(artifact.metadata)
             artifacts.append(artifact_of(name, vars(artifact), artifact.uri, metadata))
-        given[name] = {"artifacts": artifacts}
+        input_artifacts[name] = {"artifacts": artifacts}
     promised = {}
     for name, kind in step.outputs.artifacts.items():
         promised[name] = {"artifacts": [artifact_of(name, vars(kind), folder / name, {})]}
@@ -369,7 +369,7 @@ def executor_input(step: Step, inputs: Values, folder: Path) -> Json:
     for name in step.outputs.parameters:
         files[name] = {"outputFile": str(folder / f".parameter-{name}")}
     return {
-        "inputs": {"parameterValues": dict(inputs.parameters), "artifacts": given},
+        "inputs": {"parameterValues": dict(inputs.parameters), "artifacts": input_artifacts},
         "outputs": {
             "parameters": files,
             "artifacts": promised,

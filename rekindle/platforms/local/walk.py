@@ -360,8 +360,8 @@ class Walk:
         else:
             items = self._format(node, items, inputs.parameters)
         if not isinstance(items, list):
-            what = f"`{node.path}` loops over {str(items)[:60]!r}, which is not a list"
-            raise StepError(what, where=node.where)
+            message = f"`{node.path}` loops over {str(items)[:60]!r}, which is not a list"
+            raise StepError(message, where=node.where)
         return items
 
     def _inputs(self, frame: Frame, node: ir.AnyNode) -> tuple[Values, str]:
@@ -446,9 +446,9 @@ def _at_input(node: ir.AnyNode, name: str, path: str) -> Iterator[None]:
         yield
     except ValueError as error:
         shown = name.removeprefix("pipelinechannel--")
-        what = f"the input `{shown}` of `{path}`: {error}"
+        message = f"the input `{shown}` of `{path}`: {error}"
         where = f"{node.where}.inputs.parameters.{name}"
-        raise StepError(what, where=where, fix=FIT) from error
+        raise StepError(message, where=where, fix=FIT) from error
 
 
 def _is_optional(node: ir.AnyNode, name: str) -> bool:
@@ -501,14 +501,14 @@ def rendered(
 def dependents(graph: ir.Graph, path: str) -> frozenset[str]:
     """Paths of the steps that need the node at `path`, those inside it not counted."""
     reached = {path, *map(str, PurePosixPath(path).parents)}
-    inside = set[str]()  # of what needs it, with all that is in a Dag that does
+    dependent_paths = set[str]()  # of what needs it, with all that is in a Dag that does
     for node in graph.nodes():  # which come after all that they need
         parent = node.path.rpartition("/")[0]
         siblings = {f"{parent}/{up}" if parent else up for up in node.upstream}
-        if siblings & reached or parent in inside:
-            inside.add(node.path)
+        if siblings & reached or parent in dependent_paths:
+            dependent_paths.add(node.path)
             reached |= {node.path, *map(str, PurePosixPath(node.path).parents)}
-    return frozenset(leaf.path for leaf in graph.leaves() if leaf.path in inside)
+    return frozenset(leaf.path for leaf in graph.leaves() if leaf.path in dependent_paths)
 
 
 def _leaves(node: ir.AnyNode, path: str) -> Iterator[Leaf]:
