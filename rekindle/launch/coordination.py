@@ -45,7 +45,7 @@ Message: TypeAlias = dict[str, Any]
 
 SETTLE_SECONDS = 60.0  # for the nodes to end after the first of them has
 _PURPOSE = "nodes"
-_LOST_SECONDS = 25
+_LOST_SECONDS = 25  # without an answer to probes or data, until the kernel gives up
 _ANSWER_SECONDS = 5.0
 _MOST_WARNINGS = 20  # a stranger must not fill the log
 

@@ -20,7 +20,7 @@ Json: TypeAlias = dict[str, Any]
 MARK = "::rekindle "
 _OPTIONAL = ("loss", "samples_per_second", "eta_seconds")
 _LARGEST = 1e12  # what people and clocks can read; no NaN is smaller
-_LONGEST = 1 << 16
+_LONGEST = 1 << 16  # of a line; ours are shorter, and others are not worth parsing
 
 
 def emit(event: str, **fields: Any) -> None:

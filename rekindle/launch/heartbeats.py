@@ -26,7 +26,7 @@ Phase = Literal["start", "warm-up", "step", "validation", "save", "finish", "sco
 PHASES: tuple[Phase, ...] = get_args(Phase)
 PIECEWISE: tuple[Phase, ...] = ("start", "finish")
 
-_BYTES = 1 << 16
+_BYTES = 1 << 16  # of a file: heartbeat, process and room for last words
 _BEAT = struct.Struct("<dqB")  # time, step, phase
 _WHO = struct.Struct("<iQq")  # process, main thread, first step trained by this process
 _WHO_AT = 32

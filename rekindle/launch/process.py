@@ -24,7 +24,7 @@ from typing import NoReturn
 PR_SET_PDEATHSIG = 1
 MARK = "REKINDLE_GANG"
 _SWEEP_SECONDS = 5.0
-_DRIVER_SECONDS = 30.0
+_DRIVER_SECONDS = 30.0  # nvidia-smi loads the driver where nothing else uses it
 # torch reads the first that is set; the last name is that of all accelerators
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 

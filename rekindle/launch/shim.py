@@ -45,6 +45,7 @@ from rekindle.protojson import argument_of, carried, text_of
 Json: TypeAlias = "dict[str, Any]"
 PREEMPTED = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+# of prctl(2)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 MOST_OUTPUT_BYTES = 64 << 20  # of a parameter, or of what KFP's executor reports

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import yaml
 
@@ -28,6 +28,8 @@ from rekindle.platforms.kubeflow.settings import Json
 from rekindle.platforms.submission import BUG, Definition, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import KubeflowSpec
 
+P = ParamSpec("P")
+T = TypeVar("T")
 FIRST_PAUSE_SECONDS = 1.0
 ANSWER_SECONDS = 60.0
 _ATTEMPTS = 4
@@ -57,12 +59,12 @@ class Server:
             if not page_token:
                 return items
 
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of a call that may be made twice, repeated some times where it may
         yet succeed."""
         return self.created(lambda: function(*args, **kwargs), lambda: None)
 
-    def created(self, create: Callable[[], Any], find: Callable[[], Any]) -> Any:
+    def created(self, create: Callable[[], T], find: Callable[[], T | None]) -> T:
         """What `create` made, once: where a call failed, `find` says whether it took
         effect."""
         for attempt in range(_ATTEMPTS):
@@ -209,6 +211,7 @@ def experiment_of(server: Server, definition: Definition) -> str:
 
 
 def equals(key: str, value: str) -> str:
+    # a Filter of the API's protobuf, as JSON
     return json.dumps({"predicates": [{"operation": "EQUALS", "key": key, "stringValue": value}]})
 
 

@@ -23,6 +23,7 @@ from rekindle.http import HttpError, Stopped, growing, request, retried
 log = logging.getLogger(__name__)
 Json: TypeAlias = dict[str, Any]
 
+# where Kubernetes mounts a pod's token and the certificates of its API server
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 IN_CLUSTER = "https://kubernetes.default.svc"
 _FIRST_PAUSE_SECONDS = 0.2

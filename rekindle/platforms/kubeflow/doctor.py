@@ -26,6 +26,7 @@ from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import KubeflowSpec
 
 _MANIFESTS = Path(__file__).with_name("manifests")
+# WWW-Authenticate: realm="https://...",service="...",scope="..."
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 _TRAINER = "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes"
 _PATIENCE_SECONDS = 3.0

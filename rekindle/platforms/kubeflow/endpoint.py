@@ -36,8 +36,8 @@ SPLIT = "rekindle.dev/split"
 ROUTE_SECONDS = 120.0
 PATIENCE_SECONDS = 60.0
 _PORT = 80
-_MOST_CONFLICTS = 10
-_PATIENT_POLLS = 4
+_MOST_CONFLICTS = 10  # writes in a row that another process was faster than
+_PATIENT_POLLS = 4  # with a reason why pods do not start, until it counts
 _API = {
     "Deployment": "apps/v1",
     "Pod": "v1",

@@ -40,8 +40,8 @@ from rekindle.records import write_atomically
 
 log = logging.getLogger(__name__)
 
-_LAST_LOG_SECONDS = 10.0
-_FAREWELL_SECONDS = 20.0
+_LAST_LOG_SECONDS = 10.0  # for lines that are still on their way when the job has ended
+_FAREWELL_SECONDS = 20.0  # of the 30 that Kubernetes gives a pod after SIGTERM
 
 
 def main(words: list[str]) -> int:

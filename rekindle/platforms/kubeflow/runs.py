@@ -50,8 +50,9 @@ _NODE_STATES: Mapping[str, StepStatus] = {
 }
 _NOT_REACHED = "a step before it failed, or a condition chose otherwise"
 _EXECUTOR = re.compile(r"executor(\(\d+\))?")
+# `minio://` is the cluster's own store, which is not reached from outside
 _READABLE = ("s3://", "gs://", "abfs://", "file://", "/")
-_LARGEST_RECORD_BYTES = 4 << 20
+_LARGEST_RECORD_BYTES = 4 << 20  # what is larger is not fetched to see what it is
 _EPOCH = datetime.datetime(1971, 1, 1, tzinfo=datetime.UTC)  # Go's zero time is before it
 
 

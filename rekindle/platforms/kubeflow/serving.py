@@ -28,6 +28,7 @@ READY_SECONDS = 1_800.0  # as the startupProbe in deployment.yaml
 _DEPLOYMENT = Path(__file__).with_name("manifests") / "deployment.yaml"
 _LONGEST_NAME = 63  # of a label of DNS
 _MOST_ENDS = 2  # of a container, after which a version has failed
+# the routes of all wire forms that a server here speaks
 _PREDICTS = re.compile(r"/predict|/invocations|/v1/.*|.*/infer")
 # reasons of a waiting container that do not pass by themselves
 _WAITS = {

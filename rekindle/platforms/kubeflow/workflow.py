@@ -37,6 +37,7 @@ GRACE_SECONDS = 120  # as in runtime.yaml
 NODE_NAME = "workflows.argoproj.io/node-name"
 RUN_ID = "pipeline/runid"
 _RETRY = re.compile(r"\((\d+)\)")
+# phases that a Workflow does not leave
 _OVER = ("Succeeded", "Failed", "Error")
 
 

@@ -24,7 +24,7 @@ from rekindle.serve import messages
 from rekindle.serve.messages import VERSION, ServedModel, Status, Traffic, Wanted
 
 READY_SECONDS = 600.0
-ROUTER_SECONDS = 60.0
+ROUTER_SECONDS = 60.0  # it imports no model
 END_SECONDS = 120.0
 _LOOK_SECONDS = 0.1
 _LOG = "router.txt"

@@ -199,9 +199,9 @@ class _Run:
         self.waiting: list[Ready] = []
         self.working: dict[str, threading.Thread] = {}
         self.failed: list[Outcome] = []
-        self.reclaimed = False
+        self.reclaimed = False  # by SIGTERM, as machines are
         self.refused: list[StepError] = []
-        self.unkept: OSError | None = None
+        self.unkept: OSError | None = None  # why the last write of the record failed
 
     def to_the_end(self, max_parallel: int) -> RunRecord:
         with self.signals():

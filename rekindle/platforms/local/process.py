@@ -36,15 +36,15 @@ Json: TypeAlias = dict[str, Any]
 Process = subprocess.Popen[bytes] | Forked
 
 _TICK_SECONDS = 0.1
-_LAST_RESORT_SECONDS = 5.0
+_LAST_RESORT_SECONDS = 5.0  # for the shim to kill what it started, until we do
 # As a module and not as a script, so that its bytecode is cached; our root comes last on
 # the path.
 _START = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
     "from rekindle.launch.shim import main; sys.exit(main(sys.argv))"
 )
-_LONGEST_LINE = 1 << 20
-_END_BYTES = 1 << 18
+_LONGEST_LINE = 1 << 20  # what is kept of a line whose end is still to come
+_END_BYTES = 1 << 18  # far more than a traceback
 _MARK = events.MARK.encode()
 
 

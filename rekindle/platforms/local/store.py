@@ -30,7 +30,7 @@ from rekindle.launch.process import is_at
 from rekindle.spec.identity import digest
 
 _POLL_SECONDS = 0.05
-_GLANCE_SECONDS = 1.0
+_GLANCE_SECONDS = 1.0  # far longer than a look at a lock takes
 
 
 @dataclasses.dataclass(frozen=True)
