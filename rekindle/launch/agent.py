@@ -1,13 +1,15 @@
-"""torchrun that says how its ranks ended, and takes them along when its supervisor is gone:
-`python -m rekindle.launch.agent LIFELINE REPORT MODULE TORCHRUN-ARGUMENTS`.
+"""torchrun that says how its ranks ended, and takes them along when its supervisor is
+gone: `python -m rekindle.launch.agent LIFELINE REPORT MODULE TORCHRUN-ARGUMENTS`.
 
-LIFELINE is the reading end of a pipe that the supervisor holds open; when it closes, whatever
-carries the mark of this worker group is killed. REPORT receives one JSON line a failed rank, in the
-order in which torchrun saw them: `rank`, `exit_code` (negative: the signal), `time` (seconds).
+LIFELINE is the reading end of a pipe that the supervisor holds open; when it closes,
+whatever carries the mark of this worker group is killed. REPORT receives one JSON line a
+failed rank, in the order in which torchrun saw them: `rank`, `exit_code` (negative: the
+signal), `time` (seconds).
 
-Where there is no GPU, and MODULE is not empty, the ranks are forks that call `main()` of it:
-importing torch takes a processor three seconds, and they share its pages. With a GPU each rank is
-a Python of its own, because a driver that was touched does not live through a fork."""
+Where there is no GPU, and MODULE is not empty, the ranks are forks that call `main()` of
+it: importing torch takes a processor three seconds, and they share its pages. With a GPU
+each rank is a Python of its own, because a driver that was touched does not live through
+a fork."""
 
 import importlib
 import json
@@ -24,9 +26,12 @@ from rekindle.launch.process import MARK, dying_with_parent, end_marked, has_gpu
 
 
 def main() -> None:
-    lifeline, report, module, *words = sys.argv[1:]
+    lifeline, report, module, *arguments = sys.argv[1:]
     os.set_inheritable(int(lifeline), False)
-    ranks = _fork_server(module, words[-1], int(lifeline)) if module and not has_gpu() else None
+    ranks: fork_server.ForkServer | None = None
+    if module and not has_gpu():
+        job = arguments[-1]  # the script's last argument
+        ranks = _fork_server(module, job, int(lifeline))  # before a thread: it has to fork
     threading.Thread(target=hold_on, args=(int(lifeline),), daemon=True).start()
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -35,19 +40,22 @@ def main() -> None:
 
     class ForkedRank(SubprocessHandler):
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
-            rest = args[args.index(module) + 1 :]
-            forked = ranks.adopt({"words": rest, "env": env}, (1, 2)) if ranks else None
+            assert ranks is not None
+            script_arguments = args[args.index(module) + 1 :]
+            forked = ranks.adopt({"words": script_arguments, "env": env}, (1, 2))
             return forked or super()._popen(args, env)
 
     if ranks is not None:
         api.get_subprocess_handler = ForkedRank  # type: ignore[attr-defined,assignment]
     meeting.offer()
     try:
-        run(parse_args(words))  # type: ignore[no-untyped-call]
+        run(parse_args(arguments))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        ends = error.failures.items()
-        facts = [{"rank": n, "exit_code": e.exitcode, "time": e.timestamp} for n, e in ends]
-        Path(report).write_text("".join(json.dumps(fact) + "\n" for fact in facts))
+        lines = []
+        for rank, failure in error.failures.items():
+            facts = {"rank": rank, "exit_code": failure.exitcode, "time": failure.timestamp}
+            lines.append(json.dumps(facts) + "\n")
+        Path(report).write_text("".join(lines))
         leave(1)
     except api.SignalException as stopped:
         leave(128 + stopped.sigval)
@@ -55,8 +63,8 @@ def main() -> None:
 
 
 def _fork_server(module: str, job: str, lifeline: int) -> fork_server.ForkServer | None:
-    """A fork of this process that has imported `module`, and whatever its ranks import for the
-    `job`; None where that is not safe."""
+    """A fork of this process that has imported `module`, and whatever its ranks import
+    for the `job`; None where that is not safe."""
     with dying_with_parent():  # there is nothing to tidy up yet
         try:
             importlib.import_module(module).preload(job)
@@ -64,32 +72,34 @@ def _fork_server(module: str, job: str, lifeline: int) -> fork_server.ForkServer
             return None
         if not fork_server.can_fork():
             return None
-        ours, theirs = fork_server.link()
+        own_end, theirs = fork_server.link()
         pid = os.fork()
     if not pid:
-        ours.close()
+        own_end.close()
         os.close(lifeline)
         _be_rank(module, fork_server.serve(theirs))
     theirs.close()
-    return fork_server.ForkServer(ours, pid)
+    return fork_server.ForkServer(own_end, pid)
 
 
 def _be_rank(module: str, request: Mapping[str, Any] | None) -> NoReturn:
-    """What `python -m MODULE` does, without its imports; nothing if there is no request."""
+    """Do what `python -m MODULE` does, without its imports; nothing if there is no
+    request."""
     if request is None:
         os._exit(0)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
-        # torchrun handles them, so that a rank it executes does not ignore them, as we may (nohup)
-        default = number == signal.SIGINT
-        signal.signal(number, signal.default_int_handler if default else signal.SIG_DFL)
+        # torchrun handles them, so that a rank it executes does not ignore them, as we
+        # may (nohup)
+        is_interrupt = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
     fork_server.set_environment(request["env"])
     sys.argv = [str(sys.modules[module].__file__), *request["words"]]
     leave(fork_server.exit_status(sys.modules[module].main))
 
 
 def hold_on(lifeline: int) -> None:
-    """End the worker group when its supervisor is gone; in a thread, because torchrun may wait
-    inside C++ for other nodes."""
+    """End the worker group when its supervisor is gone; in a thread, because torchrun may
+    wait inside C++ for other nodes."""
     os.read(lifeline, 1)
     end_marked(os.environ[MARK])
     os._exit(1)

@@ -1,7 +1,9 @@
-"""Several nodes as one worker group: they start together, end together, and agree on what happened.
+"""Several nodes as one worker group: they start together, end together, and agree on what
+happened.
 
-Decides the protocol. The supervisor of node rank 0 listens; every supervisor, that one included,
-connects and speaks JSON, a message in each frame that the job's secret makes authentic (tunnel.py):
+Decides the protocol. The supervisor of node rank 0 listens; every supervisor, that one
+included, connects and speaks JSON, a message in each frame that the job's secret makes
+authentic (tunnel.py):
 
     join {nodes, node, restart}     a node is ready; `restart` is what it believes comes next
     wait {missing}                  the others are not there yet
@@ -10,12 +12,14 @@ connects and speaks JSON, a message in each frame that the job's secret makes au
     halt {stacks}                   another node's did: end yours
     verdict {...}                   what it all came to, the same for every node
 
-A closed connection is a lost node, and so is one that does not answer for about 25 s. A node that
-loses the coordinator ends its ranks and looks for a new one in the same place, so that a node that
-was killed, rank 0's included, may be started again and joins the next restart.
+A closed connection is a lost node, and so is one that does not answer for about 25 s. A
+node that loses the coordinator ends its ranks and looks for a new one in the same place,
+so that a node that was killed, rank 0's included, may be started again and joins the next
+restart.
 
-A peer that does not know the secret is dropped after 10 s, or when 64 newer ones wait, and changes
-nothing. What authentic nodes may ask has bounds too: a place of the job's own, the next restart."""
+A peer that does not know the secret is dropped after 10 s, or when 64 newer ones wait,
+and changes nothing. What authentic nodes may ask has bounds too: a place of the job's
+own, the next restart."""
 
 import contextlib
 import dataclasses
@@ -26,7 +30,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from rekindle.errors import PreemptedError
 from rekindle.launch import heartbeats, tunnel
@@ -37,11 +41,11 @@ from rekindle.launch.worker_group import POLL_SECONDS, Halt, Report, Start
 
 log = logging.getLogger(__name__)
 
-Message = dict[str, Any]
+Message: TypeAlias = dict[str, Any]
 
 SETTLE_SECONDS = 60.0  # for the nodes to end after the first of them has
 _PURPOSE = "nodes"
-_LOST_SECONDS = 25
+_LOST_SECONDS = 25  # without an answer to probes or data, until the kernel gives up
 _ANSWER_SECONDS = 5.0
 _MOST_WARNINGS = 20  # a stranger must not fill the log
 
@@ -51,11 +55,15 @@ class Disconnected(Exception):
 
 
 class Line:
-    """Messages over one connection, made here or accepted; Disconnected where no answer comes."""
+    """Messages over one connection, made here or accepted; Disconnected where no answer
+    comes."""
 
     def __init__(self, connection: socket.socket, secret: str, accepts: bool) -> None:
-        self.socket, self._ended = connection, False
-        self.seal, self.since = Seal(secret, _PURPOSE, accepts), time.monotonic()
+        self.socket = connection
+        self._has_ended = False
+        self.seal = Seal(secret, _PURPOSE, accepts)
+        self.since = time.monotonic()
+        # a machine that is gone closes nothing: probes find out, and unanswered data too
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
@@ -71,7 +79,8 @@ class Line:
         connection.setblocking(False)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message; raises Disconnected. They are small: the kernel takes them at once."""
+        """Send a message; raises Disconnected. They are small: the kernel takes them at
+        once."""
         content = json.dumps({"kind": kind, **fields}).encode()
         if len(content) > tunnel.LONGEST_FRAME:
             raise Disconnected
@@ -81,18 +90,19 @@ class Line:
             raise Disconnected from error
 
     def receive(self) -> list[Message]:
-        """What has arrived. Raises Disconnected after the last of it, NotAuthenticError."""
-        if self._ended:
+        """The messages that have arrived. Raises Disconnected after the last of them,
+        NotAuthenticError."""
+        if self._has_ended:
             raise Disconnected
         contents: list[bytes] = []
         try:
             while content := self.socket.recv(1 << 16):
                 contents += self.seal.opened(content)
-            self._ended = True
-        except BlockingIOError:
+            self._has_ended = True
+        except BlockingIOError:  # no more for now
             pass
-        except OSError:
-            self._ended = True
+        except OSError:  # what came before it counts, so the next call says so
+            self._has_ended = True
         try:
             return [{"kind": "", **json.loads(content)} for content in contents]
         except (ValueError, TypeError, RecursionError) as error:
@@ -103,16 +113,17 @@ class Line:
 
 
 def judge(reports: Mapping[int, Report]) -> Report:
-    """What the reports of all nodes come to."""
-    ends = {report.ending for report in reports.values()}
+    """The verdict that the reports of all nodes come to."""
+    endings = {report.ending for report in reports.values()}
     expired = any(report.expired for report in reports.values())
     asked = any(report.asked for report in reports.values())
-    if "done" in ends or ends == {"quiet"}:
+    # rank 0 says it once all is written; what became of the others then does not matter
+    if "done" in endings or endings == {"quiet"}:
         return Report("done")
-    if "preempted" in ends:
+    if "preempted" in endings:
         return Report("preempted", expired=expired, asked=asked)
-    cause = heartbeats.first_cause(report.cause for report in reports.values() if report.cause)
-    return Report("lost", cause, expired, asked)
+    causes = [report.cause for report in reports.values() if report.cause]
+    return Report("lost", heartbeats.first_cause(causes), expired, asked)
 
 
 class Coordinator(threading.Thread):
@@ -120,7 +131,8 @@ class Coordinator(threading.Thread):
 
     def __init__(self, place: Rendezvous, most_restarts: int) -> None:
         super().__init__(name="coordinator", daemon=True)
-        self.place, self.most_restarts = place, most_restarts
+        self.place = place
+        self.most_restarts = most_restarts
         self.selector = selectors.DefaultSelector()
         self.host = place.address if place.address in ("127.0.0.1", "localhost") else ""
         self.server = socket.create_server((self.host, place.port), reuse_port=False)
@@ -146,9 +158,10 @@ class Coordinator(threading.Thread):
                     self._read(key.data)
             if self.halt_at is not None and time.monotonic() > self.halt_at:
                 self._halt(Halt())
-            late = time.monotonic() - tunnel.PROOF_SECONDS
-            for line in [line for line in self.unproven if line.since < late]:
-                self._gone(line)
+            accepted_since = time.monotonic() - tunnel.PROOF_SECONDS
+            for line in list(self.unproven):
+                if line.since < accepted_since:
+                    self._drop(line)
         for key in self.selector.get_map().values():
             (key.data or self.server).close()
         self.way.close()
@@ -164,7 +177,7 @@ class Coordinator(threading.Thread):
             self.unproven[line] = None
             self.selector.register(line.socket, selectors.EVENT_READ, line)
             if len(self.unproven) > tunnel.MOST_UNPROVEN:
-                self._gone(next(iter(self.unproven)))
+                self._drop(next(iter(self.unproven)))
 
     def _read(self, line: Line) -> None:
         if line.socket.fileno() < 0:
@@ -172,30 +185,37 @@ class Coordinator(threading.Thread):
         try:
             for message in line.receive():
                 self.unproven.pop(line, None)
-                node = _node(self.at_work, line)
+                node = _node_of(self.at_work, line)
                 if message["kind"] == "join":
                     self._join(line, message)
                 elif message["kind"] == "report" and node is not None:
-                    self._reported(node, Report.of(message["report"]))
-        except (Disconnected, NotAuthenticError, ValueError, KeyError, TypeError) as error:
-            self.refused += not isinstance(error, Disconnected)
-            if not isinstance(error, Disconnected) and self.refused <= _MOST_WARNINGS:
+                    self._take_report(node, Report.of(message["report"]))
+        except Disconnected:
+            self._drop(line)
+        except (NotAuthenticError, ValueError, KeyError, TypeError) as error:
+            self.refused += 1
+            if self.refused <= _MOST_WARNINGS:
                 log.warning("closed a connection of a peer that is not of this job: %r", error)
-            self._gone(line)
+            self._drop(line)
 
     def _join(self, line: Line, message: Message) -> None:
-        node, restart = message["node"], message["restart"]
+        node = message["node"]
+        restart = message["restart"]
         if not isinstance(node, int) or not isinstance(restart, int):
             raise TypeError(f"node {node!r} asks for restart {restart!r}")
         if message["nodes"] != self.place.nodes or not 0 <= node < self.place.nodes:
             raise ValueError(f"node {node} of {message['nodes']}; here are {self.place.nodes}")
         # only a coordinator that has started nothing yet is behind its nodes
-        most = self.next_restart + 1 if self.next_restart else self.most_restarts
-        if not 0 <= restart <= most:
-            raise ValueError(f"node {node} asks for restart {restart}; at most {most} can be next")
-        for known in (self.joined, self.at_work):
-            if node in known and known[node] is not line:
-                self._gone(known[node])  # it was restarted before we noticed
+        last_restart = self.most_restarts
+        if self.next_restart:
+            last_restart = self.next_restart + 1
+        if not 0 <= restart <= last_restart:
+            raise ValueError(
+                f"node {node} asks for restart {restart}; at most {last_restart} can be next"
+            )
+        for lines in (self.joined, self.at_work):
+            if node in lines and lines[node] is not line:
+                self._drop(lines[node])  # it was restarted before we noticed
         self.joined[node] = line
         self.next_restart = max(self.next_restart, restart)
         self._start_if_complete()
@@ -207,13 +227,16 @@ class Coordinator(threading.Thread):
         if missing:
             self._tell(self.joined, "wait", missing=missing)
             return
-        self.at_work, self.joined, self.reports = self.joined, {}, {}
-        port = self._open(self.next_restart)
+        self.at_work = self.joined
+        self.joined = {}
+        self.reports = {}
+        port = self._open_way(self.next_restart)
         self._tell(self.at_work, "go", restart=self.next_restart, port=port)
         self.next_restart += 1
 
-    def _open(self, restart: int) -> int:
-        """Make the way to the store of a restart, and close that of the one before; its port."""
+    def _open_way(self, restart: int) -> int:
+        """Open the way to the store of a restart, and close that of the one before; its
+        port."""
         self.way.close()
         self.store = socket.create_server(("127.0.0.1", 0), backlog=tunnel.BACKLOG)
         self.way.enter_context(self.store)
@@ -222,91 +245,109 @@ class Coordinator(threading.Thread):
         self.way.callback(end.close)
         return end.port
 
-    def _reported(self, node: int, report: Report) -> None:
+    def _take_report(self, node: int, report: Report) -> None:
         self.reports[node] = report
         if report.ending == "lost":
             self._halt(Halt(stacks=report.hung))
         elif self.halt_at is None:
             self.halt_at = time.monotonic() + SETTLE_SECONDS
         if len(self.reports) == self.place.nodes:
-            at_work, self.at_work, self.halt_at = self.at_work, {}, None
-            self._tell(at_work, "verdict", verdict=dataclasses.asdict(judge(self.reports)))
+            lines = self.at_work
+            self.at_work = {}
+            self.halt_at = None
+            self._tell(lines, "verdict", verdict=dataclasses.asdict(judge(self.reports)))
             self._start_if_complete()
 
     def _halt(self, halt: Halt) -> None:
+        """Have the nodes end that have not reported yet."""
         self.halt_at = None
-        waiting = {n: line for n, line in self.at_work.items() if n not in self.reports}
-        self._tell(waiting, "halt", stacks=halt.stacks)
+        lines = {node: line for node, line in self.at_work.items() if node not in self.reports}
+        self._tell(lines, "halt", stacks=halt.stacks)
 
     def _tell(self, lines: Mapping[int, Line], kind: str, **fields: Any) -> None:
         for line in list(lines.values()):
             try:
                 line.send(kind, **fields)
             except Disconnected:
-                self._gone(line)
+                self._drop(line)
 
-    def _gone(self, line: Line) -> None:
+    def _drop(self, line: Line) -> None:
+        """Close a connection; a node at work that has not reported is lost with it."""
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(line.socket)
         line.close()
         self.unproven.pop(line, None)
-        if (node := _node(self.joined, line)) is not None:
+        node = _node_of(self.joined, line)
+        if node is not None:
             del self.joined[node]
-        node = _node(self.at_work, line)
+        node = _node_of(self.at_work, line)
         if node is not None and node not in self.reports:
-            self._reported(node, Report("lost", _node_gone(self.place, node)))
+            self._take_report(node, Report("lost", _node_gone(self.place, node)))
 
 
 def _node_gone(place: Rendezvous, node: int) -> Cause:
-    first = node * place.ranks_per_node
-    ranks = f"{first} to {first + place.ranks_per_node - 1}" if place.ranks_per_node > 1 else first
+    first_rank = node * place.ranks_per_node
+    ranks = f"{first_rank}"
+    if place.ranks_per_node > 1:
+        ranks = f"{first_rank} to {first_rank + place.ranks_per_node - 1}"
+    message = f"node {node} is gone (rank {ranks})"
     fix = f"start it again within {place.patience_seconds:g} s and it joins"
-    return Cause("node", first, time.time(), f"node {node} is gone (rank {ranks})", fix=fix)
+    return Cause("node", first_rank, time.time(), message, fix=fix)
 
 
-def _node(lines: Mapping[int, Line], line: Line) -> int | None:
-    return next((node for node, known in lines.items() if known is line), None)
+def _node_of(lines: Mapping[int, Line], line: Line) -> int | None:
+    for node, other_line in lines.items():
+        if other_line is line:
+            return node
+    return None
 
 
 class Member:
-    """This node's end: `meet`, then `poll` while the ranks run, then `settle`; and again."""
+    """This node's end: `meet`, then `poll` while the ranks run, then `settle`; and so for
+    each restart."""
 
     def __init__(
         self, place: Rendezvous, stopped: Callable[[], bool], coordinator: Coordinator | None = None
     ) -> None:
-        self.place, self.stopped, self.coordinator = place, stopped, coordinator
+        self.place = place
+        self.stopped = stopped
+        self.coordinator = coordinator
         self.way = contextlib.ExitStack()  # to the store of node rank 0
         self.line: Line | None = None
-        self.heard: list[Message] = []
+        self.messages: list[Message] = []  # of this restart, since the ranks run
 
     def close(self) -> None:
         self._hang_up()
         self.way.close()
 
     def meet(self, restart: int) -> Start:
-        """The restart that all nodes begin now; PreemptedError where they do not, or a stop."""
-        self.heard = []
-        patience = self.place.patience_seconds
-        deadline = time.monotonic() + patience
-        missing: list[int] = [0]
-        joined: Line | None = None
+        """Wait for all nodes, and return the restart that they begin now; PreemptedError
+        where they do not, or a stop."""
+        self.messages = []
+        patience_seconds = self.place.patience_seconds
+        deadline = time.monotonic() + patience_seconds
+        missing: list[int] = [0]  # until the coordinator says more
+        joined_line: Line | None = None
         while time.monotonic() < deadline and not self.stopped():
-            if self.line is None or joined is not self.line:
-                joined = self._joined(restart)
+            if self.line is None or joined_line is not self.line:
+                joined_line = self._join(restart)
             for message in self._receive():
                 if message["kind"] == "go":
                     return self._start(int(message["restart"]), int(message["port"]))
                 if message["kind"] == "wait":
                     missing = message["missing"]
             time.sleep(POLL_SECONDS)
-        how = "stopped from outside" if self.stopped() else f"gave up after {patience:g} s of"
+        how = f"gave up after {patience_seconds:g} s of"
+        if self.stopped():
+            how = "stopped from outside"
         nodes = ", ".join(map(str, missing))
         what = f"node {self.place.node_rank} of {self.place.nodes} {how} waiting for node {nodes}"
         fix = "start all nodes again: the same command resumes from the last checkpoint"
         raise PreemptedError(what, where=f"{self.place.address}:{self.place.port}", fix=fix)
 
     def _start(self, restart: int, port: int) -> Start:
-        """How the ranks of this node reach the store, whose exit listens on `port` of node 0."""
+        """The start of a restart: how the ranks of this node reach the store, whose exit
+        listens on `port` of node 0."""
         if self.coordinator is not None:
             store = self.coordinator.store
             return Start(restart, store.getsockname()[1], store)
@@ -318,34 +359,38 @@ class Member:
 
     def poll(self) -> Halt | None:
         """Whether our ranks have to end because others did."""
-        self.heard += self._receive()
-        if halts := [message for message in self.heard if message["kind"] == "halt"]:
-            return Halt(stacks=halts[0]["stacks"])
-        return Halt() if self.line is None else None
+        self.messages += self._receive()
+        for message in self.messages:
+            if message["kind"] == "halt":
+                return Halt(stacks=message["stacks"])
+        if self.line is None:  # without the coordinator the ranks have to end
+            return Halt()
+        return None
 
     def settle(self, report: Report) -> Report:
-        """What the reports of all nodes come to."""
+        """Report how our ranks ended, and return the verdict of all nodes."""
         with contextlib.suppress(Disconnected):
             if self.line is not None:
                 self.line.send("report", report=dataclasses.asdict(report))
         deadline = time.monotonic() + 2 * SETTLE_SECONDS
         while self.line is not None and time.monotonic() < deadline:
-            self.heard += self._receive()
-            if told := [message for message in self.heard if message["kind"] == "verdict"]:
-                return Report.of(told[0]["verdict"])
+            self.messages += self._receive()
+            for message in self.messages:
+                if message["kind"] == "verdict":
+                    return Report.of(message["verdict"])
             time.sleep(POLL_SECONDS / 4)
         self._hang_up()
         return Report("lost", _node_gone(self.place, 0), report.expired, report.asked)
 
-    def _joined(self, restart: int) -> Line | None:
-        """A connection on which we have said that we are ready."""
+    def _join(self, restart: int) -> Line | None:
+        """Say that we are ready, and return the connection; None where there is none."""
+        place = self.place
         try:
             if self.line is None:
-                where = (self.place.address, self.place.port)
+                where = (place.address, place.port)
                 connection = socket.create_connection(where, _ANSWER_SECONDS)
-                self.line = Line(connection, self.place.secret, accepts=False)
-            me = {"nodes": self.place.nodes, "node": self.place.node_rank, "restart": restart}
-            self.line.send("join", **me)
+                self.line = Line(connection, place.secret, accepts=False)
+            self.line.send("join", nodes=place.nodes, node=place.node_rank, restart=restart)
         except (OSError, Disconnected):
             self._hang_up()
         return self.line
@@ -356,8 +401,10 @@ class Member:
             self.line = None
 
     def _receive(self) -> list[Message]:
+        if self.line is None:
+            return []
         try:
-            return self.line.receive() if self.line is not None else []
+            return self.line.receive()
         except (Disconnected, NotAuthenticError):
             self._hang_up()
             return []

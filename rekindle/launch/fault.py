@@ -1,7 +1,7 @@
 """A fault on purpose, for a rehearsal: what happens, at which step, once.
 
-Decides how a rehearsal reaches the ranks: one variable, read here. The fault is real: a process is
-killed, or a signal is sent."""
+Decides how a rehearsal reaches the ranks: one variable, read here. The fault is real: a
+process is killed, or a signal is sent."""
 
 import dataclasses
 import json
@@ -20,9 +20,9 @@ Kind = Literal["kill", "term", "hang"]
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """`kind` happens while step `step`, counted from 1, is computed: rank 1 is killed (`kill`) or
-    sleeps for ever (`hang`), or the launcher gets SIGTERM (`term`). `folder` outlives restarts and
-    holds the mark that it has happened."""
+    """`kind` happens while step `step`, counted from 1, is computed: rank 1 is killed
+    (`kill`) or sleeps for ever (`hang`), or the launcher gets SIGTERM (`term`). `folder`
+    outlives restarts and holds the mark that it has happened."""
 
     kind: Kind
     step: int
@@ -44,12 +44,15 @@ class Fault:
     @classmethod
     def current(cls, rank: int) -> Self | None:
         """The one that this rank is to cause, if any."""
-        if not (text := os.environ.get(VARIABLE)):
+        text = os.environ.get(VARIABLE)
+        if not text:
             return None
         fault = cls(**json.loads(text))
-        alone = os.environ.get("WORLD_SIZE", "1") == "1"
-        victim = 0 if alone or fault.kind == "term" else 1
-        return fault if rank == victim and not fault.mark.exists() else None
+        is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
+        victim = 0 if is_alone or fault.kind == "term" else 1
+        if rank != victim or fault.mark.exists():
+            return None
+        return fault
 
     @property
     def mark(self) -> Path:

@@ -1,15 +1,17 @@
 """Fork server: forks children from a process that has done its imports.
 
-A message over the link brings three descriptors: for what the fork prints and for its errors, and a
-connection. A request in JSON comes there, and `started PID` and `ended EXIT-STATUS` go back, a line
-each. When the link closes the fork server ends; its forks have to see to it that they end with it.
-Where it cannot fork safely (several threads), or learn how a fork ended (no `pidfd`), no answer
-comes, and the caller starts a process of its own.
+A message over the link brings three descriptors: for what the fork prints and for its
+errors, and a connection. A request in JSON comes there, and `started PID` and `ended
+EXIT-STATUS` go back, a line each. When the link closes the fork server ends; its forks
+have to see to it that they end with it. Where it cannot fork safely (several threads), or
+learn how a fork ended (no `pidfd`), no answer comes, and the caller starts a process of
+its own.
 
-`python -m rekindle.launch.fork_server LINK MODULE...` is one that forks into the steps of a run:
-importing KFP's executor and MLflow takes a processor two to three seconds, and most steps do it. A
-request is `{"task": path of TASK.json, "env": {...}}`, and what is forked is that task's shim. A
-step whose environment is not the one of the imports executes a Python of its own."""
+`python -m rekindle.launch.fork_server LINK MODULE...` is one that forks into the steps of
+a run: importing KFP's executor and MLflow takes a processor two to three seconds, and
+most steps do it. A request is `{"task": path of TASK.json, "env": {...}}`, and what is
+forked is that task's shim. A step whose environment is not the one of the imports
+executes a Python of its own."""
 
 import atexit
 import contextlib
@@ -28,18 +30,21 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, TypeAlias
 
 from rekindle.launch import shim
 
-_MOST = 5  # descriptors of a request
-# Environment of a process that is to import pyarrow and fork: its allocator keeps a thread.
+Request: TypeAlias = dict[str, Any]
+_MOST_DESCRIPTORS = 5  # of a request
+# Environment of a process that is to import pyarrow and fork: its allocator keeps a
+# thread.
 THREADLESS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 @dataclasses.dataclass(frozen=True)
 class ForkServer:
-    """The process at the other end of `link`; `adopt` may be called from several threads."""
+    """The process at the other end of `link`; `adopt` may be called from several
+    threads."""
 
     link: socket.socket
     pid: int
@@ -50,26 +55,33 @@ class ForkServer:
         prints_to: tuple[int, int] | None = None,
         others: Sequence[int] = (),
     ) -> "Forked | None":
-        """A fork at work on `request`, printing to these descriptors; None without a server. It
-        has the `others` under the numbers that the request's `places` name."""
-        reading, writing = (-1, -1) if prints_to else os.pipe()
+        """A fork at work on `request`, printing to these descriptors, or into a pipe
+        without; None without a server. It has the `others` under the numbers that the
+        request's `places` name."""
+        stdout: IO[bytes] | None = None
+        writing = -1
+        outputs = prints_to
+        if outputs is None:
+            reading, writing = os.pipe()
+            stdout = os.fdopen(reading, "rb", 0)
+            outputs = (writing, writing)
         connection, theirs = socket.socketpair()
         answers = connection.makefile("rb")
-        outputs, started = prints_to or (writing, writing), b""
+        first_line = b""
         with contextlib.suppress(OSError):
             with theirs:
                 socket.send_fds(self.link, [b"."], [*outputs, *others, theirs.fileno()])
             connection.sendall(json.dumps(request).encode())
             connection.shutdown(socket.SHUT_WR)
-            started = answers.readline()
-        if not prints_to:
+            first_line = answers.readline()
+        if writing >= 0:  # or the pipe would not end with the fork
             os.close(writing)
-        stdout = None if prints_to else os.fdopen(reading, "rb", 0)
-        if started.startswith(b"started "):
-            return Forked(int(started.split()[1]), stdout, connection, answers)
-        for one in (stdout, answers, connection):
-            if one is not None:
-                one.close()
+        if first_line.startswith(b"started "):
+            return Forked(int(first_line.split()[1]), stdout, connection, answers)
+        if stdout is not None:
+            stdout.close()
+        answers.close()
+        connection.close()
         return None
 
 
@@ -96,8 +108,10 @@ class Forked:
                 selector.register(self.connection, selectors.EVENT_READ)
                 if not selector.select(timeout):
                     raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
-            said = self.answers.readline()  # nothing, if the fork server died and took it along
-            self.returncode = int(said.split()[1]) if said else -signal.SIGKILL
+            line = self.answers.readline()
+            self.returncode = -signal.SIGKILL  # if the fork server died and took it along
+            if line:
+                self.returncode = int(line.split()[1])
             self.answers.close()
             self.connection.close()
         return self.returncode
@@ -118,8 +132,8 @@ def link() -> tuple[socket.socket, socket.socket]:
 
 
 def can_fork() -> bool:
-    """Whether no thread lives through a fork of this process (numpy's end before one, and start
-    again when they are needed), and the kernel tells how a fork ended."""
+    """Whether no thread lives through a fork of this process (numpy's end before one, and
+    start again when they are needed), and the kernel tells how a fork ended."""
     if not hasattr(os, "pidfd_open"):
         return False
     pid = os.fork()
@@ -134,11 +148,9 @@ def can_fork() -> bool:
     return len(list(Path("/proc/self/task").iterdir())) == 1
 
 
-def serve(
-    link: socket.socket, accepts: Callable[[Mapping[str, Any]], bool] = bool
-) -> dict[str, Any] | None:
-    """Fork until the link closes, for requests that it `accepts`. Returns in each fork, with its
-    request; at the end None."""
+def serve(link: socket.socket, accepts: Callable[[Request], bool] = bool) -> Request | None:
+    """Fork until the link closes, for requests that it `accepts`. Returns in each fork,
+    with its request; at the end None."""
     gc.collect()
     gc.freeze()  # a collection would copy the pages that all share
     working: dict[int, socket.socket] = {}
@@ -154,13 +166,14 @@ def serve(
                     with contextlib.suppress(OSError), connection:
                         connection.sendall(b"ended %d\n" % os.waitstatus_to_exitcode(status))
                     continue
-                message, descriptors, _, _ = socket.recv_fds(link, 1, _MOST)
+                message, descriptors, _, _ = socket.recv_fds(link, 1, _MOST_DESCRIPTORS)
                 if not message:
                     return None
                 connection = socket.socket(fileno=descriptors.pop())
                 request, pid = _fork(connection, accepts)
-                if request is not None and not pid:
-                    places = dict(zip((1, 2, *request.get("places", ())), descriptors, strict=True))
+                if request is not None and not pid:  # this is the fork
+                    numbers = (1, 2, *request.get("places", ()))
+                    places = dict(zip(numbers, descriptors, strict=True))
                     _let_go([link, *working.values()], working, places, connection)
                     return request
                 for output in descriptors:
@@ -174,7 +187,8 @@ def serve(
 
 
 def exit_status(call: Callable[[], object]) -> int:
-    """What a Python process exits with for this call; prints what Python would."""
+    """The exit code of a Python process that makes this call; prints what Python
+    would."""
     try:
         call()
     except SystemExit as end:
@@ -189,8 +203,9 @@ def exit_status(call: Callable[[], object]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End a fork as Python ends a process, but without taking the interpreter apart: a thread of a
-    library's that then asks for its lock (pyarrow, reading ahead) aborts the process."""
+    """End a fork as Python ends a process, but without taking the interpreter apart: a
+    thread of a library's that then asks for its lock (pyarrow, reading ahead) aborts the
+    process."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -200,27 +215,30 @@ def leave(code: int) -> NoReturn:
 
 
 def _fork(
-    connection: socket.socket, accepts: Callable[[Mapping[str, Any]], bool]
-) -> tuple[dict[str, Any] | None, int]:
-    """The request, None if it or the fork failed, and the fork's process id, 0 in the fork."""
+    connection: socket.socket, accepts: Callable[[Request], bool]
+) -> tuple[Request | None, int]:
+    """The request, None if it or the fork failed, and the fork's process id, 0 in the
+    fork."""
     try:
         with connection.makefile("rb") as file:
             request = dict(json.loads(file.read()))
-        return (request, os.fork()) if accepts(request) else (None, 0)
+        if not accepts(request):
+            return None, 0
+        return request, os.fork()
     except (OSError, ValueError):  # others go on, and this caller does without
         return None, 0
 
 
 def _let_go(
     sockets: Sequence[socket.socket],
-    handles: Mapping[int, Any],
+    handles: Mapping[int, object],
     places: Mapping[int, int],
     connection: socket.socket,
 ) -> None:
     """Become a process of its own: of what the parent had open, keep what has a place."""
     os.setsid()
-    for one in sockets:
-        one.close()
+    for inherited in sockets:
+        inherited.close()
     for handle in handles:
         os.close(handle)
     for number, descriptor in places.items():
@@ -239,11 +257,11 @@ def fork_server_for(env: Mapping[str, str], modules: Sequence[str]) -> Iterator[
     if not hasattr(os, "pidfd_open"):
         yield None
         return
-    ours, theirs = link()
+    own_end, theirs = link()
     with theirs:
-        words = ["-P", "-m", "rekindle.launch.fork_server", str(theirs.fileno()), EXECUTOR]
+        arguments = ["-P", "-m", "rekindle.launch.fork_server", str(theirs.fileno()), EXECUTOR]
         process = subprocess.Popen(
-            [sys.executable, *words, *modules],
+            [sys.executable, *arguments, *modules],
             env={**env, "PYTHONUNBUFFERED": "1", "_KFP_RUNTIME": "true", **THREADLESS},
             pass_fds=[theirs.fileno()],
             start_new_session=True,
@@ -252,8 +270,8 @@ def fork_server_for(env: Mapping[str, str], modules: Sequence[str]) -> Iterator[
             stderr=subprocess.DEVNULL,
         )
     try:
-        with ours:
-            yield ForkServer(ours, process.pid)
+        with own_end:
+            yield ForkServer(own_end, process.pid)
     finally:
         process.wait()
 
@@ -275,15 +293,16 @@ def main() -> None:
 def _executor(
     imported_in: Mapping[str, str], command: Sequence[str], env: Mapping[str, str], cwd: str
 ) -> Callable[[], int] | None:
-    """KFP's executor as a fork of the shim, for steps that have the environment of the imports."""
-    others = {name for name, _ in env.items() ^ imported_in.items()} - shim.ADDED
-    if others or list(command[:3]) != shim.EXECUTOR:
+    """KFP's executor as a fork of the shim, for steps that have the environment of the
+    imports."""
+    different_names = {name for name, _ in env.items() ^ imported_in.items()} - shim.ADDED
+    if different_names or list(command[:3]) != shim.EXECUTOR:
         return None
     return lambda: _execute(command[3:], env, cwd)
 
 
 def _execute(words: Sequence[str], env: Mapping[str, str], cwd: str) -> NoReturn:
-    """What `python -m kfp.dsl.executor_main` does, without its imports."""
+    """Do what `python -m kfp.dsl.executor_main` does, without its imports."""
     set_environment(env)
     os.chdir(cwd)
     module = sys.modules[EXECUTOR]

@@ -1,13 +1,14 @@
-"""Heartbeats: one small file a rank, which it overwrites in place and its supervisor reads.
+"""Heartbeats: one small file a rank, which it overwrites in place and its supervisor
+reads.
 
-Decides the format. The room for a rank's last words is part of the file from the start, because a
-full disk must not keep it from saying so. Times are CLOCK_MONOTONIC, which all processes of a
-machine share; standard library only, so that a supervisor needs no torch.
+Decides the format. The room for a rank's last words is part of the file from the start,
+because a full disk must not keep it from saying so. Times are CLOCK_MONOTONIC, which all
+processes of a machine share; standard library only, so that a supervisor needs no torch.
 
-And who is to blame, from what ranks said, how they ended and where they hang to the first cause.
-Errors that only say that a peer is gone come last, as do exits that follow from others; among the
-rest the earliest counts. A hung rank is one whose main thread is not waiting for others; if all
-wait, the one that is furthest behind."""
+And who is to blame, from what ranks said, how they ended and where they hang to the first
+cause. Errors that only say that a peer is gone come last, as do exits that follow from
+others; among the rest the earliest counts. A hung rank is one whose main thread is not
+waiting for others; if all wait, the one that is furthest behind."""
 
 import contextlib
 import dataclasses
@@ -25,18 +26,19 @@ Phase = Literal["start", "warm-up", "step", "validation", "save", "finish", "sco
 PHASES: tuple[Phase, ...] = get_args(Phase)
 PIECEWISE: tuple[Phase, ...] = ("start", "finish")
 
-_BYTES = 1 << 16
+_BYTES = 1 << 16  # of a file: heartbeat, process and room for last words
 _BEAT = struct.Struct("<dqB")  # time, step, phase
 _WHO = struct.Struct("<iQq")  # process, main thread, first step trained by this process
-_WHO_AT, _WORDS_AT = 32, 64
+_WHO_AT = 32
+_WORDS_AT = 64
 _LENGTH = struct.Struct("<I")
 
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """What a rank last said of itself: `phase` and `step` (the one in work, counted from 1) at
-    `time` (CLOCK_MONOTONIC), the `first_step` it trained (0: none yet), and its last `words` as
-    `Vitals.failed` left them, or nothing."""
+    """What a rank last said of itself: `phase` and `step` (the one in work, counted from
+    1) at `time` (CLOCK_MONOTONIC), the `first_step` it trained (0: none yet), and its
+    last `words` as `Vitals.failed` left them, or nothing."""
 
     rank: int
     pid: int
@@ -57,7 +59,9 @@ class Heartbeat:
         """`step 5`, `validation after step 5`, `start`."""
         if self.phase == "step":
             return f"step {self.step}"
-        return f"{self.phase} at step {self.step}" if self.step else self.phase
+        if self.step:
+            return f"{self.phase} at step {self.step}"
+        return self.phase
 
 
 class HeartbeatFile:
@@ -67,37 +71,42 @@ class HeartbeatFile:
         status.mkdir(parents=True, exist_ok=True)
         path = status / f"rank-{rank}.signs"
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        # all of it now: later writes then need no room on the disk
         os.pwrite(self._file, b"\0" * _BYTES, 0)
-        self._thread, self._first, self._spoken = thread, 0, False
+        self._thread = thread
+        self._first_step = 0
+        self._has_spoken = False
         self._last: tuple[int, Phase] = (0, "start")
         self._introduce()
         self.beat(0, "start")
 
     def beat(self, step: int, phase: Phase) -> None:
         """A heartbeat; about a microsecond."""
-        if phase == "step" and not self._first:
-            self._first = step
+        if phase == "step" and not self._first_step:
+            self._first_step = step
             self._introduce()
-        self._last = step, phase
+        self._last = (step, phase)
         os.pwrite(self._file, _BEAT.pack(time.monotonic(), step, PHASES.index(phase)), 0)
 
     def go_on(self) -> None:
-        """A heartbeat from a start or an end that consists of many pieces of work. In any other
-        phase it does nothing: a thread in the background must not hide that the main one hangs."""
+        """A heartbeat from a start or an end that consists of many pieces of work. In any
+        other phase it does nothing: a thread in the background must not hide that the
+        main one hangs."""
         step, phase = self._last
         if phase in PIECEWISE:
             self.beat(step, phase)
 
     def say(self, words: dict[str, Any]) -> None:
         """Leave last words; only the first ones count."""
-        if not self._spoken:
-            self._spoken = True
+        if not self._has_spoken:
+            self._has_spoken = True
             content = json.dumps(words).encode()
+            # the length last: words count once they are there whole
             os.pwrite(self._file, content, _WORDS_AT + _LENGTH.size)
             os.pwrite(self._file, _LENGTH.pack(len(content)), _WORDS_AT)
 
     def _introduce(self) -> None:
-        os.pwrite(self._file, _WHO.pack(os.getpid(), self._thread, self._first), _WHO_AT)
+        os.pwrite(self._file, _WHO.pack(os.getpid(), self._thread, self._first_step), _WHO_AT)
 
 
 def clear(status: Path) -> None:
@@ -107,23 +116,34 @@ def clear(status: Path) -> None:
 
 
 def read(status: Path) -> list[Heartbeat]:
-    """The signs of all ranks of this machine that have started, by rank."""
-    found = []
+    """The heartbeats of all ranks of this machine that have started, by rank."""
+    found_heartbeats = []
     for path in status.glob("rank-*.signs"):
         content = b""
         with contextlib.suppress(OSError):
             content = path.read_bytes()
         if len(content) < _BYTES:
             continue
-        when, step, phase = _BEAT.unpack_from(content)
-        pid, thread, first = _WHO.unpack_from(content, _WHO_AT)
+        beat_time, step, phase = _BEAT.unpack_from(content)
+        if not beat_time:  # of a rank that is about to write its first one
+            continue
+        pid, thread, first_step = _WHO.unpack_from(content, _WHO_AT)
         size = _LENGTH.unpack_from(content, _WORDS_AT)[0]
         start = _WORDS_AT + _LENGTH.size
-        if when:
-            words = json.loads(content[start : start + size]) if size else None
-            rank = int(path.stem.removeprefix("rank-"))
-            found.append(Heartbeat(rank, pid, thread, when, step, PHASES[phase], first, words))
-    return sorted(found, key=lambda heartbeat: heartbeat.rank)
+        words = json.loads(content[start : start + size]) if size else None
+        found_heartbeats.append(
+            Heartbeat(
+                rank=int(path.stem.removeprefix("rank-")),
+                pid=pid,
+                thread=thread,
+                time=beat_time,
+                step=step,
+                phase=PHASES[phase],
+                first_step=first_step,
+                words=words,
+            )
+        )
+    return sorted(found_heartbeats, key=lambda heartbeat: heartbeat.rank)
 
 
 def stacks_path(status: Path, rank: int) -> Path:
@@ -131,8 +151,9 @@ def stacks_path(status: Path, rank: int) -> Path:
     return status / f"rank-{rank}.stacks"
 
 
-# raised: an error of its own. killed: by a signal. hung: no heartbeat. ended: left without a
-# word. node: a whole node is gone. waits: hangs where it waits for others. followed: from another.
+# raised: an error of its own. killed: by a signal. hung: no heartbeat. ended: left
+# without a word. node: a whole node is gone. waits: hangs where it waits for others.
+# followed: from another.
 Kind = Literal["raised", "killed", "hung", "node", "ended", "waits", "followed"]
 
 _ORDER: Mapping[Kind, int] = {
@@ -145,14 +166,17 @@ _ORDER: Mapping[Kind, int] = {
     "followed": 2,
 }
 _FRAME = re.compile(r'\s+File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
-_COLLECTIVE, _OPERATOR, _BACKWARD = "torch/distributed/", "torch/_ops.py", "torch/autograd/graph.py"
+_COLLECTIVE = "torch/distributed/"
+_OPERATOR = "torch/_ops.py"
+_BACKWARD = "torch/autograd/graph.py"
 _MEMORY = "use less memory: a smaller train.micro_batch_size, activation checkpointing, more shards"
 
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """Why a worker group ended: `what` happened to `rank` at `time` (seconds since 1970), `where`,
-    and the `fix`. `starved_at` is the step in which the kernel killed it for its memory."""
+    """Why a worker group ended: `what` happened to `rank` at `time` (seconds since 1970),
+    `where`, and the `fix`. `starved_at` is the step in which the kernel killed it for its
+    memory."""
 
     kind: Kind
     rank: int
@@ -166,9 +190,9 @@ class Cause:
     def of(cls, facts: Mapping[str, Any]) -> Self:
         """From its fields, which another node sent: raises ValueError or TypeError."""
         cause = cls(**facts)
-        numbers = isinstance(cause.rank, int) and isinstance(cause.time, int | float)
-        texts = all(isinstance(text, str) for text in (cause.what, cause.where, cause.fix))
-        if cause.kind not in _ORDER or not (numbers and texts):
+        has_numbers = isinstance(cause.rank, int) and isinstance(cause.time, int | float)
+        has_texts = all(isinstance(text, str) for text in (cause.what, cause.where, cause.fix))
+        if cause.kind not in _ORDER or not has_numbers or not has_texts:
             raise ValueError(f"no cause: {facts!r:.200}")
         return cause
 
@@ -184,43 +208,60 @@ def causes_of(
     ours: Collection[int],
     oom_kills: int,
 ) -> list[Cause]:
-    """Causes from the ranks' last words and from how torchrun saw them end (`exits`). We had to
-    kill the ranks `ours`, the kernel as many processes as `oom_kills` for their memory."""
+    """Causes from the ranks' last words and from how torchrun saw them end (`exits`). We
+    had to kill the ranks `ours`, the kernel as many processes as `oom_kills` for their
+    memory."""
     by_rank = {heartbeat.rank: heartbeat for heartbeat in heartbeats}
-    spoken = []
-    for rank in heartbeats:
-        if words := rank.words:
-            kind: Kind = "followed" if words["peer_lost"] else "raised"
-            what = f"rank {rank.rank} failed in {rank.doing}: {words['message']}"
-            spoken.append(Cause(kind, rank.rank, words["time"], what, words["where"], words["fix"]))
-    told = {*ours, *(cause.rank for cause in spoken)}
-    silent = [facts for facts in exits if facts["rank"] not in told]
-    return spoken + [_from_exit(facts, by_rank.get(facts["rank"]), oom_kills) for facts in silent]
+    explained_ranks = set(ours)
+    causes = []
+    for heartbeat in heartbeats:
+        if heartbeat.words:
+            causes.append(_cause_of_words(heartbeat, heartbeat.words))
+            explained_ranks.add(heartbeat.rank)
+    for facts in exits:
+        rank = facts["rank"]
+        if rank not in explained_ranks:
+            causes.append(_cause_of_exit(facts, by_rank.get(rank), oom_kills))
+    return causes
 
 
-def _from_exit(facts: Mapping[str, Any], heartbeat: Heartbeat | None, oom_kills: int) -> Cause:
-    rank, code, when = facts["rank"], facts["exit_code"], float(facts["time"])
+def _cause_of_words(heartbeat: Heartbeat, words: Mapping[str, Any]) -> Cause:
+    rank = heartbeat.rank
+    kind: Kind = "followed" if words["peer_lost"] else "raised"
+    message = f"rank {rank} failed in {heartbeat.doing}: {words['message']}"
+    return Cause(kind, rank, words["time"], message, words["where"], words["fix"])
+
+
+def _cause_of_exit(facts: Mapping[str, Any], heartbeat: Heartbeat | None, oom_kills: int) -> Cause:
+    rank = facts["rank"]
+    code = facts["exit_code"]
+    exit_time = float(facts["time"])
     doing = f" in {heartbeat.doing}" if heartbeat else ""
-    log = "see the step's log for what it printed last"
     if code >= 0:
-        what = f"rank {rank} ended with exit code {code}{doing}"
-        return Cause("ended", rank, when, what, "", log)
-    followed = code in (-signal.SIGTERM, -signal.SIGABRT)  # torchrun's own, gloo's when a peer goes
-    what, fix = _killed(f"rank {rank}", -code, doing, oom_kills)
-    starved_at = heartbeat.step if heartbeat and oom_kills and code == -signal.SIGKILL else None
-    return Cause("followed" if followed else "killed", rank, when, what, "", fix, starved_at)
+        message = f"rank {rank} ended with exit code {code}{doing}"
+        fix = "see the step's log for what it printed last"
+        return Cause("ended", rank, exit_time, message, "", fix)
+    message, fix = _killed(f"rank {rank}", -code, doing, oom_kills)
+    kind: Kind = "killed"
+    if code in (-signal.SIGTERM, -signal.SIGABRT):  # torchrun's own, gloo's when a peer goes
+        kind = "followed"
+    starved_at = None
+    if heartbeat and oom_kills and code == -signal.SIGKILL:
+        starved_at = heartbeat.step
+    return Cause(kind, rank, exit_time, message, "", fix, starved_at)
 
 
 def agent_killed(rank: int, number: int, oom_kills: int) -> Cause:
     """The cause where torchrun itself, whose first rank is `rank`, ended by a signal."""
-    what, fix = _killed("torchrun", number, "", oom_kills)
-    return Cause("killed", rank, time.time(), what, "", fix)
+    message, fix = _killed("torchrun", number, "", oom_kills)
+    return Cause("killed", rank, time.time(), message, "", fix)
 
 
 def _killed(who: str, number: int, doing: str, oom_kills: int) -> tuple[str, str]:
+    """What happened where a signal ended `who`, and the fix."""
     if number != signal.SIGKILL:
-        known = {known.value: known.name for known in signal.Signals}
-        return f"{who} was killed by {known.get(number, number)}{doing}", "see the step's log"
+        names = {known_signal.value: known_signal.name for known_signal in signal.Signals}
+        return f"{who} was killed by {names.get(number, number)}{doing}", "see the step's log"
     if oom_kills:
         return f"{who} was killed{doing}: the kernel ran out of memory", _MEMORY
     fix = "a process outside killed it, or its machine lacks memory: see the machine's own log"
@@ -237,17 +278,25 @@ class Stack:
     def read(cls, text: str, thread: int) -> Self:
         """From what faulthandler wrote of all threads."""
         blocks = re.split(r"\n(?=Thread |Current thread )", "\n" + text)
-        own = next((block for block in blocks if f"0x{thread:016x}" in block), "")
-        found = (_FRAME.match(line) for line in own.splitlines())
-        return cls(tuple((m["file"], int(m["line"]), m["function"]) for m in found if m))
+        own_block = next((block for block in blocks if f"0x{thread:016x}" in block), "")
+        frames = []
+        for line in own_block.splitlines():
+            frame = _FRAME.match(line)
+            if frame:
+                frames.append((frame["file"], int(frame["line"]), frame["function"]))
+        return cls(tuple(frames))
 
     @property
     def waits(self) -> bool:
         """Whether it is inside a collective, or in a backward pass, which runs them."""
-        files = [file for file, _, _ in self.frames[:4]] or [""]
-        collective = any(_COLLECTIVE in file for file in files)
-        inside = _COLLECTIVE in files[0] or (_OPERATOR in files[0] and collective)
-        return inside or _BACKWARD in files[0]
+        files = [file for file, _, _ in self.frames[:4]]
+        if not files:
+            return False
+        innermost = files[0]
+        if _COLLECTIVE in innermost or _BACKWARD in innermost:
+            return True
+        # a functional collective is an operator, which its caller names
+        return _OPERATOR in innermost and any(_COLLECTIVE in file for file in files)
 
     @property
     def where(self) -> str:
@@ -255,23 +304,26 @@ class Stack:
         if not self.frames:
             return ""
         file, line, function = self.frames[0]
-        callers = " < ".join(name for _, _, name in self.frames[1:4])
-        return f"{file}:{line} in {function}" + (f" < {callers}" if callers else "")
+        functions = [function, *(caller for _, _, caller in self.frames[1:4])]
+        return f"{file}:{line} in {' < '.join(functions)}"
 
 
 def hung_causes(
     heartbeats: Sequence[Heartbeat], stacks: Mapping[int, Stack], fix: str
 ) -> list[Cause]:
-    """A cause for each rank without a heartbeat; where all wait, of the one furthest behind."""
+    """A cause for each rank without a heartbeat; where all wait, of the one furthest
+    behind."""
     causes = []
-    for rank in heartbeats:
-        stack = stacks.get(rank.rank, Stack(()))
-        what = f"rank {rank.rank} hangs in {rank.doing}: no heartbeat for {rank.age:.0f} s"
+    for heartbeat in heartbeats:
+        rank = heartbeat.rank
+        stack = stacks.get(rank, Stack(()))
+        silent_seconds = heartbeat.age
+        message = f"rank {rank} hangs in {heartbeat.doing}: no heartbeat for {silent_seconds:.0f} s"
         if not stack.frames:
-            what += ", and it does not answer a signal either"
+            message += ", and it does not answer a signal either"
         kind: Kind = "waits" if stack.waits else "hung"
-        causes.append(Cause(kind, rank.rank, time.time() - rank.age, what, stack.where, fix))
-    if any(cause.kind == "hung" for cause in causes):
+        causes.append(Cause(kind, rank, time.time() - silent_seconds, message, stack.where, fix))
+    if not causes or any(cause.kind == "hung" for cause in causes):
         return causes
-    behind = min(heartbeats, key=lambda heartbeat: (heartbeat.step, heartbeat.time), default=None)
-    return [cause for cause in causes if behind is not None and cause.rank == behind.rank]
+    behind = min(heartbeats, key=lambda heartbeat: (heartbeat.step, heartbeat.time))
+    return [cause for cause in causes if cause.rank == behind.rank]

@@ -1,8 +1,8 @@
-"""What a node of a platform's job does around shim.py: packages before it, the task for it, the
-result after it.
+"""What a node of a platform's job does around shim.py: packages before it, the task for
+it, the result after it.
 
-Standard library only: it runs in any image that has Python, from what the platform's bundle brings.
-"""
+Standard library only: it runs in any image that has Python, from what the platform's
+bundle brings."""
 
 import json
 import subprocess
@@ -16,12 +16,14 @@ _EXECUTED = ("source", "command", "args", "env")
 
 
 def installed(pip: Mapping[str, list[str]]) -> int:
-    """The exit code of what KFP's own preamble would do: install what the component needs, and
-    KFP's runtime only where the image lacks it."""
-    wanted = [*pip["needed"], *(pip["runtime"] if find_spec("kfp") is None else [])]
-    if not wanted:
+    """The exit code of what KFP's own preamble would do: install what the component
+    needs, and KFP's runtime only where the image lacks it."""
+    packages = list(pip["needed"])
+    if find_spec("kfp") is None:
+        packages += pip["runtime"]
+    if not packages:
         return 0
-    command = [sys.executable, "-m", "pip", "install", "--quiet", *pip["options"], *wanted]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *pip["options"], *packages]
     return subprocess.run(command, check=False).returncode
 
 
@@ -34,8 +36,8 @@ def prepared(
     leads: bool,
     cwd: Path,
 ) -> list[str]:
-    """The arguments of `shim.main` for a step, whose task is written into `scratch`; `facts` stand
-    for placeholders of the run. Only the node that `leads` has outputs."""
+    """The arguments of `shim.main` for a step, whose task is written into `scratch`;
+    `facts` stand for placeholders of the run. Only the node that `leads` has outputs."""
     shim_task = {
         **{key: task[key] for key in _EXECUTED},
         "outputs": task["outputs"] if leads else {"parameters": {}, "artifacts": {}},

@@ -1,11 +1,12 @@
 """A process that has imported torch, and forks the agents of worker groups (agent.py).
 
-Importing torch and transformers takes a processor three to five seconds, and without it each
-training, each scoring and each restart begins with that. `python -m rekindle.launch.preloaded
-PARENT HANDLE MAY-DIFFER MODULE...` serves the datagram socket of that descriptor, whose path is in
-the environment as `REKINDLE_PRELOADED`; requests are fork_server.py's. An agent whose environment
-differs in more than the names that match MAY-DIFFER, a regular expression, is not forked: it
-executes a Python of its own, as all do on machines with a GPU and where no process serves."""
+Importing torch and transformers takes a processor three to five seconds, and without it
+each training, each scoring and each restart begins with that. `python -m
+rekindle.launch.preloaded PARENT HANDLE MAY-DIFFER MODULE...` serves the datagram socket
+of that descriptor, whose path is in the environment as `REKINDLE_PRELOADED`; requests are
+fork_server.py's. An agent whose environment differs in more than the names that match
+MAY-DIFFER, a regular expression, is not forked: it executes a Python of its own, as all
+do on machines with a GPU and where no process serves."""
 
 import contextlib
 import ctypes
@@ -37,14 +38,15 @@ class Preloaded:
     """Such a process and the folder of its socket, from `start` to `close`."""
 
     def __init__(self, modules: Sequence[str], may_differ: str = MAY_DIFFER) -> None:
-        self.modules, self.may_differ = modules, may_differ
+        self.modules = modules
+        self.may_differ = may_differ
         self.folder = Path(tempfile.gettempdir(), f"rekindle-{uuid.uuid4().hex}")
         self.environment = {SOCKET: str(self.folder / "agents")}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, env: Mapping[str, str]) -> None:
-        """Import in the background, for agents in this environment; once, and nothing where the
-        temporary folder takes no socket."""
+        """Import in the background, for agents in this environment; once, and nothing
+        where the temporary folder takes no socket."""
         if self.process is not None or has_gpu() or env[SOCKET] != self.environment[SOCKET]:
             return  # or another serves already
         env = {"OMP_NUM_THREADS": "1", **env, **CONSTANT, MARK: _NO_MARK}
@@ -54,9 +56,9 @@ class Preloaded:
         ):
             self.folder.mkdir(mode=0o700)  # for our user alone, as what is asked there is done
             server.bind(self.environment[SOCKET])
-            words = ["-P", "-m", "rekindle.launch.preloaded", str(os.getpid())]
+            arguments = ["-P", "-m", "rekindle.launch.preloaded", str(os.getpid())]
             self.process = subprocess.Popen(
-                [sys.executable, *words, str(server.fileno()), self.may_differ, *self.modules],
+                [sys.executable, *arguments, str(server.fileno()), self.may_differ, *self.modules],
                 env=env,
                 pass_fds=[server.fileno()],
                 start_new_session=True,
@@ -75,8 +77,8 @@ class Preloaded:
 def fork_agent(
     words: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int]
 ) -> fork_server.Forked | None:
-    """The agent that `python -m WORDS` would be, with these descriptors under the same numbers;
-    None where no process serves."""
+    """The agent that `python -m WORDS` would be, with these descriptors under the same
+    numbers; None where no process serves."""
     if not env.get(SOCKET):
         return None
     request = {
@@ -95,7 +97,8 @@ def fork_agent(
 
 
 def main() -> None:
-    """Import, then fork for those who ask, until the process that started this one is gone."""
+    """Import, then fork for those who ask, until the process that started this one is
+    gone."""
     parent, handle, may_differ, *modules = sys.argv[1:]
     die_with_parent()
     if os.getppid() != int(parent):
@@ -106,9 +109,10 @@ def main() -> None:
             importlib.import_module(module)
 
     def accepts(request: Mapping[str, Any]) -> bool:
-        names = {name for name, _ in request["env"].items() ^ imported_in.items()}
-        same = request["python"] == sys.executable
-        return same and all(re.fullmatch(may_differ, name) for name in names)
+        if request["python"] != sys.executable:
+            return False
+        different_names = {name for name, _ in request["env"].items() ^ imported_in.items()}
+        return all(re.fullmatch(may_differ, name) for name in different_names)
 
     mark = _shown(f"{MARK}={_NO_MARK}")
     if mark and fork_server.can_fork():
@@ -124,12 +128,17 @@ def main() -> None:
 
 
 def _shown(variable: str) -> int:
-    """The address from which /proc shows it, also of forks: where the kernel put the environment
-    that this process was executed with (proc(5)). 0 where it does not say, as gVisor's."""
+    """The address from which /proc shows it, also of forks: where the kernel put the
+    environment that this process was executed with (proc(5)). 0 where it does not say, as
+    gVisor's."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = int(fields[47]), int(fields[48])
-    found = ctypes.string_at(start, end - start).find(variable.encode()) if start else -1
-    return start + found if found >= 0 else 0
+    # env_start and env_end, numbers 50 and 51 of proc(5): the first two were cut off
+    start = int(fields[47])
+    end = int(fields[48])
+    if not start:
+        return 0
+    offset = ctypes.string_at(start, end - start).find(variable.encode())
+    return start + offset if offset >= 0 else 0
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Processes that end with their parent, folders that one process owns, signals that arrive, what
-ranks on GPUs are started with, and how much memory of the host a process may still take.
+"""Processes that end with their parent, folders that one process owns, signals that
+arrive, what ranks on GPUs are started with, and how much memory of the host a process may
+still take.
 
-Memory follows the kernel's documents of cgroups, version 2 (memory.max, memory.current) and version
-1 (memory.limit_in_bytes, memory.usage_in_bytes), and proc(5). Pages of files count as free: the
-kernel drops them when memory is needed. Standard library only."""
+Memory follows the kernel's documents of cgroups, version 2 (memory.max, memory.current)
+and version 1 (memory.limit_in_bytes, memory.usage_in_bytes), and proc(5). Pages of files
+count as free: the kernel drops them when memory is needed. Standard library only."""
 
 import contextlib
 import ctypes
@@ -23,13 +24,14 @@ from typing import NoReturn
 PR_SET_PDEATHSIG = 1
 MARK = "REKINDLE_GANG"
 _SWEEP_SECONDS = 5.0
-_DRIVER_SECONDS = 30.0
+_DRIVER_SECONDS = 30.0  # nvidia-smi loads the driver where nothing else uses it
 # torch reads the first that is set; the last name is that of all accelerators
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def die_with_parent() -> None:
-    """Have Linux kill this process when its parent dies; exits at once if that is gone."""
+    """Have Linux kill this process when its parent dies; exits at once if that is
+    gone."""
     if sys.platform != "linux":
         return
     parent = os.getppid()
@@ -50,14 +52,15 @@ def dying_with_parent() -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """End at once: taking apart what was imported lasts half a second, and may wait for threads."""
+    """End at once: taking apart what was imported lasts half a second, and may wait for
+    threads."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def name_process(name: str) -> None:
-    """What `ps` and `top` show of this process (Linux): up to 15 characters."""
+    """Set what `ps` and `top` show of this process (Linux): up to 15 characters."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name)
 
@@ -68,68 +71,85 @@ def has_gpu() -> bool:
 
 
 def gpus_have_bf16() -> bool:
-    """Whether all GPUs here compute in bf16: NVIDIA's of compute capability 8 and above, as its
-    driver says, so that this process does not start CUDA; all of AMD's that ROCm supports."""
+    """Whether all GPUs here compute in bf16: NVIDIA's of compute capability 8 and above,
+    as its driver says, so that this process does not start CUDA; all of AMD's that ROCm
+    supports."""
     if shutil.which("nvidia-smi") is None:
         return Path("/dev/kfd").exists()
-    majors = [line.partition(".")[0] for line in driver_says("compute_cap")]
-    return bool(majors) and all(major.isdecimal() and int(major) >= 8 for major in majors)
+    capabilities = driver_says("compute_cap")
+    for capability in capabilities:
+        major = capability.partition(".")[0]
+        if not major.isdecimal() or int(major) < 8:
+            return False
+    return bool(capabilities)
 
 
 def driver_says(field: str) -> list[str]:
-    """A field of each GPU here, as NVIDIA's driver has it; nothing without a driver or a device."""
-    words = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
+    """A field of each GPU here, as NVIDIA's driver has it; nothing without a driver or a
+    device."""
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
     try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=True
-        )
+        output = subprocess.run(
+            command, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return [line.strip() for line in output.splitlines() if line.strip()]
 
 
 def allocator(environment: Mapping[str, str]) -> dict[str, str]:
-    """Segments that grow, because steps of texts differ in length and would leave gaps that fit no
-    later step; nothing where the user has set torch's allocator (its notes on CUDA memory)."""
+    """The variable that lets segments grow, because steps of texts differ in length and
+    would leave gaps that fit no later step; nothing where the user has set torch's
+    allocator (its notes on CUDA memory)."""
     if any(name in environment for name in _ALLOCATOR):
         return {}
     return {_ALLOCATOR[-1]: "expandable_segments:True"}
 
 
 def can_bind(nodes: Path = Path("/sys/devices/system/node")) -> bool:
-    """Whether there are NUMA nodes, and numactl, for `torchrun --numa-binding` (2.10 and later)."""
+    """Whether there are NUMA nodes, and numactl, for `torchrun --numa-binding` (2.10 and
+    later)."""
     return len(list(nodes.glob("node[0-9]*"))) > 1 and shutil.which("numactl") is not None
 
 
 def end_marked(mark: str, spared: Collection[int] = ()) -> None:
-    """Kill every process with `REKINDLE_GANG=mark` in its environment, whatever its parent, until
-    none is left (Linux only). One that the kernel cannot end is given up after 5 s."""
-    deadline, entry = time.monotonic() + _SWEEP_SECONDS, f"{MARK}={mark}".encode()
+    """Kill every process with `REKINDLE_GANG=mark` in its environment, whatever its
+    parent, until none is left (Linux only). One that the kernel cannot end is given up
+    after 5 s."""
+    deadline = time.monotonic() + _SWEEP_SECONDS
+    entry = f"{MARK}={mark}".encode()
     while time.monotonic() < deadline:
-        found = []
+        marked_pids = []
         for folder in Path("/proc").glob("[0-9]*"):
+            pid = int(folder.name)
+            if pid in spared or pid == os.getpid():
+                continue
             with contextlib.suppress(OSError):  # a zombie has no environment
                 if entry in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-        found = [pid for pid in found if pid not in spared and pid != os.getpid()]
-        for pid in found:
+                    marked_pids.append(pid)
+        for pid in marked_pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if not found:
+        if not marked_pids:
             return
-        time.sleep(0.02)
+        time.sleep(0.02)  # and once more: one may have forked meanwhile
 
 
 def moved(descriptor: int) -> int:
-    """The same file under a number that no other process of ours is likely to use."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    there = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, min(200, most // 2 if most > 0 else 200))
+    """The same file under a number that no other process of ours is likely to use; the
+    descriptor is closed."""
+    lowest = 200
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit > 0:  # else there is none
+        lowest = min(lowest, limit // 2)
+    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
     os.close(descriptor)
-    return there
+    return copy
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process is there and not a zombie that its parent has not waited for."""
+    """Whether the process is there and not a zombie that its parent has not waited
+    for."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -139,8 +159,9 @@ def is_running(pid: int) -> bool:
 
 @contextlib.contextmanager
 def owned(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold `folder` for this process alone, by a lock of the kernel's (flock); calls `on_wait` once
-    if another process holds it, then waits. Made again where `rekindle gc` removes it meanwhile."""
+    """Hold `folder` for this process alone, by a lock of the kernel's (flock); calls
+    `on_wait` once if another process holds it, then waits. Made again where `rekindle gc`
+    removes it meanwhile."""
     lock = folder / ".lock"
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +181,8 @@ def owned(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 def is_at(path: Path, handle: int) -> bool:
-    """Whether the open file is still the one at `path`: another's lock keeps no process out."""
+    """Whether the open file is still the one at `path`: another's lock keeps no process
+    out."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(handle), path.stat())
     return False
@@ -168,14 +190,20 @@ def is_at(path: Path, handle: int) -> bool:
 
 @contextlib.contextmanager
 def on_signal(handler: Callable[[int], None]) -> Iterator[None]:
-    """Call `handler` for SIGTERM and SIGINT instead of dying of them, until the block ends."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda n, _: handler(n)) for number in numbers}
+    """Call `handler` for SIGTERM and SIGINT instead of dying of them, until the block
+    ends."""
+
+    def handle(number: int, _: object) -> None:
+        handler(number)
+
+    handlers_before = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        handlers_before[number] = signal.signal(number, handle)
     try:
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, handler_before in handlers_before.items():
+            signal.signal(number, handler_before)
 
 
 # of version 2, and of 1, whose counters without `total_` leave out what lies below
@@ -187,19 +215,31 @@ _MEMORY_FILES = (
 
 def available_bytes(root: Path = Path("/")) -> int:
     """The least that the machine and each of this process's cgroups have left."""
+    free_bytes = []
     meminfo = (root / "proc/meminfo").read_text()
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
-    left = [int(found[1]) * 1024] if found else []
+    available_kib = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
+    if available_kib:
+        free_bytes.append(int(available_kib[1]) * 1024)
     for top, own in _cgroups(root):
-        for folder in (each for each in (own, *own.parents) if each.is_relative_to(top)):
-            for limit, used, prefix in _MEMORY_FILES:
+        for folder in (own, *own.parents):  # the limits of all of them count
+            if not folder.is_relative_to(top):
+                continue
+            for limit_file, usage_file, prefix in _MEMORY_FILES:
                 with contextlib.suppress(OSError, ValueError):  # "max" is not a number
-                    free = int((folder / limit).read_text()) - int((folder / used).read_text())
-                    lines = (folder / "memory.stat").read_text().splitlines()
-                    counters = dict(line.split() for line in lines if line)
-                    kinds = (f"{prefix}inactive_file", f"{prefix}active_file")
-                    left.append(free + sum(int(counters.get(kind, 0)) for kind in kinds))
-    return max(0, min(left, default=1 << 62))
+                    limit = int((folder / limit_file).read_text())
+                    usage = int((folder / usage_file).read_text())
+                    free_bytes.append(limit - usage + _page_cache_bytes(folder, prefix))
+    return max(0, min(free_bytes, default=1 << 62))
+
+
+def _page_cache_bytes(cgroup: Path, prefix: str) -> int:
+    """The pages of files that count as used, and that the kernel drops when it needs
+    them."""
+    lines = (cgroup / "memory.stat").read_text().splitlines()
+    counters = dict(line.split() for line in lines if line)
+    inactive = int(counters.get(f"{prefix}inactive_file", 0))
+    active = int(counters.get(f"{prefix}active_file", 0))
+    return inactive + active
 
 
 def memory_identity(root: Path = Path("/")) -> str:
@@ -214,7 +254,8 @@ def memory_identity(root: Path = Path("/")) -> str:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory in this cgroup, or machine."""
+    """How many processes the kernel has killed for lack of memory in this cgroup, or
+    machine."""
     files = []
     with contextlib.suppress(OSError):
         for top, own in _cgroups(Path("/")):
@@ -222,8 +263,9 @@ def oom_kills() -> int:
             files += [own / name, top / name]
     for path in (*files, Path("/proc/vmstat")):
         with contextlib.suppress(OSError):
-            if found := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
-                return int(found[1])
+            count = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+            if count:
+                return int(count[1])
     return 0
 
 
@@ -237,10 +279,13 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def compute_threads() -> dict[str, str]:
-    """The environment in which torch computes with no more threads than there are cores."""
+    """The environment in which torch computes with no more threads than there are
+    cores."""
     cores = float(len(os.sched_getaffinity(0)))
     limit = Path("/sys/fs/cgroup/cpu.max")
     if limit.is_file():
         quota, period = limit.read_text().split()
-        cores = cores if quota == "max" else min(cores, float(quota) / float(period))
-    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(cores))))}
+        if quota != "max":
+            cores = min(cores, float(quota) / float(period))
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, int(cores))))
+    return {"OMP_NUM_THREADS": threads}

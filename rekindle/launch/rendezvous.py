@@ -1,7 +1,7 @@
 """How the processes of one distributed step find each other, the same on every platform.
 
-A platform's `rendezvous` translates its own environment into a `Rendezvous` once, and hands it
-on in one variable. Everything below reads only that."""
+A platform's `rendezvous` translates its own environment into a `Rendezvous` once, and
+hands it on in one variable. Everything below reads only that."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ _SIOCGIFADDR = 0x8915
 
 @dataclasses.dataclass(frozen=True)
 class Rendezvous:
-    """`nodes` machines of `ranks_per_node` processes each; this process runs on `node_rank`.
+    """`nodes` machines of `ranks_per_node` processes each; this process runs on
+    `node_rank`.
 
-    `address` and `port` are where the supervisor of node rank 0 listens for the others; with one
-    node they are not used. `patience_seconds` is how long nodes wait for one that is missing, at
-    the start or after it was lost: as long as the platform takes to replace a machine. Several
-    nodes share a `secret` of their job, without which nothing that they send is believed; where the
-    platform has none to give, they agree on one by the name of the `job` (staging.py)."""
+    `address` and `port` are where the supervisor of node rank 0 listens for the others;
+    with one node they are not used. `patience_seconds` is how long nodes wait for one
+    that is missing, at the start or after it was lost: as long as the platform takes to
+    replace a machine. Several nodes share a `secret` of their job, without which nothing
+    that they send is believed; where the platform has none to give, they agree on one by
+    the name of the `job` (staging.py)."""
 
     nodes: int = 1
     node_rank: int = 0
@@ -51,36 +53,41 @@ class Rendezvous:
 
     @property
     def ranks(self) -> range:
-        """Those of this node."""
+        """The ranks of this node."""
         first = self.node_rank * self.ranks_per_node
         return range(first, first + self.ranks_per_node)
 
     @classmethod
     def current(cls) -> Self:
-        """The one handed to this process, or a single rank; RequestError if it makes no sense."""
+        """The one handed to this process, or a single rank; RequestError if it makes no
+        sense."""
         text = os.environ.get(VARIABLE)
-        return cls(**json.loads(text)).checked(VARIABLE) if text else cls()
+        if not text:
+            return cls()
+        return cls(**json.loads(text)).checked(VARIABLE)
 
     def checked(self, source: str) -> Self:
-        """This, if its numbers fit each other; RequestError, which names the `source`, if not. A
-        global rank taken for a node's is found by being too large."""
-        what, fix = "", ""
+        """This, if its numbers fit each other; RequestError, which names the `source`, if
+        not. A global rank taken for a node's is found by being too large."""
+        message = ""
+        fix = ""
         if self.nodes < 1 or self.ranks_per_node < 1:
-            what = f"{self.nodes} nodes of {self.ranks_per_node} ranks cannot meet"
+            message = f"{self.nodes} nodes of {self.ranks_per_node} ranks cannot meet"
         elif not 0 <= self.node_rank < self.nodes:
-            what = f"this is node {self.node_rank} of {self.nodes}, counted from 0"
+            message = f"this is node {self.node_rank} of {self.nodes}, counted from 0"
             fix = "give the rank of the node, not that of a process among all nodes"
         elif self.nodes > 1 and not (self.address and 0 < self.port < 65_536):
-            what = f"nodes cannot meet at {self.address or 'no address'}:{self.port}"
+            message = f"nodes cannot meet at {self.address or 'no address'}:{self.port}"
         elif self.secret and len(self.secret) < SHORTEST_SECRET:
-            what = f"the nodes' secret has less than {SHORTEST_SECRET} characters"
+            message = f"the nodes' secret has less than {SHORTEST_SECRET} characters"
             fix = "make one with `openssl rand -hex 32`"
-        if what:
-            raise RequestError(what, where=source, fix=fix)
+        if message:
+            raise RequestError(message, where=source, fix=fix)
         return self
 
     def keyed(self, environment: MutableMapping[str, str], job: str = "") -> Self:
-        """This with the secret that the environment holds, which loses it, and the job's name."""
+        """This with the secret that the environment holds, which loses it, and the job's
+        name."""
         secret = environment.pop(SECRET, "")
         return dataclasses.replace(self, secret=secret, job=job).checked(SECRET)
 
@@ -89,9 +96,9 @@ class Rendezvous:
         return {VARIABLE: json.dumps(dataclasses.asdict(self), sort_keys=True)}
 
     def network(self) -> dict[str, str]:
-        """What tells gloo and NCCL which interface to use: loopback for one node; gloo, for
-        several and unless the user named one, that of this machine, because its own guess, by the
-        machine's name, is often loopback."""
+        """The variables that tell gloo and NCCL which interface to use: loopback for one
+        node; gloo, for several and unless the user named one, that of this machine,
+        because its own guess, by the machine's name, is often loopback."""
         if self.nodes == 1:
             loopback = _interface("127.0.0.1")
             names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -126,6 +133,7 @@ def number(environment: Mapping[str, str], name: str, default: int | None = None
     try:
         return int(text)
     except ValueError:
-        what = f"`{name}` is {text!r}, which is not a whole number"
-        what = what if text else f"no `{name}` is set"
-        raise RequestError(what, where="the environment") from None
+        message = f"no `{name}` is set"
+        if text:
+            message = f"`{name}` is {text!r}, which is not a whole number"
+        raise RequestError(message, where="the environment") from None

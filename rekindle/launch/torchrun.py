@@ -1,16 +1,18 @@
 """Start a worker group of ranks with torchrun, keep it alive, and say how it ended.
 
-Restarts are ours and not torchrun's: after a lost rank the whole worker group, on all nodes, starts
-again with a fresh store and port, because a survivor's stale connections make torchrun's own
-in-place restart fail now and then. A rank that died of its own exception would die of it again,
-so only ranks lost from outside (killed, hung, out of memory, a peer's connection gone) are worth a
-restart; a rank that the kernel kills for its memory in the same step again is not. Success and
-preemption are what rank 0 wrote into `status.json`; torchrun's exit code is not proof of either.
-Authority: torch.distributed.run, and facts measured on torch 2.13.
+Restarts are ours and not torchrun's: after a lost rank the whole worker group, on all
+nodes, starts again with a fresh store and port, because a survivor's stale connections
+make torchrun's own in-place restart fail now and then. A rank that died of its own
+exception would die of it again, so only ranks lost from outside (killed, hung, out of
+memory, a peer's connection gone) are worth a restart; a rank that the kernel kills for
+its memory in the same step again is not. Success and preemption are what rank 0 wrote
+into `status.json`; torchrun's exit code is not proof of either. Authority:
+torch.distributed.run, and facts measured on torch 2.13.
 
-Google's plugins for NCCL come with a script that sets NCCL's variables. REKINDLE_NCCL_PROFILE, from
-catalog/network.yaml by the machine's name, is that script, and after colons whatever else has to
-exist for it to be right. Nothing of this has run on such a machine yet."""
+Google's plugins for NCCL come with a script that sets NCCL's variables.
+REKINDLE_NCCL_PROFILE, from catalog/network.yaml by the machine's name, is that script,
+and after colons whatever else has to exist for it to be right. Nothing of this has run on
+such a machine yet."""
 
 import contextlib
 import logging
@@ -48,30 +50,33 @@ def torchrun(
     environment: Mapping[str, str] | None = None,
     on_poll: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run `script` on the ranks of this node until it is done, on all nodes. `train` says how
-    patient to be; with an `entrypoint` the script knows nothing of `status` and is done when
-    torchrun exits with 0. `status` is a folder of this attempt and node, in which ranks leave
-    heartbeats and last words, and rank 0 `status.json`. `on_poll` is called some times a second.
-    Raises PreemptedError after a SIGTERM, or if other nodes did not come; StepError, which names
-    the first rank at fault and its cause."""
-    place = rendezvous or Rendezvous.current()
+    """Run `script` on the ranks of this node until it is done, on all nodes. `train` says
+    how patient to be; with an `entrypoint` the script knows nothing of `status` and is
+    done when torchrun exits with 0. `status` is a folder of this attempt and node, in
+    which ranks leave heartbeats and last words, and rank 0 `status.json`. `on_poll` is
+    called some times a second. Raises PreemptedError after a SIGTERM, or if other nodes
+    did not come; StepError, which names the first rank at fault and its cause."""
+    own_rendezvous = rendezvous or Rendezvous.current()
     if train.launcher == "mpirun" and shutil.which("mpirun") is None:
-        fix = "install Open MPI (apt-get install openmpi-bin), in the image of the step where it "
-        fix += "has one, or use torchrun"
-        raise StepError("there is no mpirun here", where="train.launcher", fix=fix)
-    if place.nodes == 1:
+        raise StepError(
+            "there is no mpirun here",
+            where="train.launcher",
+            fix="install Open MPI (apt-get install openmpi-bin), in the image of the step where "
+            "it has one, or use torchrun",
+        )
+    if own_rendezvous.nodes == 1:
         _check_loopback()
     variables: dict[str, str] = {}
     profile = ""
-    if place.nodes > 1:
+    if own_rendezvous.nodes > 1:
         variables, profile = profiled(os.environ)
     if train.deterministic:
-        # before CUDA and NCCL start: cuBLAS with workspaces of its own (docs.nvidia.com/cuda/cublas
-        # on reproducible results), and sums along rings, because the order in which NCCL's trees
-        # add up is not fixed (so does Megatron-LM's `--deterministic-mode`,
-        # NVIDIA/Megatron-LM#5718)
+        # before CUDA and NCCL start: cuBLAS with workspaces of its own
+        # (docs.nvidia.com/cuda/cublas on reproducible results), and sums along rings,
+        # because the order in which NCCL's trees add up is not fixed (so does
+        # Megatron-LM's `--deterministic-mode`, NVIDIA/Megatron-LM#5718)
         variables |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
-    group = WorkerGroup(script, train, status, place, {**variables, **(environment or {})})
+    group = WorkerGroup(script, train, status, own_rendezvous, {**variables, **(environment or {})})
     with on_signal(group.stop), _other_nodes(group) as team:
         restart = 0
         starved_at = None  # the step in which the kernel killed a rank for its memory
@@ -79,7 +84,7 @@ def torchrun(
             start = team.meet(restart) if team else Start(restart)
             restart = start.restart
             if team and restart == 0:
-                in_effect = {**os.environ, **place.network(), **variables}
+                in_effect = {**os.environ, **own_rendezvous.network(), **variables}
                 emit("notice", text=_network_line(in_effect, profile))
             report = group.run(start, lambda: _poll(team, on_poll))
             verdict = team.settle(report) if team else judge({0: report})
@@ -119,11 +124,12 @@ def _check_loopback() -> None:
 
 
 def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """The unset variables that the script sets, and a line about it; StepError if it fails."""
-    script, *others = environment.get(PROFILE, "").split(":")
+    """The unset variables that the script of REKINDLE_NCCL_PROFILE sets, and a line about
+    it; StepError if it fails."""
+    script, *needed_files = environment.get(PROFILE, "").split(":")
     if not script:
         return {}, ""
-    missing = [path for path in (script, *others) if not Path(path).exists()]
+    missing = [path for path in (script, *needed_files) if not Path(path).exists()]
     if missing:
         return {}, f"no GPUDirect between nodes: {', '.join(missing)} is not in this container"
     before = {"LD_LIBRARY_PATH": "", **environment}  # which the script extends
@@ -154,7 +160,10 @@ def _failed_profile(script: str, why: object) -> StepError:
 
 def _network_line(environment: Mapping[str, str], profile: str) -> str:
     """What NCCL, libfabric and gloo are told about the network, for the log."""
-    variables = [f"{n}={v}" for n, v in sorted(environment.items()) if n.startswith(_NETWORK)]
+    variables = []
+    for name, value in sorted(environment.items()):
+        if name.startswith(_NETWORK):
+            variables.append(f"{name}={value}")
     line = f"network: {', '.join(variables) or 'nothing set, NCCL chooses'}"
     return f"{line}; {profile}" if profile else line
 
@@ -162,23 +171,25 @@ def _network_line(environment: Mapping[str, str], profile: str) -> str:
 @contextlib.contextmanager
 def _other_nodes(group: WorkerGroup) -> Iterator[Member | None]:
     """The other nodes; None where there are none."""
-    place = group.place
-    if place.nodes == 1:
+    own_rendezvous = group.place
+    if own_rendezvous.nodes == 1:
         yield None
         return
-    if not place.secret:
-        message = f"{place.nodes} nodes cannot tell each other from strangers: "
-        message += "they share no secret"
-        fix = "set it to the same text on all nodes, as `openssl rand -hex 32` prints one: in "
-        fix += "platforms.P.secrets, in their environment, or as `secret` in REKINDLE_RENDEZVOUS"
-        raise RequestError(message, where=SECRET, fix=fix)
+    if not own_rendezvous.secret:
+        raise RequestError(
+            f"{own_rendezvous.nodes} nodes cannot tell each other from strangers: "
+            "they share no secret",
+            where=SECRET,
+            fix="set it to the same text on all nodes, as `openssl rand -hex 32` prints one: in "
+            "platforms.P.secrets, in their environment, or as `secret` in REKINDLE_RENDEZVOUS",
+        )
     with contextlib.ExitStack() as ends:
         coordinator = None
-        if place.node_rank == 0:
-            coordinator = Coordinator(place, group.train.max_restarts)
+        if own_rendezvous.node_rank == 0:
+            coordinator = Coordinator(own_rendezvous, group.train.max_restarts)
             coordinator.start()
             ends.callback(coordinator.end)
-        member = Member(place, lambda: group.stopped_at is not None, coordinator)
+        member = Member(own_rendezvous, lambda: group.stopped_at is not None, coordinator)
         yield ends.enter_context(contextlib.closing(member))
 
 

@@ -1,10 +1,12 @@
-"""One attempt of the worker group: this node's ranks, from their start to a report of their end.
+"""One attempt of the worker group: this node's ranks, from their start to a report of
+their end.
 
-Decides when ranks are given up: after an error or a death the others get a little time to say what
-they saw and are then killed, because a collective may wait for a dead peer for ever; a rank without
-a heartbeat for `train.hang_seconds` makes all write down their stacks first. What a rank warms
-up with, saves or finishes may take three times as long, and at least two minutes. A start may take
-as long as it likes while one rank of the node sends a heartbeat every `train.start_seconds`."""
+Decides when ranks are given up: after an error or a death the others get a little time to
+say what they saw and are then killed, because a collective may wait for a dead peer for
+ever; a rank without a heartbeat for `train.hang_seconds` makes all write down their
+stacks first. What a rank warms up with, saves or finishes may take three times as long,
+and at least two minutes. A start may take as long as it likes while one rank of the node
+sends a heartbeat every `train.start_seconds`."""
 
 import contextlib
 import dataclasses
@@ -37,17 +39,20 @@ POLL_SECONDS = 0.2
 PEER_SECONDS = 15.0  # for the peers of a lost rank to notice by themselves
 OVERTIME_SECONDS = 15.0  # beyond the grace period, until ranks that do not stop are killed
 STACKS_SECONDS = 3.0
-SLOW_PHASES, SLOW_FACTOR, SLOW_SECONDS = ("start", "warm-up", "save", "finish"), 3, 120.0
+SLOW_PHASES = ("start", "warm-up", "save", "finish")
+SLOW_FACTOR = 3
+SLOW_SECONDS = 120.0
 
-# done, preempted: rank 0 said so. quiet: ranks ended well that cannot say so, on another node than
-# rank 0's or in a script that knows nothing of us.
+# done, preempted: rank 0 said so. quiet: ranks ended well that cannot say so, on another
+# node than rank 0's or in a script that knows nothing of us.
 Ending = Literal["done", "preempted", "quiet", "lost"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """How the ranks of one node ended: the `cause` of a loss as far as this node knows, whether its
-    time was `expired` (train.max_hours), and whether it was `asked` to stop."""
+    """How the ranks of one node ended: the `cause` of a loss as far as this node knows,
+    whether its time was `expired` (train.max_hours), and whether it was `asked` to
+    stop."""
 
     ending: Ending
     cause: Cause | None = None
@@ -61,7 +66,8 @@ class Report:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
-        """From its fields, which another node sent: raises ValueError, TypeError or KeyError."""
+        """From its fields, which another node sent: raises ValueError, TypeError or
+        KeyError."""
         if facts["ending"] not in get_args(Ending):
             raise ValueError(f"no ending: {facts['ending']!r}")
         cause = Cause.of(facts["cause"]) if facts["cause"] else None
@@ -77,8 +83,8 @@ class Halt:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The `restart` that begins, and where on loopback ranks of several nodes reach torch's store;
-    on node rank 0 the socket at which it is to listen."""
+    """The `restart` that begins, and where on loopback ranks of several nodes reach
+    torch's store; on node rank 0 the socket at which it is to listen."""
 
     restart: int
     port: int = 0
@@ -86,7 +92,8 @@ class Start:
 
 
 class WorkerGroup:
-    """The ranks of this node. `run` is one life; `stop` may be called from a signal handler."""
+    """The ranks of this node. `run` is one life; `stop` may be called from a signal
+    handler."""
 
     def __init__(
         self,
@@ -96,7 +103,11 @@ class WorkerGroup:
         rendezvous: Rendezvous,
         environment: Mapping[str, str],
     ) -> None:
-        self.script, self.train, self.status, self.place = list(script), train, status, rendezvous
+        self.script = list(script)
+        self.train = train
+        self.status = status
+        self.place = rendezvous
+        # one thread a rank, as torchrun sets it for several: they share the cores
         self.environment = {"OMP_NUM_THREADS": "1", **os.environ, **rendezvous.network()}
         self.environment |= {**environment, LAUNCHER: str(os.getpid())}
         self.gpus = has_gpu()
@@ -119,17 +130,21 @@ class WorkerGroup:
         self.status.mkdir(parents=True, exist_ok=True)
         (self.status / "status.json").unlink(missing_ok=True)
         heartbeats.clear(self.status)
-        with contextlib.closing(_Attempt(self, start)) as life:
-            if self.stopped_at is not None:
+        with contextlib.closing(_Attempt(self, start)) as attempt:
+            if self.stopped_at is not None:  # before there was a torchrun to tell
                 self.stop()
-            life.watch(on_poll)
-            end_marked(life.mark)
-            return life.report()
+            attempt.watch(on_poll)
+            end_marked(attempt.mark)
+            return attempt.report()
 
 
 class _Attempt:
+    """One life of a worker group: its agent, from its start to `close`."""
+
     def __init__(self, group: WorkerGroup, start: Start) -> None:
-        self.group, self.restart, self.status = group, start.restart, group.status
+        self.group = group
+        self.restart = start.restart
+        self.status = group.status
         self.mark = uuid.uuid4().hex
         # on this machine's own disk: the other may be full, or hold no pipes
         self.scratch = tempfile.TemporaryDirectory(prefix="rekindle-")
@@ -137,55 +152,70 @@ class _Attempt:
         self.began = time.monotonic()
         self.ending_at: float | None = None
         self.killed_at: float | None = None
-        self.ours: set[int] = set()
+        self.killed_by_us: set[int] = set()
         self.hung: list[Cause] = []
         self.oom_kills = process.oom_kills()
         reading, self.lifeline = os.pipe()
-        mine = [reading, *([start.store.detach()] if start.store else [])]
-        handles = [process.moved(descriptor) for descriptor in mine]
-        place, module = group.place, ""  # whose `main` ranks are, as forks
+        handles = [process.moved(reading)]
+        if start.store:
+            handles.append(process.moved(start.store.detach()))
+        module = ""  # whose `main` ranks are, as forks
+        if group.script[0] == "-m" and not group.foreign and group.train.launcher != "mpirun":
+            module = group.script[1]
+        command = self._command(start, handles, module)
+        env = {**group.environment, **self._environment()}
+        try:
+            agent: Agent | None = fork_agent(command, env, handles) if module else None
+            # in a session of its own: a signal to our process group leaves it to tidy up
+            self.agent = agent or subprocess.Popen(
+                [sys.executable, "-P", "-m", *command],
+                env=env,
+                start_new_session=True,
+                pass_fds=handles,
+            )
+            group.agent = self.agent
+        finally:
+            for handle in handles:
+                os.close(handle)
+
+    def _command(self, start: Start, handles: Sequence[int], module: str) -> list[str]:
+        """The module that starts the ranks, and its arguments. `handles` are the lifeline
+        and on node rank 0 of several the socket of the store."""
+        group = self.group
+        rendezvous = group.place
         if group.train.launcher == "mpirun":
             node = {
-                "ranks": place.ranks_per_node,
-                "node": place.node_rank,
-                "nodes": place.nodes,
+                "ranks": rendezvous.ranks_per_node,
+                "node": rendezvous.node_rank,
+                "nodes": rendezvous.nodes,
                 "port": start.port,
                 "listening": handles[1] if start.store else None,
             }
-            words = ["rekindle.launch.mpi", str(handles[0]), str(self.exits)]
-            words += [json.dumps(node), *group.script]
-        else:
-            if group.script[0] == "-m" and not group.foreign:
-                module = group.script[1]
-            words = ["rekindle.launch.agent", str(handles[0]), str(self.exits), module]
-            words += [f"--log-dir={self.scratch.name}"]
-            words += argv(group.script, place, start, handles[1:], group.gpus and can_bind())
-        own = {MARK: self.mark, "REKINDLE_RESTART": str(start.restart), **CONSTANT}
+            command = ["rekindle.launch.mpi", str(handles[0]), str(self.exits)]
+            return [*command, json.dumps(node), *group.script]
+        command = ["rekindle.launch.agent", str(handles[0]), str(self.exits), module]
+        command.append(f"--log-dir={self.scratch.name}")
+        is_bound = group.gpus and can_bind()
+        return [*command, *argv(group.script, rendezvous, start, handles[1:], is_bound)]
+
+    def _environment(self) -> dict[str, str]:
+        """The variables of this attempt."""
+        group = self.group
+        variables = {MARK: self.mark, "REKINDLE_RESTART": str(self.restart), **CONSTANT}
         if group.gpus:  # NCCL's record of the last collectives, on a timeout and when we ask for it
-            own |= {
+            variables |= {
                 "TORCH_FR_BUFFER_SIZE": "2000",
                 "TORCH_FR_DUMP_TEMP_FILE": str(self.status / "flight-recorder-"),
                 "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
                 "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{self.scratch.name}/",
             }
         if group.foreign:  # it may import what lies beside the config, where ours must not look
-            del own["PYTHONSAFEPATH"]
-        elif place.nodes == 1:
-            own[meeting.FILE] = f"{self.scratch.name}/store"
-        own["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(group.train.grace_seconds))
-        env = {**group.environment, **own}
-        try:
-            agent: Agent | None = fork_agent(words, env, handles) if module else None
-            # in a session of its own: a signal to our process group leaves it to tidy up
-            self.agent = group.agent = agent or subprocess.Popen(
-                [sys.executable, "-P", "-m", *words],
-                env=env,
-                start_new_session=True,
-                pass_fds=handles,
-            )
-        finally:
-            for handle in handles:
-                os.close(handle)
+            del variables["PYTHONSAFEPATH"]
+        elif group.place.nodes == 1:
+            variables[meeting.FILE] = f"{self.scratch.name}/store"
+        # how long torchrun waits for ranks after SIGTERM, until it kills them
+        variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(group.train.grace_seconds))
+        return variables
 
     def close(self) -> None:
         """Leave nothing running, and nothing on this machine's disk."""
@@ -209,9 +239,11 @@ class _Attempt:
 
     def _is_over(self, halt: Halt | None) -> bool:
         """Whether the ranks have to be killed now."""
-        group, now, hours = self.group, time.monotonic(), self.group.train.max_hours
-        out_of_time = hours is not None and now - group.began > hours * 3600
-        if out_of_time and group.stopped_at is None:
+        group = self.group
+        now = time.monotonic()
+        hours = group.train.max_hours
+        is_out_of_time = hours is not None and now - group.began > hours * 3600
+        if is_out_of_time and group.stopped_at is None:
             log.warning("train.max_hours are over; asking the ranks to save and end")
             group.expired = True
             group.stop()
@@ -219,93 +251,109 @@ class _Attempt:
             patience = group.train.grace_seconds + OVERTIME_SECONDS
             if now - max(group.stopped_at, self.began) > patience:
                 return True
-        found = heartbeats.read(self.status)
+        beats = heartbeats.read(self.status)
         if halt is not None:
             if halt.stacks:
-                self._write_stacks(found)
+                self._write_stacks(beats)
             return True
         # all was said, and the ranks need only leave; or one of them has failed or died
-        if self._said() or any(rank.words or not is_running(rank.pid) for rank in found):
+        if self._status() or any(beat.words or not is_running(beat.pid) for beat in beats):
             self.ending_at = self.ending_at or now
             return now - self.ending_at > PEER_SECONDS
-        return self._hangs(found)
+        return self._hangs(beats)
 
-    def _hangs(self, found: Sequence[Heartbeat]) -> bool:
-        if self.group.foreign:
+    def _hangs(self, beats: Sequence[Heartbeat]) -> bool:
+        """Whether a rank has no heartbeat for too long; then all stacks are written
+        down."""
+        if self.group.foreign:  # which sends none
             return False
-        unborn = set(self.group.place.ranks) - {heartbeat.rank for heartbeat in found}
-        ranks = [*found]
-        ranks += [Heartbeat(r, 0, 0, self.began, 0, "start", 0, None) for r in sorted(unborn)]
-        late = [heartbeat for heartbeat in ranks if heartbeat.age > self._patience(heartbeat)]
-        if any(rank.phase == "start" and rank not in late for rank in ranks):
+        all_beats = list(beats)
+        started_ranks = {beat.rank for beat in beats}
+        for rank in self.group.place.ranks:
+            if rank not in started_ranks:
+                all_beats.append(Heartbeat(rank, 0, 0, self.began, 0, "start", 0, None))
+        late = [beat for beat in all_beats if beat.age > self._patience_seconds(beat)]
+        if any(beat.phase == "start" and beat not in late for beat in all_beats):
             # one is at work, and the others wait for it: in a collective no rank beats
-            late = [heartbeat for heartbeat in late if heartbeat.phase != "start"]
+            late = [beat for beat in late if beat.phase != "start"]
         if late:
-            self._write_stacks(ranks)
+            self._write_stacks(all_beats)
         return bool(late)
 
-    def _patience(self, heartbeat: Heartbeat) -> float:
-        limit = self.group.train.hang_seconds
-        if heartbeat.phase == "start" and self.group.train.start_seconds is not None:
-            return self.group.train.start_seconds
-        return max(SLOW_SECONDS, SLOW_FACTOR * limit) if heartbeat.phase in SLOW_PHASES else limit
+    def _patience_seconds(self, beat: Heartbeat) -> float:
+        """How long a rank may be without a heartbeat in its phase."""
+        train = self.group.train
+        if beat.phase == "start" and train.start_seconds is not None:
+            return train.start_seconds
+        if beat.phase in SLOW_PHASES:
+            return max(SLOW_SECONDS, SLOW_FACTOR * train.hang_seconds)
+        return train.hang_seconds
 
-    def _write_stacks(self, found: Sequence[Heartbeat]) -> None:
-        """Have all ranks write down their stacks, into the log and one file, and see who hangs."""
-        texts = _stacks(self.status, [heartbeat for heartbeat in found if heartbeat.pid])
+    def _write_stacks(self, beats: Sequence[Heartbeat]) -> None:
+        """Have all ranks write down their stacks, into the log and one file, and see who
+        hangs."""
+        texts = _stacks(self.status, [beat for beat in beats if beat.pid])
         for rank in sorted(texts):
             log.warning("stacks of rank %d:\n%s", rank, texts[rank])
         path = self.status / f"stacks-{self.restart}.txt"
         with contextlib.suppress(OSError):  # a full disk; the log has them
             path.write_text("".join(f"rank {rank}\n{text}\n" for rank, text in texts.items()))
-        for heartbeat in found:
+        for beat in beats:  # NCCL dumps its record for what is written there
             with contextlib.suppress(OSError):  # no NCCL in this rank, or no reader
-                name = f"{self.scratch.name}/{heartbeat.rank}.pipe"
+                name = f"{self.scratch.name}/{beat.rank}.pipe"
                 pipe = os.open(name, os.O_WRONLY | os.O_NONBLOCK)
                 os.write(pipe, b"1")
                 os.close(pipe)
-        in_start = all(heartbeat.phase == "start" for heartbeat in found)
-        field = "train.start_seconds" if in_start else "train.hang_seconds"
-        stacks = {s.rank: Stack.read(texts.get(s.rank, ""), s.thread) for s in found}
+        is_start = all(beat.phase == "start" for beat in beats)
+        field = "train.start_seconds" if is_start else "train.hang_seconds"
         fix = f"all stacks are in {path}; if it was only slow, raise {field}"
-        quiet = [heartbeat for heartbeat in found if heartbeat.age > self._patience(heartbeat) / 2]
+        stacks = {beat.rank: Stack.read(texts.get(beat.rank, ""), beat.thread) for beat in beats}
+        # with those that are about to be late
+        quiet = [beat for beat in beats if beat.age > self._patience_seconds(beat) / 2]
         self.hung = heartbeats.hung_causes(quiet, stacks, fix)
 
     def kill(self) -> None:
         """End the ranks at once; torchrun then reports and ends by itself."""
         self.killed_at = time.monotonic()
-        dead = {s.rank for s in heartbeats.read(self.status) if not is_running(s.pid)}
-        self.ours = set(self.group.place.ranks) - dead
+        beats = heartbeats.read(self.status)
+        dead_ranks = {beat.rank for beat in beats if not is_running(beat.pid)}
+        self.killed_by_us = set(self.group.place.ranks) - dead_ranks
         end_marked(self.mark, spared={self.agent.pid})
 
     def report(self) -> Report:
-        code, said = self.agent.wait(), self._said()
-        foreign, expired = self.group.foreign, self.group.expired
+        """How the ranks ended, once torchrun has."""
+        code = self.agent.wait()
+        status = self._status()
+        expired = self.group.expired
         asked = self.group.stopped_at is not None
-        if said == "done":
+        if status == "done":
             return Report("done")
-        if said == "preempted":
+        if status == "preempted":
             return Report("preempted", expired=expired, asked=asked)
-        if code == 0 and (foreign or self.group.place.node_rank):
+        if code == 0 and (self.group.foreign or self.group.place.node_rank):
             return Report("quiet", expired=expired, asked=asked)
-        oom = process.oom_kills() - self.oom_kills
-        found = heartbeats.read(self.status)
+        oom_kills = process.oom_kills() - self.oom_kills
+        beats = heartbeats.read(self.status)
         lines = self.exits.read_text().splitlines() if self.exits.exists() else []
-        causes = heartbeats.causes_of(found, [json.loads(line) for line in lines], self.ours, oom)
-        cause = heartbeats.first_cause([*causes, *self.hung]) or self._unknown(code, oom)
+        exits = [json.loads(line) for line in lines]
+        causes = heartbeats.causes_of(beats, exits, self.killed_by_us, oom_kills)
+        cause = heartbeats.first_cause([*causes, *self.hung])
+        if cause is None:
+            cause = self._unknown_cause(code, oom_kills)
         return Report("lost", cause, expired, asked)
 
-    def _unknown(self, code: int, oom_kills: int) -> Cause:
-        first = self.group.place.ranks[0]
+    def _unknown_cause(self, code: int, oom_kills: int) -> Cause:
+        first_rank = self.group.place.ranks[0]
         if code < 0 and self.killed_at is None:
-            return heartbeats.agent_killed(first, -code, oom_kills)
-        what = "the ranks ended without saying that they are done"
+            return heartbeats.agent_killed(first_rank, -code, oom_kills)
+        message = "the ranks ended without saying that they are done"
         if code:
             launcher = "mpirun" if self.group.train.launcher == "mpirun" else "torchrun"
-            what = f"{launcher} ended with exit code {code}"
-        return Cause("followed", first, time.time(), what, fix="see the step's log")
+            message = f"{launcher} ended with exit code {code}"
+        return Cause("followed", first_rank, time.time(), message, fix="see the step's log")
 
-    def _said(self) -> str:
+    def _status(self) -> str:
+        """What rank 0 said that the training came to; "" while it is at work."""
         path = self.status / "status.json"
         return str(json.loads(path.read_text())["status"]) if path.exists() else ""
 
@@ -315,33 +363,40 @@ def argv(
     place: Rendezvous,
     start: Start,
     store: Sequence[int] = (),
-    bound: bool = False,
+    is_bound: bool = False,
 ) -> list[str]:
-    """torchrun's arguments for `script` (a path or `-m module`, and its arguments), and for the
-    descriptor at which torch's `store` is to listen. Each rank is `bound` to the processors and the
-    memory beside its GPU."""
-    words = [f"--nproc-per-node={place.ranks_per_node}", "--max-restarts=0"]
-    words += ["--numa-binding=node"] if bound else []
+    """torchrun's arguments for `script` (a path or `-m module`, and its arguments), and
+    for the descriptor at which torch's `store` is to listen. Each rank is bound to the
+    processors and the memory beside its GPU if `is_bound`."""
+    arguments = [f"--nproc-per-node={place.ranks_per_node}", "--max-restarts=0"]
+    if is_bound:
+        arguments.append("--numa-binding=node")
     # by address: a container without a network cannot look its own name up
-    words += [f"--nnodes={place.nodes}", "--local-addr=127.0.0.1"]
-    words += [f"--rdzv-backend={meeting.BACKEND}", f"--rdzv-endpoint=127.0.0.1:{start.port}"]
+    arguments += [f"--nnodes={place.nodes}", "--local-addr=127.0.0.1"]
+    arguments += [f"--rdzv-backend={meeting.BACKEND}", f"--rdzv-endpoint=127.0.0.1:{start.port}"]
     if place.nodes > 1:
-        listens = f",{meeting.LISTENING}={store[0]}" if store else ""
-        words += [f"--rdzv-conf=rank={place.node_rank}{listens}"]
-    return [*words, *script]
+        configuration = f"rank={place.node_rank}"
+        if store:
+            configuration += f",{meeting.LISTENING}={store[0]}"
+        arguments.append(f"--rdzv-conf={configuration}")
+    return [*arguments, *script]
 
 
-def _stacks(status: Path, found: Sequence[Heartbeat]) -> dict[int, str]:
+def _stacks(status: Path, beats: Sequence[Heartbeat]) -> dict[int, str]:
     """The stacks of all threads of each rank that answers within some seconds."""
-    for heartbeat in found:
-        if is_running(heartbeat.pid):
-            os.kill(heartbeat.pid, signal.SIGUSR1)
+    for beat in beats:
+        if is_running(beat.pid):
+            os.kill(beat.pid, signal.SIGUSR1)
     deadline = time.monotonic() + STACKS_SECONDS
     texts: dict[int, str] = {}
     while time.monotonic() < deadline:
-        paths = {rank.rank: heartbeats.stacks_path(status, rank.rank) for rank in found}
-        before, texts = texts, {r: p.read_text() for r, p in paths.items() if p.exists()}
-        if texts == before and all(texts.values()):
+        texts_before = texts
+        texts = {}
+        for beat in beats:
+            path = heartbeats.stacks_path(status, beat.rank)
+            if path.exists():
+                texts[beat.rank] = path.read_text()
+        if texts == texts_before and all(texts.values()):  # none is in the middle of it
             break
         time.sleep(POLL_SECONDS)
     return {rank: text for rank, text in texts.items() if text}

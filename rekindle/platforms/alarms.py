@@ -1,8 +1,9 @@
-"""Alarms and a dashboard in the monitoring service of a platform, as the template beside each
-platform's client has them.
+"""Alarms and a dashboard in the monitoring service of a platform, as the template beside
+each platform's client has them.
 
-What is written carries a digest of itself in one of its texts. So what was edited there by hand is
-told from what is only of another config, and stays unless that is asked for."""
+What is written carries a digest of itself in one of its texts. So what was edited there
+by hand is told from what is only of another config, and stays unless that is asked
+for."""
 
 import hashlib
 import json
@@ -15,7 +16,8 @@ import jinja2
 import yaml
 
 State = Literal["missing", "same", "other", "edited"]
-_MARK, _OPEN = re.compile(r"rekindle:[0-9a-f]{16}"), "rekindle:"
+_MARK = re.compile(r"rekindle:[0-9a-f]{16}")
+_OPEN = "rekindle:"  # a mark whose digest is still to come
 
 
 class Monitoring(Protocol):
@@ -45,13 +47,13 @@ class Watch(NamedTuple):
 
 def watches(service: Monitoring, **values: Any) -> Iterator[Watch]:
     """What the template has for these `values`; changes nothing."""
-    made = jinja2.Environment(undefined=jinja2.StrictUndefined)  # noqa: S701 - YAML; names are quoted
-    text = made.from_string(service.template.read_text(encoding="utf-8")).render(
-        {"mark": _OPEN, **service.values, **values}
-    )
-    for one in yaml.safe_load(text):
-        kind, name, body = one["kind"], one["name"], one["body"]
-        yield Watch(kind, name, _marked(body), _state(service.find(kind, name), body))
+    jinja = jinja2.Environment(undefined=jinja2.StrictUndefined)  # noqa: S701 - YAML; names are quoted
+    template = jinja.from_string(service.template.read_text(encoding="utf-8"))
+    text = template.render({"mark": _OPEN, **service.values, **values})
+    for row in yaml.safe_load(text):
+        existing = service.find(row["kind"], row["name"])
+        state = _state(existing, row["body"])
+        yield Watch(row["kind"], row["name"], _marked(row["body"]), state)
 
 
 def _marked(body: Any) -> Any:
@@ -62,25 +64,36 @@ def _marked(body: Any) -> Any:
     return json.loads(text.replace(_OPEN, f"{_OPEN}{digest}"))
 
 
-def _state(found: Any, wanted: Any) -> State:
-    if found is None:
+def _state(existing: Any, body: Any) -> State:
+    """How what is there compares with the `body` that is to be there."""
+    if existing is None:
         return "missing"
-    for complete in (True, False):
-        ours = _like(wanted, found, complete)
-        if ours == _marked(wanted):
+    for is_completed in (True, False):
+        own_part = _own_part(body, existing, is_completed)
+        if own_part == _marked(body):
             return "same"
-        plain = _MARK.sub(_OPEN, text := json.dumps(ours))
-        if plain != text and ours == _marked(json.loads(plain)):
+        # of another config, if its own digest is that of what it says now
+        text = json.dumps(own_part)
+        unmarked = _MARK.sub(_OPEN, text)
+        if unmarked != text and own_part == _marked(json.loads(unmarked)):
             return "other"
     return "edited"
 
 
-def _like(wanted: Any, found: Any, complete: bool) -> Any:
-    """What is there, without fields that the service added; `complete`: with those that it left
-    out, as some do with what is 0 or empty."""
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        there = {key: type(value)() for key, value in wanted.items() if complete} | found
-        return {key: _like(wanted[key], there[key], complete) for key in wanted if key in there}
-    if isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
-        return [_like(*pair, complete) for pair in zip(wanted, found, strict=True)]
-    return found
+def _own_part(body: Any, existing: Any, is_completed: bool) -> Any:
+    """What is there, without fields that the service added; if `is_completed`, with those
+    that it left out, as some do with what is 0 or empty."""
+    if isinstance(body, dict) and isinstance(existing, dict):
+        completed = dict(existing)
+        if is_completed:
+            for key, value in body.items():
+                completed.setdefault(key, type(value)())
+        part = {}
+        for key in body:
+            if key in completed:
+                part[key] = _own_part(body[key], completed[key], is_completed)
+        return part
+    if isinstance(body, list) and isinstance(existing, list) and len(body) == len(existing):
+        pairs = zip(body, existing, strict=True)
+        return [_own_part(own, other, is_completed) for own, other in pairs]
+    return existing

@@ -1,8 +1,8 @@
 """Which steps of a compiled pipeline will run again after a change, and why.
 
-A platform takes a step from its cache if the step itself is the same (its `parts`) and so is what
-it reads. Values are compared by content where the platform does that; files by the place they lie
-at, which is a new one whenever their maker runs again."""
+A platform takes a step from its cache if the step itself is the same (its `parts`) and so
+is what it reads. Values are compared by content where the platform does that; files by
+the place they lie at, which is a new one whenever their maker runs again."""
 
 import dataclasses
 import hashlib
@@ -31,8 +31,9 @@ _TASK_PARTS = {
 
 @dataclasses.dataclass(frozen=True)
 class CacheKey:
-    """A step as a platform's cache sees it. `parts` are what identifies it, by what people call
-    them; `places` are the steps whose files it reads, `values` those of which it reads values."""
+    """A step as a platform's cache sees it. `parts` are what identifies it, by what
+    people call them; `places` are the steps whose files it reads, `values` those of which
+    it reads values."""
 
     name: str
     cached: bool
@@ -43,72 +44,89 @@ class CacheKey:
 
 def compare(before: Sequence[CacheKey], after: Sequence[CacheKey]) -> tuple[Verdict, ...]:
     """A verdict a step of `after`, in its order, then the steps that are gone."""
-    known = {unit.name: unit for unit in before}
-    found: dict[str, Verdict] = {}
-    for unit in after:
-        found[unit.name] = _verdict(unit, known.get(unit.name), found)
-    gone = [Verdict(name, "gone", "it is no longer there") for name in known if name not in found]
-    return (*found.values(), *gone)
+    keys_before = {key.name: key for key in before}
+    verdicts: dict[str, Verdict] = {}
+    for key in after:  # a step comes after those that it reads
+        verdicts[key.name] = _verdict(key, keys_before.get(key.name), verdicts)
+    gone = []
+    for name in keys_before:
+        if name not in verdicts:
+            gone.append(Verdict(name, "gone", "it is no longer there"))
+    return (*verdicts.values(), *gone)
 
 
-def _verdict(unit: CacheKey, before: CacheKey | None, sooner: Mapping[str, Verdict]) -> Verdict:
+def _verdict(key: CacheKey, before: CacheKey | None, sooner: Mapping[str, Verdict]) -> Verdict:
+    """Whether a step runs again, by its key of before and the verdicts of the steps that
+    it reads."""
     if before is None:
-        return Verdict(unit.name, "yes", "it is new")
-    parts = dict.fromkeys([*before.parts, *unit.parts])
-    if changed := [part for part in parts if before.parts.get(part) != unit.parts.get(part)]:
-        return Verdict(unit.name, "yes", f"changed: {', '.join(changed)}")
-    if not unit.cached:
-        return Verdict(unit.name, "yes", "it is never taken from the cache")
-    for answer in ("yes", "perhaps"):
-        for name in unit.places:
-            if name in sooner and sooner[name].again == answer:
-                may = "may run" if answer == "perhaps" else "runs"
-                return Verdict(unit.name, answer, f"it reads files of {name}, which {may} again")
-    for name in unit.values:
-        if name in sooner and sooner[name].again in ("yes", "perhaps"):
-            return Verdict(unit.name, "perhaps", f"if {name} returns something else")
-    return Verdict(unit.name, "no", "nothing changed")
+        return Verdict(key.name, "yes", "it is new")
+    parts = dict.fromkeys([*before.parts, *key.parts])
+    changed = [part for part in parts if before.parts.get(part) != key.parts.get(part)]
+    if changed:
+        return Verdict(key.name, "yes", f"changed: {', '.join(changed)}")
+    if not key.cached:
+        return Verdict(key.name, "yes", "it is never taken from the cache")
+    again = {name: sooner[name].again for name in (*key.places, *key.values) if name in sooner}
+    for name in key.places:
+        if again.get(name) == "yes":
+            return Verdict(key.name, "yes", f"it reads files of {name}, which runs again")
+    for name in key.places:
+        if again.get(name) == "perhaps":
+            why = f"it reads files of {name}, which may run again"
+            return Verdict(key.name, "perhaps", why)
+    # a step that runs again may return what it returned before, which then counts as the
+    # same
+    for name in key.values:
+        if again.get(name) in ("yes", "perhaps"):
+            return Verdict(key.name, "perhaps", f"if {name} returns something else")
+    return Verdict(key.name, "no", "nothing changed")
 
 
 def of_graph(graph: ir.Graph, values: Mapping[str, Any]) -> tuple[CacheKey, ...]:
-    """The steps of KFP's own encoding: values count by content, artifacts by place. Every input is
-    followed through nested pipelines to a value, a parameter (of `values`) or an output of a
-    step."""
-    found: list[CacheKey] = []
-    _walk(graph.dag, {name: _Traced(repr(value)) for name, value in values.items()}, found)
-    return tuple(found)
+    """The steps of KFP's own encoding: values count by content, artifacts by place. Every
+    input is followed through nested pipelines to a value, a parameter (of `values`) or an
+    output of a step."""
+    keys: list[CacheKey] = []
+    _walk(graph.dag, {name: _Traced(repr(value)) for name, value in values.items()}, keys)
+    return tuple(keys)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Traced:
-    """Where an input comes from: what is known of it as text, and the steps that give the rest."""
+    """Where an input comes from: what is known of it as text, and the steps that give the
+    rest."""
 
     text: str = ""
     steps: tuple[str, ...] = ()
 
 
-def _walk(dag: ir.Dag, scope: Mapping[str, _Traced], found: list[CacheKey]) -> dict[str, _Traced]:
-    """The steps of a Dag; what its outputs come from."""
+def _walk(dag: ir.Dag, scope: Mapping[str, _Traced], keys: list[CacheKey]) -> dict[str, _Traced]:
+    """Add the keys of a Dag's steps to `keys`; what its outputs come from."""
     ended: dict[tuple[str, str], _Traced] = {}
     for node in dag.ordered():
         bindings: dict[str, ir.Binding] = {**node.parameters, **node.artifacts}
         inputs = {name: _traced(binding, scope, ended) for name, binding in bindings.items()}
         if isinstance(node, ir.SubDag):
-            made = _walk(node.dag, _inside(node, inputs), found)
+            outputs = _walk(node.dag, _inside(node, inputs), keys)
         else:
             names = (*node.outputs.parameters, *node.outputs.artifacts)
-            made = dict.fromkeys(names, _Traced(steps=(node.path,)))
-        ended |= {(node.name, name): output for name, output in made.items()}
+            outputs = dict.fromkeys(names, _Traced(steps=(node.path,)))
+        for name, output in outputs.items():
+            ended[node.name, name] = output
         if isinstance(node, ir.Step):
-            found.append(_key(node, inputs))
-    several = {**dag.parameters, **dag.artifacts}
-    return {n: _joined([ended[s.task, s.output] for s in each]) for n, each in several.items()}
+            keys.append(_key(node, inputs))
+    dag_outputs = {}
+    for name, sources in {**dag.parameters, **dag.artifacts}.items():
+        # one of several, in turn: which it is only the run knows
+        dag_outputs[name] = _joined([ended[source.task, source.output] for source in sources])
+    return dag_outputs
 
 
 def _inside(node: ir.SubDag, inputs: Mapping[str, _Traced]) -> dict[str, _Traced]:
     """What the inputs of a nested Dag stand for; a loop's item comes from its list."""
-    known = {name: _Traced(repr(p.default)) for name, p in node.inputs.parameters.items()}
-    scope = {**known, **inputs}
+    parameters = node.inputs.parameters
+    defaults = {name: _Traced(repr(parameter.default)) for name, parameter in parameters.items()}
+    scope = {**defaults, **inputs}
     if node.loop is not None:
         items = node.loop.items
         scope[node.loop.item] = scope[items] if isinstance(items, str) else _Traced(repr(items))
@@ -129,32 +147,45 @@ def _traced(
             return _Traced(steps=(task,))
 
 
-def _joined(several: Sequence[_Traced]) -> _Traced:
-    steps = dict.fromkeys(step for part in several for step in part.steps)
-    return _Traced(" | ".join(part.text for part in several if part.text), tuple(steps))
+def _joined(sources: Sequence[_Traced]) -> _Traced:
+    steps: dict[str, None] = {}  # each once, in order
+    for source in sources:
+        steps.update(dict.fromkeys(source.steps))
+    text = " | ".join(source.text for source in sources if source.text)
+    return _Traced(text, tuple(steps))
 
 
 def _key(step: ir.Step, inputs: Mapping[str, _Traced]) -> CacheKey:
     container = step.container
     code = container.source + repr((container.command, container.args))
-    parts = {"its code": _digest(code), "image": container.image}
-    parts |= {"environment": repr(container.env)}
-    parts |= {f"input `{n}`": inputs[n].text for n in step.parameters if inputs[n].text}
+    parts = {
+        "its code": _digest(code),
+        "image": container.image,
+        "environment": repr(container.env),
+    }
+    for name in step.parameters:
+        if inputs[name].text:
+            parts[f"input `{name}`"] = inputs[name].text
     files = _joined([inputs[name] for name in step.artifacts]).steps
     values = _joined([inputs[name] for name in step.parameters]).steps
     return CacheKey(step.path, step.cache, parts, files, values)
 
 
 def of_bundle(folder: str, files: Mapping[str, bytes]) -> dict[str, str]:
-    """The parts of a step that travels in a bundle: what its task says, and what runs it."""
-    inside = {name: content for name, content in files.items() if name.startswith(f"{folder}/")}
-    task = json.loads(inside.pop(f"{folder}/task.json", b"{}"))
+    """The parts of a step that travels in a bundle: what its task says, and what runs
+    it."""
+    task = json.loads(files.get(f"{folder}/task.json", b"{}"))
     parts = dict.fromkeys(_TASK_PARTS.values(), "")
-    for key, said in _TASK_PARTS.items():
-        parts[said] += json.dumps(task.get(key), sort_keys=True)
-    own = {name.removeprefix(folder): _digest(content) for name, content in inside.items()}
-    return {**parts, "rekindle's own part": json.dumps(own, sort_keys=True)}
+    for key, part in _TASK_PARTS.items():  # several keys may make one part
+        parts[part] += json.dumps(task.get(key), sort_keys=True)
+    own_files = {}
+    for name, content in files.items():
+        if name.startswith(f"{folder}/") and name != f"{folder}/task.json":
+            own_files[name.removeprefix(folder)] = _digest(content)
+    return {**parts, "rekindle's own part": json.dumps(own_files, sort_keys=True)}
 
 
 def _digest(content: str | bytes) -> str:
-    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+    if isinstance(content, str):
+        content = content.encode()
+    return hashlib.sha256(content).hexdigest()

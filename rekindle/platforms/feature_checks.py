@@ -1,5 +1,6 @@
-"""May this pipeline go to this platform? The feature table decides: what it refuses is an error
-with its place in the IR before anything is sent or run, what it ignores is said."""
+"""Whether a pipeline may go to a platform. The feature table decides: what it refuses is
+an error with its place in the IR before anything is sent or run, what it ignores is
+said."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,9 +20,10 @@ def admit(
     unproven: Collection[str] = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> tuple[Ignored, ...]:
-    """What `platform` ignores of the pipeline, run with these `arguments`; UnsupportedError with
-    all that it refuses. Features of nodes (by name and path) that are `honoured` this time, and
-    what the user tries although it is `unproven`, count in neither."""
+    """What `platform` ignores of the pipeline, run with these `arguments`;
+    UnsupportedError with all that it refuses. Features of nodes (by name and path) that
+    are `honoured` this time, and what the user tries although it is `unproven`, count in
+    neither."""
     refused: list[Problem] = []
     ignored: dict[str, list[str]] = {}
     for use in uses(graph, arguments):
@@ -35,8 +37,11 @@ def admit(
             ignored.setdefault(carried.how, []).append(use.path)
     if refused:
         raise UnsupportedError(refused)
-    asked = {how: tuple(dict.fromkeys(filter(None, paths))) for how, paths in ignored.items()}
-    return tuple(Ignored(what=how, asked_by=paths) for how, paths in asked.items())
+    rows = []
+    for how, paths in ignored.items():
+        steps = dict.fromkeys(path for path in paths if path)  # "" is the pipeline itself
+        rows.append(Ignored(what=how, asked_by=tuple(steps)))
+    return tuple(rows)
 
 
 def lacks(
@@ -47,7 +52,8 @@ def lacks(
     unproven: Collection[str] = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> list[Problem]:
-    """`of_place`, what the config's section lacks; raised with all that `admit` refuses, if any."""
+    """`of_place`, what the config's section lacks; raised with all that `admit` refuses,
+    if any."""
     refused: list[Problem] = []
     with collected(refused):
         admit(graph, platform, honoured, unproven, arguments)
@@ -69,17 +75,22 @@ def carried_on(feature: Feature, platform: str) -> Carried:
 def known_secrets(
     graph: Graph, named: Collection[str], gets: Callable[[Step], bool]
 ) -> set[tuple[str, str]]:
-    """The steps whose secrets of Kubernetes are variables that the platform has `named` secrets of
-    its own for, among those that it `gets` them to; `honoured`, for `admit`."""
-    steps = filter(gets, graph.steps())
-    return {("secrets", s.path) for s in steps if all(secret.env in named for secret in s.secrets)}
+    """The steps whose secrets of Kubernetes are variables that the platform has `named`
+    secrets of its own for, among those that it `gets` them to; `honoured`, for
+    `admit`."""
+    honoured = set()
+    for step in graph.steps():
+        if gets(step) and all(secret.env in named for secret in step.secrets):
+            honoured.add(("secrets", step.path))
+    return honoured
 
 
 def beyond(platform: str, path: str, where: str, how: str, fix: str) -> Problem:
-    """A refusal of more than the platform takes; `path` is a step's, or "" for the pipeline."""
+    """A refusal of more than the platform takes; `path` is a step's, or "" for the
+    pipeline."""
     who = f"`{path}`" if path else "the pipeline"
-    what = f"{who} uses {feature_rows()['limits'].what}, which {platform} refuses: {how}"
-    return Problem(what, where, fix, UnsupportedError.code)
+    message = f"{who} uses {feature_rows()['limits'].what}, which {platform} refuses: {how}"
+    return Problem(message, where, fix, UnsupportedError.code)
 
 
 def python_problems(platform: str, step: Step, image: str) -> Iterator[Problem]:
@@ -92,23 +103,25 @@ def python_problems(platform: str, step: Step, image: str) -> Iterator[Problem]:
 
 def refusal(problems: Iterable[Problem]) -> RequestError:
     """UnsupportedError if all are limits of the platform, else SpecError."""
-    found = tuple(dict.fromkeys(problems))
-    if all(problem.code == UnsupportedError.code for problem in found):
-        return UnsupportedError(found)
-    return SpecError(dataclasses.replace(problem, code="") for problem in found)
+    distinct_problems = tuple(dict.fromkeys(problems))
+    if all(problem.code == UnsupportedError.code for problem in distinct_problems):
+        return UnsupportedError(distinct_problems)
+    return SpecError(dataclasses.replace(problem, code="") for problem in distinct_problems)
 
 
 def _refusal(use: Use, row: Feature, platform: str, why: str) -> Problem:
     who = f"`{use.path}`" if use.path else "the pipeline"
     elsewhere = [name for name, carried in row.on.items() if carried.verdict != "refused"]
-    fix = f"take it out, or run the pipeline on {' or '.join(elsewhere)}"
-    what = f"{who} uses {row.what}, which {platform} refuses: {why}"
-    return Problem(what, use.where, fix if elsewhere else "take it out")
+    fix = "take it out"
+    if elsewhere:
+        fix = f"take it out, or run the pipeline on {' or '.join(elsewhere)}"
+    message = f"{who} uses {row.what}, which {platform} refuses: {why}"
+    return Problem(message, use.where, fix)
 
 
 def parity_report(graph: Graph, platforms: Sequence[str], arguments: Mapping[str, Any]) -> str:
-    """How each platform carries what each step uses, in Markdown: a table of step x platform, for
-    the `arguments` of a run, then what is behind each word but `native`."""
+    """How each platform carries what each step uses, in Markdown: a table of step x
+    platform, for the `arguments` of a run, then what is behind each word but `native`."""
     rows: dict[str, list[Feature]] = {leaf.path: [] for leaf in graph.leaves()}
     for use in uses(graph, arguments):
         rows.setdefault(use.path or "(the pipeline)", []).append(row_of(use))
@@ -117,21 +130,22 @@ def parity_report(graph: Graph, platforms: Sequence[str], arguments: Mapping[str
     for path, features in rows.items():
         cells = [_cell(features, platform) for platform in platforms]
         lines.append(f"| {path} | {' | '.join(cells)} |")
-    reasons = [
-        f"- {feature.what}, {platform}: {carried.verdict}, {carried.how}"
-        for features in rows.values()
-        for feature in features
-        for platform in platforms
-        if (carried := carried_on(feature, platform)).how
-    ]
-    return "\n".join([*lines, "", *dict.fromkeys(reasons)]) + "\n"
+    reasons: dict[str, None] = {}  # each once, in order
+    for features in rows.values():
+        for feature in features:
+            for platform in platforms:
+                carried = carried_on(feature, platform)
+                if carried.how:
+                    line = f"- {feature.what}, {platform}: {carried.verdict}, {carried.how}"
+                    reasons[line] = None
+    return "\n".join([*lines, "", *reasons]) + "\n"
 
 
 def _cell(features: Sequence[Feature], platform: str) -> str:
     """The features that are not native there, or `native`."""
-    said = [
-        f"{carried.verdict}: {feature.what}"
-        for feature in features
-        if (carried := carried_on(feature, platform)).verdict != "native"
-    ]
-    return "; ".join(said) or "native"
+    exceptions = []
+    for feature in features:
+        verdict = carried_on(feature, platform).verdict
+        if verdict != "native":
+            exceptions.append(f"{verdict}: {feature.what}")
+    return "; ".join(exceptions) or "native"

@@ -1,15 +1,18 @@
-"""The step that has a platform run a distributed step as a job of its own, and follows that job.
+"""The step that has a platform run a distributed step as a job of its own, and follows
+that job.
 
-A launcher keeps nothing in memory that matters: at every poll it looks at the jobs of its step and
-does what `decide` concludes from them. So it may be killed anywhere; the next one finds the job
-and follows it. It also looks whether the run goes on. If the run ends, its jobs are cancelled; a
-launcher that is stopped while the run goes on (its machine is drained) leaves the job to the next
-one. If that cannot be found out the job goes on, too: its node rank 0 ends it when the run is over.
+A launcher keeps nothing in memory that matters: at every poll it looks at the jobs of its
+step and does what `decide` concludes from them. So it may be killed anywhere; the next
+one finds the job and follows it. It also looks whether the run goes on. If the run ends,
+its jobs are cancelled; a launcher that is stopped while the run goes on (its machine is
+drained) leaves the job to the next one. If that cannot be found out the job goes on, too:
+its node rank 0 ends it when the run is over.
 
-`decide` knows the jobs that the step has had and nothing else, in the order in which they were
-created. One that was created while an older one was alive is surplus: two launchers, or one that
-was killed in the middle of `create` and its successor, did not know of each other; every launcher
-comes to the same conclusion, cancels it and follows the older one. The others are the attempts."""
+`decide` knows the jobs that the step has had and nothing else, in the order in which they
+were created. One that was created while an older one was alive is surplus: two launchers,
+or one that was killed in the middle of `create` and its successor, did not know of each
+other; every launcher comes to the same conclusion, cancels it and follows the older one.
+The others are the attempts."""
 
 import abc
 import dataclasses
@@ -25,7 +28,8 @@ from rekindle.http import HttpError
 SUCCEEDED = "SUCCEEDED"
 ENDED_RUN = frozenset({SUCCEEDED, "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
 
-# `preempted`: its machines were taken away, or it stopped itself after a save (exit code 75)
+# `preempted`: its machines were taken away, or it stopped itself after a save (exit code
+# 75)
 Cause = Literal["preempted", "failed", "expired", "cancelled"]
 log = logging.getLogger(__name__)
 TERMINATED = 128 + signal.SIGTERM
@@ -33,7 +37,8 @@ TERMINATED = 128 + signal.SIGTERM
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One attempt of a step; times in seconds since 1970. An unknown state counts as alive."""
+    """One attempt of a step; times in seconds since 1970. An unknown state counts as
+    alive."""
 
     name: str
     state: str
@@ -59,7 +64,8 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """How many attempts may fail, how many may lose their machines, and how long all may run."""
+    """How many attempts may fail, how many may lose their machines, and how long all may
+    run."""
 
     failures: int
     preemptions: int
@@ -96,40 +102,49 @@ def decide(
         before = attempts[-1] if attempts else None
         if before is None or (before.ended is not None and before.ended <= job.created):
             attempts.append(job)
-    won = next((job for job in ordered if job.state == SUCCEEDED), None)
-    keep = won or next((job for job in attempts if job.alive), None)
-    surplus = [job for job in jobs if job.alive and job != keep and job.state != "CANCELLING"]
-    return keep or _next(attempts, cause, allowed), surplus
+    succeeded = [job for job in ordered if job.state == SUCCEEDED]
+    # also a surplus one: its results are as good
+    candidates = succeeded or [job for job in attempts if job.alive]
+    followed = candidates[0] if candidates else None
+    surplus = [job for job in jobs if job.alive and job != followed and job.state != "CANCELLING"]
+    return followed or _next(attempts, cause, allowed), surplus
 
 
 def _next(attempts: Sequence[Job], cause: Callable[[Job], Cause], allowed: Allowed) -> Action:
     """The next attempt, if there is one; none is alive."""
-    left = allowed.seconds - sum(job.ran_seconds for job in attempts)
+    remaining_seconds = allowed.seconds - sum(job.ran_seconds for job in attempts)
     if not attempts:
-        return Start(1, left)
+        return Start(1, remaining_seconds)
     causes = [cause(job) for job in attempts]
-    last, why = attempts[-1], causes[-1]
-    preempted = causes.count("preempted")
-    failed = len(causes) - preempted
-    if why == "cancelled":
-        return GiveUp(last, why, "another user or process cancelled it")
-    if left < 1:
-        return GiveUp(last, why, f"{allowed.seconds / 3_600:g} h are all that the step may take")
-    if why == "preempted" and preempted > allowed.preemptions:
-        return GiveUp(last, why, f"its machines were taken away {preempted} times")
-    if why != "preempted" and failed > allowed.failures:
-        return GiveUp(last, why, f"{failed} of {allowed.failures + 1} attempts failed")
-    return Start(len(attempts) + 1, left)
+    last_job = attempts[-1]
+    last_cause = causes[-1]
+    preemptions = causes.count("preempted")
+    failures = len(causes) - preemptions
+    if last_cause == "cancelled":
+        return GiveUp(last_job, last_cause, "another user or process cancelled it")
+    if remaining_seconds < 1:
+        why = f"{allowed.seconds / 3_600:g} h are all that the step may take"
+        return GiveUp(last_job, last_cause, why)
+    if last_cause == "preempted" and preemptions > allowed.preemptions:
+        why = f"its machines were taken away {preemptions} times"
+        return GiveUp(last_job, last_cause, why)
+    if last_cause != "preempted" and failures > allowed.failures:
+        why = f"{failures} of {allowed.failures + 1} attempts failed"
+        return GiveUp(last_job, last_cause, why)
+    return Start(len(attempts) + 1, remaining_seconds)
 
 
 class Launcher(abc.ABC):
-    """One launcher at work, which platforms complete. `stop` is set by SIGTERM, and ends waits."""
+    """One launcher at work, which platforms complete. `stop` is set by SIGTERM, and ends
+    waits."""
 
     def __init__(self, allowed: Allowed, poll_seconds: float, stop: threading.Event) -> None:
-        self.allowed, self.poll_seconds, self.stop = allowed, poll_seconds, stop
+        self.allowed = allowed
+        self.poll_seconds = poll_seconds
+        self.stop = stop
 
     def run(self) -> int:
-        """Follow the step to its end; the exit code."""
+        """Follow the step to its end, and return the exit code."""
         try:
             while not self.stop.is_set() and not self.ending():
                 action, surplus = decide(self.jobs(), self.cause, self.allowed)
@@ -153,10 +168,12 @@ class Launcher(abc.ABC):
         return self.terminated()
 
     def terminated(self) -> int:
-        """Cancel the jobs if the run ends, else leave them; the exit code after SIGTERM."""
+        """Cancel the jobs if the run ends, else leave them; the exit code after
+        SIGTERM."""
         self.hurry()
         try:
-            if reason := self.ending():
+            reason = self.ending()
+            if reason:
                 for job in self.jobs():
                     if job.alive and job.state != "CANCELLING":
                         self.cancel(job)
@@ -181,7 +198,8 @@ class Launcher(abc.ABC):
 
     @abc.abstractmethod
     def start(self, attempt: Start) -> None:
-        """Create one more job. It need not be there afterwards: the next poll shows it."""
+        """Create one more job. It need not be there afterwards: the next poll shows
+        it."""
 
     @abc.abstractmethod
     def follow(self, job: Job) -> None:

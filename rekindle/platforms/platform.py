@@ -1,10 +1,11 @@
-"""The seam between the application and platforms: what each of them does, and the table of all.
+"""The seam between the application and platforms: what each of them does, and the table
+of all.
 
 A platform is a folder with one module for each subject: compile, client, runs, schedule,
-doctor. They hold functions of the names below, which take the platform's settings, its section of
-the config, where a `Platform` has them already; what a method says here holds for all of them, and
-is not repeated there. A module is imported when it is first needed: an SDK is needed by what speaks
-to the platform only."""
+doctor. They hold functions of the names below, which take the platform's settings, its
+section of the config, where a `Platform` has them already; what a method says here holds
+for all of them, and is not repeated there. A module is imported when it is first needed:
+an SDK is needed by what speaks to the platform only."""
 
 from __future__ import annotations
 
@@ -48,19 +49,21 @@ ENDPOINTS = {  # those that models are deployed to: classes in their modules `en
 
 
 class Publisher(Protocol):
-    """The model registry of a platform: its endpoint, on those that `register.publish` may name."""
+    """The model registry of a platform: its endpoint, on those that `register.publish`
+    may name."""
 
     def publish(self, model: ServedModel, lineage: Mapping[str, str]) -> str:
-        """Make the version the champion there, with what it was made of; returns its name there. A
-        version that is there is found again. RequestError where others made what is called so."""
+        """Make the version the champion there, with what it was made of; returns its name
+        there. A version that is there is found again. RequestError where others made what
+        is called so."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Platform:
     """A platform and the settings of one config for it.
 
-    What speaks to the platform raises PlatformError, and UnreachableError where the same question
-    may be answered later. `id` is the one that a run has there."""
+    What speaks to the platform raises PlatformError, and UnreachableError where the same
+    question may be answered later. `id` is the one that a run has there."""
 
     name: str
     settings: Any
@@ -74,8 +77,8 @@ class Platform:
         return cls(name, getattr(sections, name))
 
     def compile(self, ir_text: str, graph: Graph, arguments: Mapping[str, Any]) -> Definition:
-        """The definition of a pipeline: the same input gives the same bytes. RequestError with all
-        that the platform cannot express."""
+        """The definition of a pipeline: the same input gives the same bytes. RequestError
+        with all that the platform cannot express."""
         return self._module("compile").compile(ir_text, graph, arguments, self.settings)
 
     def cache_keys(self, files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
@@ -117,7 +120,8 @@ class Platform:
         return self._module("runs").read(self.settings, uri)
 
     def lowered(self, schedule: ScheduleSpec) -> Lowered:
-        """The schedule in the platform's words; RequestError where it cannot keep to it."""
+        """The schedule in the platform's words; RequestError where it cannot keep to
+        it."""
         return self._module("schedule").lowered(schedule, self.settings)
 
     def set_schedule(self, definition: Definition, schedule: ScheduleSpec, name: str) -> Schedule:
@@ -141,23 +145,24 @@ class Platform:
         return self._module("doctor").permissions(self.settings, needs)
 
     def checks(self, definition: Definition | None, needs: Needs) -> Iterator[Check]:
-        """The checks of the config and of what would be sent; none where it does not say where."""
+        """The checks of the config and of what would be sent; none where it does not say
+        where."""
         return self._module("doctor").checks(self.settings, definition, needs)
 
     def endpoint(self, deploy: DeploySpec, name: str) -> Endpoint:
         """Where the model `name` is deployed."""
-        made = getattr(self._module("endpoint"), ENDPOINTS[self.name])
-        if deploy.max_p99_ms and not made.sees_latency:
-            what = f"answers on {self.name} are not judged by latency"
-            raise RequestError(what, where="deploy.max_p99_ms", fix="leave it out")
-        endpoint: Endpoint = made(self.settings, deploy, name)
+        endpoint_class = getattr(self._module("endpoint"), ENDPOINTS[self.name])
+        if deploy.max_p99_ms and not endpoint_class.sees_latency:
+            message = f"answers on {self.name} are not judged by latency"
+            raise RequestError(message, where="deploy.max_p99_ms", fix="leave it out")
+        endpoint: Endpoint = endpoint_class(self.settings, deploy, name)
         return endpoint
 
     def alarms(self, definition: Definition, model: str, folder: Path) -> Monitoring:
-        """Where alarms of the pipeline and of the endpoint of `model` are kept; where these are
-        files, they lie in `folder`."""
-        made: Monitoring = self._module("alarms").Alarms(self.settings, definition, model, folder)
-        return made
+        """Where alarms of the pipeline and of the endpoint of `model` are kept; where
+        these are files, they lie in `folder`."""
+        alarms: Monitoring = self._module("alarms").Alarms(self.settings, definition, model, folder)
+        return alarms
 
     def publisher(self, name: str) -> Publisher:
         """Where versions of the model `name` are published."""

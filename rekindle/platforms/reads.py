@@ -1,5 +1,5 @@
-"""Reads of REST APIs and registries, for questions: a request is repeated once where the second
-may succeed.
+"""Reads of REST APIs and registries, for questions: a request is repeated once where the
+second may succeed.
 
 Authority for images: the OCI distribution specification 1.1, "Pulling manifests"."""
 
@@ -30,7 +30,8 @@ _IMAGE = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """An image by its registry (`host`), repository (`name`), and digest or tag (`version`)."""
+    """An image by its registry (`host`), repository (`name`), and digest or tag
+    (`version`)."""
 
     host: str
     name: str
@@ -50,9 +51,10 @@ def read(
     form: Mapping[str, str] | None = None,
     method: str | None = None,
 ) -> dict[str, Any]:
-    """What the service says to a GET, or to a POST of JSON (`body`) or of a form; HttpError."""
-    more = {"body": body, "form": form, "method": method, "timeout_seconds": TIMEOUT_SECONDS}
-    return retried(lambda: request(url, headers, **more), (_PAUSE_SECONDS,))
+    """What the service says to a GET, or to a POST of JSON (`body`) or of a form;
+    HttpError."""
+    options = {"body": body, "form": form, "method": method, "timeout_seconds": TIMEOUT_SECONDS}
+    return retried(lambda: request(url, headers, **options), (_PAUSE_SECONDS,))
 
 
 @contextlib.contextmanager
@@ -73,11 +75,14 @@ def images(references: Iterable[str]) -> list[Image]:
 
 
 def manifest(wanted: Image, headers: Mapping[str, str] | None = None, fix: str = "") -> str:
-    """A text about an image that the registry has; RequestError with `fix` where it has none."""
-    what = f"{wanted.host} has no image {wanted.name} {wanted.version}"
-    with absent(Problem(what, fix=fix)):
-        found = read(wanted.url, {"Accept": _MANIFESTS, **(headers or {})}, method="HEAD")
-    digest = found.get("docker-content-digest", "")
+    """A text about an image that the registry has; RequestError with `fix` where it has
+    none."""
+    message = f"{wanted.host} has no image {wanted.name} {wanted.version}"
+    with absent(Problem(message, fix=fix)):
+        response_headers = read(
+            wanted.url, {"Accept": _MANIFESTS, **(headers or {})}, method="HEAD"
+        )
+    digest = response_headers.get("docker-content-digest", "")
     if not digest or ":" in wanted.version:
         return f"{wanted.name} {wanted.version}"
     return f"{wanted.name} {wanted.version} is {digest} now; better name that digest"

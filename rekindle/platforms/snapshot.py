@@ -1,13 +1,12 @@
-"""A run on a platform as it is now, in the words of a run here: what a record becomes by it."""
+"""A run on a platform as it is now, in the words of a run here: what a record becomes by
+it."""
 
 import dataclasses
 import datetime
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from rekindle.records import RunRecord, RunStatus, StepRecord, StepStatus
-from rekindle.tables import rows
 
 ENDED_RUN: frozenset[RunStatus] = frozenset({"succeeded", "failed", "cancelled", "preempted"})
 ENDED_STEP: frozenset[StepStatus] = frozenset({"succeeded", "failed", "skipped", "cancelled"})
@@ -15,8 +14,9 @@ ENDED_STEP: frozenset[StepStatus] = frozenset({"succeeded", "failed", "skipped",
 
 @dataclasses.dataclass(frozen=True)
 class RunSnapshot:
-    """What a platform says of a run. A step that it does not know yet is not among `steps`, whose
-    `log` is the platform's address of it. `ended_at` is None while it runs."""
+    """What a platform says of a run. A step that it does not know yet is not among
+    `steps`, whose `log` is the platform's address of it. `ended_at` is None while it
+    runs."""
 
     status: RunStatus
     steps: tuple[StepRecord, ...] = ()
@@ -33,14 +33,17 @@ class Log:
 
 
 def merged(record: RunRecord, snapshot: RunSnapshot, now: datetime.datetime) -> RunRecord:
-    """`record` with what `snapshot` has: planned steps keep their order, others follow as they
-    began. What never began in a run that is over is skipped, and says why."""
-    known = {step.name: step for step in snapshot.steps}
+    """`record` with what `snapshot` has: planned steps keep their order, others follow as
+    they began. What never began in a run that is over is skipped, and says why."""
+    new_steps = {step.name: step for step in snapshot.steps}
     steps = []
     for step in record.steps:
-        seen = known.pop(step.name, None)
-        steps.append(seen.model_copy(update={"component": step.component}) if seen else step)
-    steps += known.values()
+        new_step = new_steps.pop(step.name, None)
+        if new_step is None:
+            steps.append(step)
+        else:  # a platform knows no components
+            steps.append(new_step.model_copy(update={"component": step.component}))
+    steps += new_steps.values()
     if snapshot.status in ENDED_RUN:
         steps = [_closed(step, snapshot.status) for step in steps]
     failed = first_failed(steps)
@@ -60,7 +63,8 @@ def merged(record: RunRecord, snapshot: RunSnapshot, now: datetime.datetime) -> 
 def step_times(
     began: datetime.datetime | None, ended: datetime.datetime | None, now: datetime.datetime
 ) -> dict[str, object]:
-    """`started_at` and `seconds` of a StepRecord; of one that runs, its seconds until `now`."""
+    """`started_at` and `seconds` of a StepRecord; of one that runs, its seconds until
+    `now`."""
     if began is None:
         return {}
     seconds = max(0.0, round(((ended or now) - began).total_seconds(), 3))
@@ -68,16 +72,10 @@ def step_times(
     return {"started_at": utc, "seconds": seconds}
 
 
-def moment(said: Mapping[str, Any], name: str) -> datetime.datetime | None:
+def moment(body: Mapping[str, Any], name: str) -> datetime.datetime | None:
     """The time that a platform's JSON has under a name; None where it has none."""
-    return datetime.datetime.fromisoformat(said[name]) if said.get(name) else None
-
-
-def states_of(module: str) -> tuple[dict[str, RunStatus], dict[str, StepStatus], dict[str, str]]:
-    """What a platform's words for states of runs, and of steps, mean, and why a step is in one: the
-    YAML file beside a module."""
-    table = rows(Path(module).with_suffix(".yaml"))
-    return table["runs"], table["steps"], table.get("reasons", {})
+    text = body.get(name)
+    return datetime.datetime.fromisoformat(text) if text else None
 
 
 def first_failed(steps: Iterable[StepRecord]) -> StepRecord | None:

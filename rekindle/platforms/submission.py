@@ -1,7 +1,9 @@
-"""A definition on its way to a platform: what it is, what it is called there, and what came of it.
+"""A definition on its way to a platform: what it is, what it is called there, and what
+came of it.
 
-A submission is identified by what is sent and by a token of the caller. The same two give the same
-name, so submitting is idempotent. Also what all platforms say alike of what failed."""
+A submission is identified by what is sent and by a token of the caller. The same two give
+the same name, so submitting is idempotent. Also what all platforms say alike of what
+failed."""
 
 import contextlib
 import dataclasses
@@ -10,16 +12,22 @@ import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from rekindle.errors import PlatformError, Problem
 from rekindle.outputs import PlannedStep
 from rekindle.records import RunStatus
 from rekindle.spec.schedule import ScheduleSpec
-from rekindle.tables import problems_in as problems_in  # for platforms
-from rekindle.tables import rows
 
-S = TypeVar("S", bound=Any)  # with a `display_name`
+
+class _Named(Protocol):
+    """A schedule as an SDK has it."""
+
+    @property
+    def display_name(self) -> str: ...
+
+
+S = TypeVar("S", bound=_Named)
 TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # what a label may hold everywhere
 BUG = "this is probably a bug in rekindle, please report it"
 _TAGS = {"rekindle-run": "run_id", "rekindle-definition": "definition", "rekindle-token": "token"}
@@ -27,14 +35,15 @@ _TAGS = {"rekindle-run": "run_id", "rekindle-definition": "definition", "rekindl
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """What is submitted: file names and their bytes, that of the definition itself in no folder."""
+    """What is submitted: file names and their bytes, that of the definition itself in no
+    folder."""
 
     files: Mapping[str, bytes]
 
     @property
     def entry(self) -> str:
         """The name of the definition itself."""
-        (name,) = (name for name in self.files if "/" not in name)
+        (name,) = [name for name in self.files if "/" not in name]
         return name
 
     @property
@@ -44,7 +53,8 @@ class Definition:
 
     @contextlib.contextmanager
     def written(self) -> Iterator[Path]:
-        """The definition itself as a file, with all others beside it, as long as the block runs."""
+        """The definition itself as a file, with all others beside it, as long as the
+        block runs."""
         with tempfile.TemporaryDirectory(prefix="rekindle-") as folder:
             write_files(Path(folder), self.files)
             yield Path(folder, self.entry)
@@ -59,8 +69,8 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RunTag:
-    """What a run on a platform carries, for people: the id of its record, and the hash of the
-    `definition` and the `token` that make it one submission."""
+    """What a run on a platform carries, for people: the id of its record, and the hash of
+    the `definition` and the `token` that make it one submission."""
 
     run_id: str
     definition: str
@@ -101,9 +111,10 @@ class SubmissionPreview:
 
 @dataclasses.dataclass(frozen=True)
 class Lowered:
-    """A schedule in a platform's own words, `expression` and `timezone`, and what the platform does
-    by itself, for people: `overlap`, with a start that falls due while a run goes on; `missed`,
-    with starts that did not happen; `clocks`, with times that a change of them skips or repeats."""
+    """A schedule in a platform's own words, `expression` and `timezone`, and what the
+    platform does by itself, for people: `overlap`, with a start that falls due while a
+    run goes on; `missed`, with starts that did not happen; `clocks`, with times that a
+    change of them skips or repeats."""
 
     expression: str
     timezone: str
@@ -112,19 +123,22 @@ class Lowered:
     clocks: str = "what then happens is not documented"
 
 
-def newest(found: Sequence[S], remove: Callable[[S], None]) -> list[S]:
-    """Of schedules (the oldest first) the last of each name, by name; the others are removed."""
-    kept: dict[str, S] = {one.display_name: one for one in found}
-    for older in [one for one in found if one is not kept[one.display_name]]:
-        remove(older)
-    return [kept[name] for name in sorted(kept)]
+def newest(schedules: Sequence[S], remove: Callable[[S], None]) -> list[S]:
+    """Of schedules (the oldest first) the last of each name, by name; the others are
+    removed."""
+    by_name: dict[str, S] = {schedule.display_name: schedule for schedule in schedules}
+    for schedule in schedules:
+        if schedule is not by_name[schedule.display_name]:
+            remove(schedule)
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def plain_name(
     name: str, illegal: str, longest: int, *, taken: Collection[str] = (), distinct: bool = False
 ) -> str:
-    """`name` with `-` for what is `illegal` (a regular expression), at most `longest` long. A hash
-    of the name ends one that was cut or is `taken`, and with `distinct` each that was changed."""
+    """`name` with `-` for what is `illegal` (a regular expression), at most `longest`
+    long. A hash of the name ends one that was cut or is `taken`, and with `distinct` each
+    that was changed."""
     plain = re.sub(illegal, "-", name)
     if len(plain) <= longest and plain not in taken and (plain == name or not distinct):
         return plain
@@ -146,32 +160,8 @@ def not_installed(error: ImportError, where: str, fix: str) -> PlatformError:
 
 def no_schedule(name: str, where: str = "") -> PlatformError:
     """To raise for a name that no schedule has."""
-    what = f"there is no schedule `{name}`"
-    return PlatformError(what, where=where, fix="rekindle schedule list")
-
-
-def requests_in(module: str) -> Callable[..., dict[str, Any]]:
-    """A maker of requests by the `requests.yaml` beside a module, in which `$name` is what the
-    caller gives. What that leaves without a value (None) is left out, with what holds nothing
-    else."""
-    path = Path(module).with_name("requests.yaml")
-
-    def request(kind: str, /, **values: Any) -> dict[str, Any]:
-        return dict(_filled(rows(path)[kind], values) or {})
-
-    return request
-
-
-def _filled(part: Any, values: Mapping[str, Any]) -> Any:
-    match part:
-        case dict():
-            found = {key: _filled(inner, values) for key, inner in part.items()}
-            return {key: one for key, one in found.items() if one is not None} or None
-        case list():
-            return [_filled(inner, values) for inner in part]
-        case str() if part.startswith("$"):
-            return values[part[1:]]
-    return part
+    message = f"there is no schedule `{name}`"
+    return PlatformError(message, where=where, fix="rekindle schedule list")
 
 
 def check_resumable(status: RunStatus | None, what: str, where: str) -> None:
@@ -182,7 +172,8 @@ def check_resumable(status: RunStatus | None, what: str, where: str) -> None:
 
 
 def unheeded(schedule: ScheduleSpec, what: str, who: str, platform: str) -> Iterator[Problem]:
-    """Wishes that a service cannot grant which starts each run when it is due, as `what` says."""
+    """Problems of a schedule for a service which starts each run when it is due, as
+    `what` says."""
     if schedule.overlap in ("skip", "queue"):
         fix = "write schedule.overlap: parallel, and leave a run the time that it takes"
         yield Problem(what, "schedule.overlap", fix)

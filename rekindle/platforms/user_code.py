@@ -1,16 +1,18 @@
 """The user's code on a platform: which files steps need, and where the image has them.
 
-Steps on a platform see nothing of the author's machine but what their image holds, so `task:
-path.py:Class`, `train.entrypoint`, and modules that a component imports have to be in it.
-`rekindle images build` puts them there, under `/opt/rekindle/code` as they lie to each other here.
-A definition is compiled only for an image whose code is, by its hash, the code that is here. A path
-that is not on this machine is taken for one in the image, which rekindle does not check.
+Steps on a platform see nothing of the author's machine but what their image holds, so
+`task: path.py:Class`, `train.entrypoint`, and modules that a component imports have to be
+in it. `rekindle images build` puts them there, under `/opt/rekindle/code` as they lie to
+each other here. A definition is compiled only for an image whose code is, by its hash,
+the code that is here. A path that is not on this machine is taken for one in the image,
+which rekindle does not check.
 
-`image.include` puts further files there: all below what it names, but no hidden ones, no keys,
-nothing that a `.dockerignore` beside the config leaves out, and nothing that a link brings in from
-elsewhere. A file that is named by itself is taken whatever it is called. Authority for
-`.dockerignore`: docs.docker.com/build/concepts/context, "Filename and location": Go's
-filepath.Match, `**` for any folders, `!` for exceptions, the last line that matches decides."""
+`image.include` puts further files there: all below what it names, but no hidden ones, no
+keys, nothing that a `.dockerignore` beside the config leaves out, and nothing that a link
+brings in from elsewhere. A file that is named by itself is taken whatever it is called.
+Authority for `.dockerignore`: docs.docker.com/build/concepts/context, "Filename and
+location": Go's filepath.Match, `**` for any folders, `!` for exceptions, the last line
+that matches decides."""
 
 import contextlib
 import dataclasses
@@ -29,7 +31,6 @@ from rekindle.errors import Problem, RequestError
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.placeholders import lower
-from rekindle.platforms.submission import problems_in
 from rekindle.spec import lock
 from rekindle.spec.identity import digest, large_file_sha256
 from rekindle.spec.imports import as_import, closure, contents, folders_of, own_folders
@@ -61,14 +62,14 @@ _KEYS = (
 _PART = re.compile(r"\*\*/|\*\*|\[(?P<letters>.[^]]*)\]|\\?(?P<letter>.)", re.DOTALL)
 _WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _Rules = list[tuple[bool, re.Pattern[str]]]
-_problem = problems_in(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """Files by their path below `HOME`; the `folders` below it that modules are imported from; who
-    wants any of it, as fields of the config and paths of steps; the folder here (`root`) that
-    becomes `HOME`; and what stands for the files that `image.include` names."""
+    """Files by their path below `HOME`; the `folders` below it that modules are imported
+    from; who wants any of it, as fields of the config and paths of steps; the folder here
+    (`root`) that becomes `HOME`; and what stands for the files that `image.include`
+    names."""
 
     files: Mapping[str, bytes]
     folders: tuple[str, ...]
@@ -81,8 +82,8 @@ class Code:
         """32 characters that stand for all of it; empty for nothing."""
         if not self.files:
             return ""
-        hashed = [[name, hashlib.sha256(file).hexdigest()] for name, file in self.files.items()]
-        return digest([self.folders, sorted(hashed)])
+        hashes = [[name, hashlib.sha256(file).hexdigest()] for name, file in self.files.items()]
+        return digest([self.folders, sorted(hashes)])
 
     def inside(self, file: Path) -> str:
         """Where the image has a file."""
@@ -90,52 +91,76 @@ class Code:
 
 
 def code_of(spec: Spec, graph: Graph) -> Code:
-    """The user's own files that the pipeline's steps need; RequestError for an unreadable one."""
-    files = {field: file for field, file in _named(spec) if file.is_file()}
-    named = spec.image.include
-    beside = _folder_of(spec)
-    taken = list(included(named, beside)) if named else []
+    """The user's own files that the pipeline's steps need; RequestError for an unreadable
+    one."""
+    named_files = {field: file for field, file in _named(spec) if file.is_file()}
+    config_folder = _folder_of(spec)
+    included_files: list[Path] = []
+    if spec.image.include:
+        included_files = list(included(spec.image.include, config_folder))
     sources = _sources(spec, graph)
-    folders = _folders(spec, files)
-    found = closure(files.values(), sources, folders)
-    importing = set(found.values())
-    more = closure([file for file in taken if file not in found], {}, folders)
-    importing |= {folder for file, folder in more.items() if file not in taken}
-    found |= more
-    if not found:
+    folders = _folders(spec, named_files)
+    # file -> the folder that it is imported from
+    files = closure(named_files.values(), sources, folders)
+    import_folders = set(files.values())
+    new_files = [file for file in included_files if file not in files]
+    for file, folder in closure(new_files, {}, folders).items():
+        files[file] = folder
+        if file not in included_files:  # what these files import
+            import_folders.add(folder)
+    if not files:
         return Code({}, (), (), Path("/"))
-    if taken:
-        importing.add(beside)
-    needing = (path for path, text in sources.items() if closure([], {path: text}, folders))
-    root = Path(os.path.commonpath([*(file.parent for file in found), *importing]))
-    content = {file.relative_to(root).as_posix(): _content(file) for file in found}
-    places = tuple(sorted(folder.relative_to(root).as_posix() for folder in importing))
-    wanted_by = (*files, *needing, *(["image.include"] if taken else []))
-    return Code(content, places, wanted_by, root, _included_hash(taken, beside))
+    wanted_by = list(named_files)
+    for path, text in sources.items():
+        if closure([], {path: text}, folders):
+            wanted_by.append(path)
+    if included_files:
+        import_folders.add(config_folder)
+        wanted_by.append("image.include")
+    root = Path(os.path.commonpath([*(file.parent for file in files), *import_folders]))
+    content = {file.relative_to(root).as_posix(): _content(file) for file in files}
+    places = sorted(folder.relative_to(root).as_posix() for folder in import_folders)
+    included_digest = _included_hash(included_files, config_folder)
+    return Code(content, tuple(places), tuple(wanted_by), root, included_digest)
 
 
 def hashes(spec: Spec, graph: Graph, names: Collection[str] | None = None) -> dict[str, str]:
-    """What stands for the user's own files in the cache of this machine: by the value of the
-    parameter that names the task, and by the components that import, name or may read them."""
-    folders = _folders(spec, dict(_named(spec)))
-    task = [file for field, file in _named(spec) if field == "task" and file.is_file()]
-    found: dict[str, dict[Path, Path]] = {}
-    if task and (names is None or spec.task in names):
-        found[spec.task] = closure(task, {}, folders, everywhere=True)
-    for step in graph.steps() if spec.pipeline else ():
+    """What stands for the user's own files in the cache of this machine: by the value of
+    the parameter that names the task, and by the components that import, name or may read
+    them."""
+    named_files = dict(_named(spec))
+    folders = _folders(spec, named_files)
+    files_by_name: dict[str, dict[Path, Path]] = {}
+    task = named_files.get("task")
+    if task is not None and task.is_file() and (names is None or spec.task in names):
+        files_by_name[spec.task] = closure([task], {}, folders, everywhere=True)
+    # the components of the shipped pipeline are rekindle's own
+    steps = list(graph.steps()) if spec.pipeline else []
+    for step in steps:
         if names is not None and step.component not in names:
             continue
-        source, path = step.container.source, step.container.env.get("PYTHONPATH")
-        own = str(lower(path)).split(os.pathsep) if path is not None else []
-        places = [*(Path(folder).absolute() for folder in own if folder), *folders]
-        if source:
-            found[step.component] = closure([], {step.path: source}, places, everywhere=True)
+        places = [*_pythonpath(step), *folders]
+        if step.container.source:
+            source = {step.path: step.container.source}
+            files_by_name[step.component] = closure([], source, places, everywhere=True)
         else:
-            found[step.component] = _called(step, places)
-    beside = included_hash(spec) if found else ""
-    return {
-        name: digest([contents(files), beside]) for name, files in found.items() if files or beside
-    }
+            files_by_name[step.component] = _called(step, places)
+    # any of them may read what is included
+    included_digest = included_hash(spec) if files_by_name else ""
+    hashes = {}
+    for name, files in files_by_name.items():
+        if files or included_digest:
+            hashes[name] = digest([contents(files), included_digest])
+    return hashes
+
+
+def _pythonpath(step: Step) -> list[Path]:
+    """The folders of the step's own PYTHONPATH."""
+    variable = step.container.env.get("PYTHONPATH")
+    if variable is None:
+        return []
+    folders = str(lower(variable)).split(os.pathsep)
+    return [Path(folder).absolute() for folder in folders if folder]
 
 
 def included_hash(spec: Spec) -> str:
@@ -148,16 +173,16 @@ def _folder_of(spec: Spec) -> Path:
 
 
 def _included_hash(files: Iterable[Path], folder: Path) -> str:
-    found = sorted([os.path.relpath(file, folder), large_file_sha256(file)] for file in files)
-    return digest(found) if found else ""
+    hashes = sorted([os.path.relpath(file, folder), large_file_sha256(file)] for file in files)
+    return digest(hashes) if hashes else ""
 
 
 def _called(step: Step, folders: Sequence[Path]) -> dict[Path, Path]:
-    """Files that a command has among its words, with what they import, as `closure` has them; of
-    folders their `__main__.py`, and behind `-m` a module."""
-    found: dict[Path, Path] = {}
+    """Files that a command has among its words, with what they import, as `closure` has
+    them; of folders their `__main__.py`, and behind `-m` a module."""
+    files: dict[Path, Path] = {}
     lowered = [lower(word) for word in (*step.container.command, *step.container.args)]
-    words = [word for word in lowered if isinstance(word, str)]
+    words = [word for word in lowered if isinstance(word, str)]  # others only the run knows
     for before, text in zip(["", *words], words, strict=False):
         # a script of a shell, and an option with its value, hold words too
         inner = [text, text.partition("=")[2]]
@@ -166,19 +191,28 @@ def _called(step: Step, folders: Sequence[Path]) -> dict[Path, Path]:
             with contextlib.suppress(ValueError):
                 inner = shlex.split(text)
             with contextlib.suppress(RequestError):  # not Python, then a shell's
-                found |= closure([], {step.path: text}, folders, everywhere=True)
+                files |= closure([], {step.path: text}, folders, everywhere=True)
         for option, word in zip([before, *inner], inner, strict=False):
-            if option == "-m":
-                source = {step.path: as_import(word)}
-                with contextlib.suppress(RequestError):  # not a module
-                    found |= closure([], source, folders, everywhere=True)
-            with contextlib.suppress(OSError, ValueError):  # a text that names no file
-                found |= _file_called(Path(word).absolute(), folders) if word else {}
-    return found
+            files |= _word_called(step, option, word, folders)
+    return files
+
+
+def _word_called(step: Step, option: str, word: str, folders: Sequence[Path]) -> dict[Path, Path]:
+    """The files that one word of a command names, behind `option`."""
+    files: dict[Path, Path] = {}
+    if option == "-m":
+        source = {step.path: as_import(word)}
+        with contextlib.suppress(RequestError):  # not a module
+            files |= closure([], source, folders, everywhere=True)
+    if word:
+        with contextlib.suppress(OSError, ValueError):  # a text that names no file
+            files |= _file_called(Path(word).absolute(), folders)
+    return files
 
 
 def _file_called(file: Path, folders: Sequence[Path]) -> dict[Path, Path]:
-    file = file / "__main__.py" if file.is_dir() else file
+    if file.is_dir():  # as `python FOLDER` runs it
+        file /= "__main__.py"
     if not file.is_file():
         return {}
     try:
@@ -195,36 +229,47 @@ def placed(spec: Spec, code: Code) -> Spec:
     if "task" in files:
         update["task"] = f"{code.inside(files['task'])}:{spec.task.rpartition(':')[2]}"
     if "train.entrypoint" in files:
-        _, *rest = shlex.split(spec.train.entrypoint or "")
-        words = shlex.join([code.inside(files["train.entrypoint"]), *rest])
-        update["train"] = spec.train.model_copy(update={"entrypoint": words})
+        _, *arguments = shlex.split(spec.train.entrypoint or "")
+        entrypoint = shlex.join([code.inside(files["train.entrypoint"]), *arguments])
+        update["train"] = spec.train.model_copy(update={"entrypoint": entrypoint})
     return spec.model_copy(update=update)
 
 
 def problems(platform: str, spec: Spec, graph: Graph, code: Code) -> Iterator[Problem]:
     """Why the steps would not find the code there."""
-    image, config = getattr(spec.platforms, platform).image or "", spec.origin[0] or "CONFIG"
+    image: str = getattr(spec.platforms, platform).image or ""
+    config = spec.origin[0] or "CONFIG"
     fix = f"rekindle images build {config} && rekindle images push {config}"
-    for step, module in _abroad(platform, spec, graph, image):
-        own = step.container.image
-        if not _BARE.match(own):
-            log.warning("`%s` imports %s, which its image %s has to have", step.path, module, own)
+    for step, module in _in_other_images(platform, spec, graph, image):
+        step_image = step.container.image
+        if not _BARE.match(step_image):
+            log.warning(
+                "`%s` imports %s, which its image %s has to have", step.path, module, step_image
+            )
             continue
-        yield _problem("not_in_image", step=step, module=module, fix=fix)
+        yield Problem(
+            f"`{step.path}` imports {module}, which its image {step_image} does not have",
+            step.where,
+            "let it run in rekindle's image, base_image='rekindle/cpu', which gets your code: "
+            f"{fix}",
+        )
     if not code.files:
         return
     where = f"platforms.{platform}.image"
-    needs = "needs" if len(code.wanted_by) == 1 else "need"
-    wanted = f"{', '.join(f'`{name}`' for name in code.wanted_by)} {needs}"
-    about = {"where": where, "wanted": wanted, "image": image}
-    there = lock.code_in(image, Path(config).parent)
+    names = ", ".join(f"`{name}`" for name in code.wanted_by)
+    verb = "needs" if len(code.wanted_by) == 1 else "need"
+    image_code = lock.code_in(image, Path(config).parent)
     if not image:
-        yield _problem("no_image", fix=fix, **about)
-    elif there is None:
-        again = " with the image as REGISTRY/NAME:TAG" if "@" in image else ""
-        yield _problem("unknown", fix=fix + again, **about)
-    elif there != code.digest:
-        yield _problem("other_files", fix=fix, **about)
+        message = f"{names} {verb} files of yours, and no image has them"
+        yield Problem(message, where, f"name one as REGISTRY/NAME:TAG, then {fix}")
+    elif image_code is None:
+        if "@" in image:  # what is pushed gets another digest
+            fix += " with the image as REGISTRY/NAME:TAG"
+        message = f"it is not known whether {image} has your files that {names} {verb}"
+        yield Problem(message, where, fix)
+    elif image_code != code.digest:
+        message = f"{image} was built from other files than those here that {names} {verb}"
+        yield Problem(message, where, fix)
 
 
 def _named(spec: Spec) -> Iterator[tuple[str, Path]]:
@@ -239,92 +284,140 @@ def _named(spec: Spec) -> Iterator[tuple[str, Path]]:
 
 def _sources(spec: Spec, graph: Graph) -> dict[str, str]:
     """Python that is to run there without being a file there, by who runs it."""
-    found = {step.path: step.container.source for step in graph.steps() if step.container.source}
-    words = shlex.split(spec.train.entrypoint or "")
-    if words[:1] == ["-m"] and len(words) > 1:
-        found["train.entrypoint"] = as_import(words[1])
-    return found if spec.pipeline or words[:1] == ["-m"] else {}
+    entrypoint = shlex.split(spec.train.entrypoint or "")
+    is_module = entrypoint[:1] == ["-m"]
+    if not spec.pipeline and not is_module:
+        return {}
+    sources = {}
+    for step in graph.steps():
+        if step.container.source:
+            sources[step.path] = step.container.source
+    if is_module and len(entrypoint) > 1:
+        sources["train.entrypoint"] = as_import(entrypoint[1])
+    return sources
 
 
 def _folders(spec: Spec, files: Mapping[str, Path]) -> tuple[Path, ...]:
     """Where modules are looked for: as when the pipeline is compiled."""
-    around = [*files.values()]
+    importing_files = list(files.values())
     if spec.pipeline and ".py:" in spec.pipeline:
-        around.append(Path(spec.pipeline.rpartition(":")[0]).resolve())
-    found = [folder for file in around for folder in folders_of(file)]
-    return tuple(dict.fromkeys([*found, Path.cwd().resolve(), *own_folders()]))
+        importing_files.append(Path(spec.pipeline.rpartition(":")[0]).resolve())
+    folders: list[Path] = []
+    for file in importing_files:
+        folders += folders_of(file)
+    return tuple(dict.fromkeys([*folders, Path.cwd().resolve(), *own_folders()]))
 
 
-def _abroad(platform: str, spec: Spec, graph: Graph, image: str) -> Iterator[tuple[Step, str]]:
-    """Steps in images that rekindle does not choose, which import the user's own modules."""
+def _in_other_images(
+    platform: str, spec: Spec, graph: Graph, image: str
+) -> Iterator[tuple[Step, str]]:
+    """Steps in images that rekindle does not choose, each with a module of the user's
+    that it imports."""
     if not spec.pipeline:
         return
     folders = _folders(spec, {})
     for step in graph.steps():
-        own = step.container.image
-        ours = own.startswith(OWN_IMAGES) or own == image
-        ours = ours or (platform == "sagemaker" and not ECR.fullmatch(own))
-        if step.container.source and not ours:
-            for file in list(closure([], {step.path: step.container.source}, folders))[:1]:
-                yield step, file.name
+        step_image = step.container.image
+        is_chosen = step_image.startswith(OWN_IMAGES) or step_image == image
+        # SageMaker pulls from ECR only: rekindle's image stands in for all others
+        if platform == "sagemaker" and not ECR.fullmatch(step_image):
+            is_chosen = True
+        if not step.container.source or is_chosen:
+            continue
+        files = closure([], {step.path: step.container.source}, folders)
+        first_file = next(iter(files), None)
+        if first_file is not None:
+            yield step, first_file.name
 
 
 def _content(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise RequestError([_problem("unreadable", file=file, why=error.strerror)]) from None
+        message = f"cannot read {file}: {error.strerror}"
+        raise RequestError(message, fix="check the file") from None
 
 
 def included(patterns: Iterable[str], folder: Path) -> Iterator[Path]:
-    """The files; `folder` is that of the config. RequestError for a pattern that names nothing, and
-    for a link that leads out of what was named."""
+    """The files; `folder` is that of the config. RequestError for a pattern that names
+    nothing, and for a link that leads out of what was named."""
     rules = _rules(folder)
     for pattern in patterns:
         # Path.glob refuses absolute patterns
-        found = sorted(Path(name) for name in glob.glob(pattern, recursive=True))  # noqa: PTH207
-        if not found:
-            raise RequestError([_problem("nothing", pattern=pattern)])
+        matches = sorted(Path(name) for name in glob.glob(pattern, recursive=True))  # noqa: PTH207
+        if not matches:
+            raise RequestError(
+                f"no such file or folder: {pattern}",
+                where="image.include",
+                fix="check the path",
+            )
+        first = matches[0]
         if glob.has_magic(pattern):
             parts = Path(pattern).parts
             top = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parts))
-            yield from _chosen(dict.fromkeys(_inside(found)), top.resolve(), folder, rules)
-        elif found[0].is_dir():
-            yield from _chosen(_inside([found[0].resolve()]), found[0].resolve(), folder, rules)
+            # each once: a folder may match, and what is in it as well
+            paths = dict.fromkeys(_all_below(matches))
+            yield from _without_ignored(paths, top.resolve(), folder, rules)
+        elif first.is_dir():
+            top = first.resolve()
+            yield from _without_ignored(_all_below([top]), top, folder, rules)
         else:
-            yield found[0].resolve()
+            yield first.resolve()
 
 
-def _inside(paths: Iterable[Path]) -> Iterator[Path]:
+def _all_below(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
-        place = path.parent.resolve() / path.name
-        yield from sorted(place.rglob("*")) if place.is_dir() else [place]
+        # a link itself, in a folder whose own links are followed
+        resolved = path.parent.resolve() / path.name
+        if resolved.is_dir():
+            yield from sorted(resolved.rglob("*"))
+        else:
+            yield resolved
 
 
-def _chosen(paths: Iterable[Path], top: Path, folder: Path, rules: _Rules) -> Iterator[Path]:
+def _without_ignored(
+    paths: Iterable[Path], top: Path, folder: Path, rules: _Rules
+) -> Iterator[Path]:
+    """The files of these; RequestError for a link that leads out of `top`."""
     for path in paths:
         if _is_left_out(path, top, folder, rules):
             continue
         if not path.resolve().is_relative_to(top):
-            raise RequestError([_problem("outside", path=path, top=top)])
+            raise RequestError(
+                f"{path} is a link that leads out of {top}",
+                where="image.include",
+                fix="copy what it leads to, or leave it out in .dockerignore",
+            )
         if path.is_file():
             yield path
 
 
 def _is_left_out(path: Path, top: Path, folder: Path, rules: _Rules) -> bool:
-    """Also where only what a link leads to is hidden or a key."""
-    real, inside = path.resolve(), Path(os.path.relpath(path, top)).parts
-    parts = (*inside, *(real.relative_to(top).parts if real.is_relative_to(top) else ()))
+    """Whether a path is hidden, a key or ignored; also where only what a link leads to is
+    hidden or a key."""
+    parts = [*Path(os.path.relpath(path, top)).parts]
+    real_path = path.resolve()
+    if real_path.is_relative_to(top):
+        parts += real_path.relative_to(top).parts
     if parts[0] == "..":  # a link on the way: the caller refuses it
         return False
-    hidden = any(part.startswith(".") for part in parts)
-    if hidden or any(fnmatch.fnmatch(part.lower(), key) for part in parts for key in _KEYS):
+    if any(map(_is_hidden_or_key, parts)):
         return True
     name = os.path.relpath(path, folder.resolve()).replace(os.sep, "/")
-    return next((leaves for leaves, pattern in reversed(rules) if pattern.fullmatch(name)), False)
+    for leaves_out, pattern in reversed(rules):  # the last line that matches decides
+        if pattern.fullmatch(name):
+            return leaves_out
+    return False
+
+
+def _is_hidden_or_key(part: str) -> bool:
+    if part.startswith("."):
+        return True
+    return any(fnmatch.fnmatch(part.lower(), key) for key in _KEYS)
 
 
 def _rules(folder: Path) -> _Rules:
+    """The lines of `.dockerignore` in order: whether each leaves out what it matches."""
     path = folder / ".dockerignore"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     rules: _Rules = []

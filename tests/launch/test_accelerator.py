@@ -25,7 +25,7 @@ def test_the_allocator_grows_its_segments_unless_the_user_has_set_it(environment
 
 
 def test_torchrun_takes_the_option_that_binds_ranks_to_the_processors_beside_their_gpu():
-    bound = argv(["train.py"], Rendezvous(), Start(0), bound=True)
+    bound = argv(["train.py"], Rendezvous(), Start(0), is_bound=True)
     assert parse_args(bound).numa_binding == "node"
     assert parse_args(argv(["train.py"], Rendezvous(), Start(0))).numa_binding is None
 

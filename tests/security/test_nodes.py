@@ -178,7 +178,7 @@ def test_a_new_coordinator_takes_up_where_its_nodes_are_but_not_beyond_what_the_
 def test_an_impostor_in_node_zeros_place_cannot_halt_or_start_the_others():
     with socket.create_server(("127.0.0.1", 0)) as server:
         member = Member(Rendezvous(3, 1, 2, *server.getsockname(), 20.0, SECRET), lambda: False)
-        threading.Thread(target=member._joined, args=(0,)).start()
+        threading.Thread(target=member._join, args=(0,)).start()
         impostor, _ = server.accept()
         impostor.sendall(b"\7" * 32 + b"\0\0\0\x10" + b"\0" * 32 + b'{"kind": "halt"}')
         while member.line is None:

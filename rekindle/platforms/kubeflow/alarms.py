@@ -1,5 +1,5 @@
-"""Alarms and a dashboard as files: a PrometheusRule for its operator, and a dashboard that Grafana
-imports."""
+"""Alarms and a dashboard as files: a PrometheusRule for its operator, and a dashboard
+that Grafana imports."""
 
 import json
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from rekindle.platforms.kubeflow.settings import Json
 from rekindle.platforms.submission import Definition
 from rekindle.records import write_atomically
 from rekindle.spec.platforms import KubeflowSpec
@@ -30,20 +31,22 @@ class Alarms:
             "dashboard": json.loads((_FILES / "dashboard.json").read_text(encoding="utf-8")),
         }
 
-    def find(self, kind: str, name: str) -> dict[str, Any] | None:
+    def find(self, kind: str, name: str) -> Json | None:
         path = self.folder / name
         if not path.exists():
             return None
         try:
-            found = yaml.safe_load(path.read_text(encoding="utf-8"))
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (ValueError, yaml.YAMLError):
             return {}  # which is an edited one
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
 
     def put(self, kind: str, name: str, body: Mapping[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        if known := (self.find(kind, name) or {}).get("metadata"):  # such as an operator's labels
-            body = {**body, "metadata": {**known, **body["metadata"]}}
+        existing = self.find(kind, name) or {}
+        metadata = existing.get("metadata")
+        if metadata:  # such as an operator's labels
+            body = {**body, "metadata": {**metadata, **body["metadata"]}}
         text = json.dumps(body, indent=2)
         if name.endswith(".yaml"):
             text = yaml.safe_dump(body, sort_keys=False, width=100)

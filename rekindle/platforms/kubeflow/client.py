@@ -1,9 +1,10 @@
-"""Kubeflow Pipelines behind an API server: runs are submitted, looked at and terminated, through
-KFP's own client.
+"""Kubeflow Pipelines behind an API server: runs are submitted, looked at and terminated,
+through KFP's own client.
 
-The service gives ids. A run is called by its definition and the submission's token, and looked for
-by that name before it is created and after a call that failed; of two that were created at once the
-older one stays. Authority: kfp 2.17's client. Untested against a real cluster."""
+The service gives ids. A run is called by its definition and the submission's token, and
+looked for by that name before it is created and after a call that failed; of two that
+were created at once the older one stays. Authority: kfp 2.17's client. Untested against a
+real cluster."""
 
 import contextlib
 import dataclasses
@@ -12,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import yaml
 
@@ -21,15 +22,17 @@ from rekindle.ir.edit.rewrite import asked_of, executors, launched
 from rekindle.ir.read.pipeline import read
 from rekindle.ir.read.raw import LOADER
 from rekindle.outputs import PlannedStep
-from rekindle.platforms import submission
 from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.kubeflow.compile import LAUNCHER
+from rekindle.platforms.kubeflow.settings import Json
 from rekindle.platforms.submission import BUG, Definition, RunTag, SubmittedRun, digest_of
 from rekindle.spec.platforms import KubeflowSpec
 
-FIRST_PAUSE_SECONDS, ANSWER_SECONDS = 1.0, 60.0
+P = ParamSpec("P")
+T = TypeVar("T")
+FIRST_PAUSE_SECONDS = 1.0
+ANSWER_SECONDS = 60.0
 _ATTEMPTS = 4
-_problem = submission.problems_in(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,32 +44,38 @@ class Server:
 
     @property
     def runs(self) -> Any:
-        """What KFP's client itself asks of runs with; it has more to say than the client does."""
+        """What KFP's client itself asks of runs with; it has more to say than the client
+        does."""
         return self.kfp._run_api
 
     def listed(self, pages: Callable[..., Any], kind: str, **query: Any) -> list[Any]:
         """Everything of a kind on pages of KFP's client, the oldest first."""
-        found, page_token = list[Any](), ""
+        items: list[Any] = []
+        page_token = ""
         while True:
             page = pages(page_token=page_token, page_size=100, sort_by="created_at", **query)
-            found += getattr(page, kind) or ()
-            if not (page_token := page.next_page_token):
-                return found
+            items += getattr(page, kind) or ()
+            page_token = page.next_page_token
+            if not page_token:
+                return items
 
-    def call(self, function: Callable[..., Any], *words: Any, **more: Any) -> Any:
-        """A call that may be made twice, repeated some times where it may yet succeed."""
-        return self.created(lambda: function(*words, **more), lambda: None)
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of a call that may be made twice, repeated some times where it may
+        yet succeed."""
+        return self.created(lambda: function(*args, **kwargs), lambda: None)
 
-    def created(self, create: Callable[[], Any], find: Callable[[], Any]) -> Any:
-        """What `create` made, once: where a call failed, `find` says whether it took effect."""
+    def created(self, create: Callable[[], T], find: Callable[[], T | None]) -> T:
+        """What `create` made, once: where a call failed, `find` says whether it took
+        effect."""
         for attempt in range(_ATTEMPTS):
             try:
                 return create()
             except Exception as error:
                 if not _may_succeed(error):
                     raise
-                if found := self.call(find):
-                    return found
+                existing = self.call(find)
+                if existing:
+                    return existing
                 if attempt == _ATTEMPTS - 1:
                     raise
                 time.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
@@ -78,20 +87,24 @@ def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> Submitt
     with connected(place) as server:
         experiment = experiment_of(server, definition)
 
-        def named() -> list[Any]:
+        def runs_of_name() -> list[Any]:
             query = {"experiment_id": experiment, "filter": equals("display_name", name)}
             return server.listed(server.kfp.list_runs, "runs", **query)
 
-        if found := server.call(named):
-            return SubmittedRun(found[0].run_id, page(place, found[0].run_id), anew=False)
+        earlier_runs = server.call(runs_of_name)
+        if earlier_runs:
+            id = earlier_runs[0].run_id
+            return SubmittedRun(id, page(place, id), anew=False)
         body = _run(definition, experiment, name, mark, place)
-        made = server.created(
-            lambda: server.runs.run_service_create_run(run=body), lambda: next(iter(named()), None)
+        created_run = server.created(
+            lambda: server.runs.run_service_create_run(run=body),
+            lambda: next(iter(runs_of_name()), None),
         )
-        first = server.call(named)[0]  # another process may have submitted it too
-        if first.run_id != made.run_id:
-            server.call(server.kfp.terminate_run, made.run_id)
-        return SubmittedRun(first.run_id, page(place, first.run_id), first.run_id == made.run_id)
+        oldest_run = server.call(runs_of_name)[0]  # another process may have submitted it too
+        is_ours = oldest_run.run_id == created_run.run_id
+        if not is_ours:
+            server.call(server.kfp.terminate_run, created_run.run_id)
+        return SubmittedRun(oldest_run.run_id, page(place, oldest_run.run_id), is_ours)
 
 
 def run_name(definition: Definition, token: str) -> str:
@@ -117,31 +130,34 @@ def connected(place: KubeflowSpec) -> Iterator[Server]:
     from urllib3.exceptions import HTTPError
 
     class Client(kfp.Client):  # type: ignore[misc, unused-ignore]
-        """Without a question that only a pod needs answered, and that takes 25 s to fail."""
+        """Without a question that only a pod needs answered, and that takes 25 s to
+        fail."""
 
         def get_kfp_healthz(self, sleep_duration: int = 0) -> Any:
             return V2beta1GetHealthzResponse(multi_user=False)
 
     token = token_of(place)
+    # KFP for one user runs everything in its own namespace, and refuses to be given one
     namespace = place.namespace if place.namespace != "kubeflow" else None
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore", FutureWarning)  # that it needs KFP 2
         try:
-            found = Client(place.host, existing_token=token, namespace=place.namespace)
-            _with_an_end(found._run_api.api_client.rest_client.pool_manager)
-            yield Server(found, namespace)
+            client = Client(place.host, existing_token=token, namespace=place.namespace)
+            _limit_waits(client._run_api.api_client.rest_client.pool_manager)
+            yield Server(client, namespace)
         except (OpenApiException, HTTPError) as error:
             raise _explained(error, place) from error
 
 
-def _with_an_end(pool: Any) -> None:
-    """Have no call wait for ever: KFP's client says so of each, and all its parts share this."""
+def _limit_waits(pool: Any) -> None:
+    """Give each request a timeout: KFP's client sets none, and all its parts share this
+    pool."""
     request = pool.request
 
-    def ends(*words: Any, timeout: Any = None, **more: Any) -> Any:
-        return request(*words, timeout=timeout or ANSWER_SECONDS, **more)
+    def request_with_timeout(*args: Any, timeout: Any = None, **kwargs: Any) -> Any:
+        return request(*args, timeout=timeout or ANSWER_SECONDS, **kwargs)
 
-    pool.request = ends
+    pool.request = request_with_timeout
 
 
 def token_of(place: KubeflowSpec) -> str | None:
@@ -149,7 +165,11 @@ def token_of(place: KubeflowSpec) -> str | None:
         return None
     name = place.token.removeprefix("env:")
     if not os.environ.get(name):
-        raise SpecError([_problem("no_token", name=name)])
+        raise SpecError(
+            f"the environment has no `{name}`",
+            where="platforms.kubeflow.token",
+            fix=f"export {name}=...",
+        )
     return os.environ[name]
 
 
@@ -180,15 +200,18 @@ def experiment_of(server: Server, definition: Definition) -> str:
 
     pipeline = definition.entry.removesuffix(".yaml")
     try:
-        found = server.call(server.kfp.create_experiment, pipeline)
+        # the client looks for one of that name first
+        experiment = server.call(server.kfp.create_experiment, pipeline)
     except ApiException as error:
         if error.status != 409:
             raise
-        found = server.call(server.kfp.create_experiment, pipeline)  # another process made it
-    return str(found.experiment_id)
+        # another process made it after that look
+        experiment = server.call(server.kfp.create_experiment, pipeline)
+    return str(experiment.experiment_id)
 
 
 def equals(key: str, value: str) -> str:
+    # a Filter of the API's protobuf, as JSON
     return json.dumps({"predicates": [{"operation": "EQUALS", "key": key, "stringValue": value}]})
 
 
@@ -202,55 +225,70 @@ def _may_succeed(error: Exception) -> bool:
 
 
 def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
-    kind, code = PlatformError, int(getattr(error, "status", 0) or 0)
-    name = str(code) if code in (401, 403, 404) else "rejected"
-    if not code or (name == "rejected" and _may_succeed(error)):
-        kind, name = UnreachableError, "unreachable"
-    about = {"namespace": place.namespace, "bug": BUG}
-    return kind([_problem(name, what=_said(error), where=where(place), **about)])
+    fixes = {
+        401: "name a token that is good: platforms.kubeflow.token: env:KFP_TOKEN",
+        403: f"ask for the rights to run pipelines in the namespace {place.namespace}",
+        404: "see whether platforms.kubeflow.host is the API of Kubeflow Pipelines, and what "
+        "is there",
+    }
+    status = int(getattr(error, "status", 0) or 0)
+    message = _message(error)
+    if status in fixes:
+        return PlatformError(message, where=where(place), fix=fixes[status])
+    if not status or _may_succeed(error):
+        fix = (
+            "see whether platforms.kubeflow.host answers; retry the command: "
+            "submitting is idempotent"
+        )
+        return UnreachableError(message, where=where(place), fix=fix)
+    fix = f"the service rejected the request; {BUG}"
+    return PlatformError(message, where=where(place), fix=fix)
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """The server's own sentence."""
     body = getattr(error, "body", None)
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        found = json.loads(body or "")
-        return str(found.get("message") or found["error"]).splitlines()[0]
+        answer = json.loads(body or "")
+        return str(answer.get("message") or answer["error"]).splitlines()[0]
     return first_line(error, getattr(error, "reason", ""))
 
 
 def steps(definition: Definition) -> tuple[PlannedStep, ...]:
     """The steps by name, those of nested pipelines too: what their pods ask for."""
-    spec, found = spec_of(definition), []
+    spec = spec_of(definition)
     jobs = trainers(spec)
+    steps = []
     for path, container in executors(spec):
         if path not in jobs:
-            found.append(PlannedStep(path, f"pod {asked_of(container)}".rstrip()))
+            steps.append(PlannedStep(path, f"pod {asked_of(container)}".rstrip()))
             continue
         limits = jobs[path]["resourcesPerNode"].get("limits", {})
-        asked = ", ".join(f"{amount} {name}" for name, amount in sorted(limits.items()))
-        found.append(PlannedStep(path, f"node {asked}".rstrip(), jobs[path]["numNodes"]))
-    return tuple(found)
+        amounts = ", ".join(f"{amount} {name}" for name, amount in sorted(limits.items()))
+        steps.append(PlannedStep(path, f"node {amounts}".rstrip(), jobs[path]["numNodes"]))
+    return tuple(steps)
 
 
 def images(definition: Definition) -> frozenset[str]:
     """Images of the steps, and of the nodes of distributed ones."""
     spec = spec_of(definition)
-    nodes = {trainer.get("image", "") for trainer in trainers(spec).values()}
-    return frozenset(nodes | {one.get("image", "") for _, one in executors(spec)}) - {""}
+    of_nodes = {trainer.get("image", "") for trainer in trainers(spec).values()}
+    of_steps = {container.get("image", "") for _, container in executors(spec)}
+    return frozenset(of_nodes | of_steps) - {""}
 
 
-def trainers(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def trainers(spec: Json) -> dict[str, Json]:
     """The `trainer` of the TrainJob of each distributed step."""
-    told = launched(spec, LAUNCHER).items()
-    return {path: one["job"]["spec"]["trainer"] for path, one in told}
+    definitions = launched(spec, LAUNCHER)  # what compile.launcher wrote down
+    return {path: parts["job"]["spec"]["trainer"] for path, parts in definitions.items()}
 
 
-def spec_of(definition: Definition) -> dict[str, Any]:
+def spec_of(definition: Definition) -> Json:
     """The pipeline, without the settings behind it."""
     return dict(next(iter(yaml.load_all(definition.text, LOADER))))
 
 
 def cache_keys(files: Mapping[str, bytes]) -> tuple[CacheKey, ...]:
     graph = read(Definition(files).text.decode())
-    return of_graph(graph, {n: p.default for n, p in graph.inputs.parameters.items()})
+    parameters = graph.inputs.parameters
+    return of_graph(graph, {name: parameter.default for name, parameter in parameters.items()})

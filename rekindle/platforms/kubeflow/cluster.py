@@ -1,9 +1,10 @@
-"""The Kubernetes API, as far as a launcher, a node and doctor need it: JSON over HTTP, with the
-standard library.
+"""The Kubernetes API, as far as a launcher, a node and doctor need it: JSON over HTTP,
+with the standard library.
 
-A pod speaks to it with its service account, whose token rotates and is therefore read for each
-request. What may pass by itself (no connection, 429, 5xx, a token that just ran out) is tried again
-for `patience_seconds` and no longer. Authority: the conventions of the Kubernetes API, v1."""
+A pod speaks to it with its service account, whose token rotates and is therefore read for
+each request. What may pass by itself (no connection, 429, 5xx, a token that just ran out)
+is tried again for `patience_seconds` and no longer. Authority: the conventions of the
+Kubernetes API, v1."""
 
 import contextlib
 import dataclasses
@@ -13,23 +14,29 @@ import ssl
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 from urllib.parse import urlencode, urlsplit
 
 from rekindle.errors import RequestError, StepError
 from rekindle.http import HttpError, Stopped, growing, request, retried
-from rekindle.tables import problems_in
 
 log = logging.getLogger(__name__)
+Json: TypeAlias = dict[str, Any]
 
+# where Kubernetes mounts a pod's token and the certificates of its API server
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 IN_CLUSTER = "https://kubernetes.default.svc"
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 10.0
 _REQUEST_SECONDS = 30.0
-# A quiet log says nothing for hours; the code that follows the status notices a dead connection.
+# A quiet log says nothing for hours; the code that follows the status notices a dead
+# connection.
 _STREAM_SECONDS = 300.0
 LONGEST_LINE = 1 << 16
-_problem = problems_in(__file__)
+_REFUSED_FIXES = {
+    403: "grant it; `rekindle doctor --platform kubeflow` prints the least that a run needs",
+    404: "install Kubeflow Trainer v2.3 or newer in the cluster",
+}
 
 
 class Conflict(Exception):
@@ -38,9 +45,9 @@ class Conflict(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """An API server, and how to speak to it: `token` is a text, or a file of one; `authority` a
-    file or text of certificates, `certificate` our own with its key. `stopping` interrupts what
-    waits."""
+    """An API server, and how to speak to it: `token` is a text, or a file of one;
+    `authority` a file or text of certificates, `certificate` our own with its key.
+    `stopping` interrupts what waits."""
 
     server: str
     token: str | Path = ""
@@ -50,48 +57,78 @@ class Cluster:
     patience_seconds: float = 300.0
 
     @classmethod
-    def around(cls, account: Path, server: str, **more: Any) -> Self:
+    def around(
+        cls,
+        account: Path,
+        server: str,
+        *,
+        stopping: threading.Event | None = None,
+        patience_seconds: float = 300.0,
+    ) -> Self:
         """The cluster that this pod runs in."""
-        return cls(server, account / "token", account / "ca.crt", **more)
+        return cls(
+            server,
+            account / "token",
+            account / "ca.crt",
+            stopping=stopping or threading.Event(),
+            patience_seconds=patience_seconds,
+        )
 
     @classmethod
     def configured(cls, patience_seconds: float) -> Self:
-        """The cluster of kubectl's current context, or the one around us; RequestError for none."""
+        """The cluster of kubectl's current context, or the one around us; RequestError
+        for none."""
         if ACCOUNT.exists():
             return cls.around(ACCOUNT, IN_CLUSTER, patience_seconds=patience_seconds)
         from kubernetes import client, config
 
-        found = client.Configuration()
+        configuration = client.Configuration()
         try:
-            config.load_kube_config(client_configuration=found)
+            config.load_kube_config(client_configuration=configuration)
         except config.ConfigException as error:
-            raise RequestError([_problem("no_context", error=error)]) from error
-        token = found.get_api_key_with_prefix("authorization") or ""
-        certificate = (Path(found.cert_file), Path(found.key_file)) if found.cert_file else None
-        authority = Path(found.ssl_ca_cert) if found.ssl_ca_cert else ""
-        words = (found.host, token.removeprefix("Bearer "), authority, certificate)
-        return cls(*words, patience_seconds=patience_seconds)
+            raise RequestError(
+                f"no cluster is configured: {error}",
+                fix="name a context: kubectl config use-context NAME, or set KUBECONFIG",
+            ) from error
+        token = configuration.get_api_key_with_prefix("authorization") or ""
+        certificate = None
+        if configuration.cert_file:
+            certificate = (Path(configuration.cert_file), Path(configuration.key_file))
+        authority = configuration.ssl_ca_cert
+        return cls(
+            configuration.host,
+            token.removeprefix("Bearer "),
+            Path(authority) if authority else "",
+            certificate,
+            patience_seconds=patience_seconds,
+        )
 
-    def get(self, path: str, **query: str) -> dict[str, Any] | None:
+    def get(self, path: str, **query: str) -> Json | None:
         """An object or list; None if there is none."""
-        return self._patiently("GET", path, query, known=(404,))
+        return self._answer_or_none("GET", path, query, none_for=(404,))
 
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The object as it was stored. Conflict also after an earlier try whose answer was lost."""
-        if (made := self._patiently("POST", path, {}, body, known=(409,))) is None:
+    def create(self, path: str, body: Json) -> Json:
+        """The object as it was stored. Conflict also after an earlier try whose answer
+        was lost."""
+        stored = self._answer_or_none("POST", path, {}, body, none_for=(409,))
+        if stored is None:
             raise Conflict
-        return made
+        return stored
 
     def delete(self, path: str, uid: str) -> bool:
-        """Whether there was such an object, with this uid and no newer one of its name."""
+        """Whether there was such an object, with this uid and no newer one of its
+        name."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-        return self._patiently("DELETE", path, {}, body, known=(404, 409)) is not None
+        # 409: the precondition fails, since a newer object has the name
+        answer = self._answer_or_none("DELETE", path, {}, body, none_for=(404, 409))
+        return answer is not None
 
     def lines(self, path: str, **query: str) -> Iterator[str]:
-        """Lines of a log as they come, until its end; none if there is no such log. A line that is
-        longer than `LONGEST_LINE` comes in pieces. OSError if the connection ends before, or there
-        is none."""
-        host, tls = urlsplit(self.server).netloc, self._tls()
+        """Lines of a log as they come, until its end; none if there is no such log. A
+        line that is longer than `LONGEST_LINE` comes in pieces. OSError if the connection
+        ends before, or there is none."""
+        host = urlsplit(self.server).netloc
+        tls = self._tls()
         connection = http.client.HTTPConnection(host, timeout=_STREAM_SECONDS)
         if tls is not None:
             connection = http.client.HTTPSConnection(host, timeout=_STREAM_SECONDS, context=tls)
@@ -101,49 +138,46 @@ class Cluster:
                 answer = connection.getresponse()
                 if answer.status not in (200, 404):
                     raise OSError(f"{answer.status} {answer.reason}")
-                rest = b""
-                # not `for line in answer`, to which a connection that broke looks like the end
-                while answer.status == 200 and (content := answer.read1(1 << 16)):
-                    *whole, rest = (rest + content).split(b"\n")
-                    if len(rest) > LONGEST_LINE:
-                        whole, rest = [*whole, rest], b""
-                    yield from (line.decode(errors="replace") for line in whole)
-                if rest:
-                    yield rest.decode(errors="replace")
+                if answer.status == 200:
+                    yield from _lines_of(answer)
             except http.client.HTTPException as error:
                 raise OSError(f"{type(error).__name__}: {error}") from error
 
-    def _patiently(
+    def _answer_or_none(
         self,
         method: str,
         path: str,
         query: Mapping[str, str],
-        body: Any = None,
+        body: Json | None = None,
         *,
-        known: Collection[int],
-    ) -> dict[str, Any] | None:
-        """The answer; None for a `known` status, StepError for others and where no retry helped."""
+        none_for: Collection[int],
+    ) -> Json | None:
+        """The answer; None for the statuses `none_for`, StepError for others and where no
+        retry helped."""
         try:
             return self.answer(method, path, query, body)
         except HttpError as error:
-            if error.status in known:
+            if error.status in none_for:
                 return None
             if isinstance(error, Stopped):
                 raise
-            where, name = f"{method} {self.server}{path}", "silent"
-            if not passing(error):
-                name = str(error.status) if error.status in (403, 404) else "refused"
-                where = f"{method} {path}"
-            about = {"error": error, "seconds": self.patience_seconds}
-            raise StepError([_problem(name, where=where, **about)]) from None
+            if passing(error):
+                raise StepError(
+                    f"the API server does not answer: {error}",
+                    where=f"{method} {self.server}{path}",
+                    fix=f"it was asked for {self.patience_seconds:g} s; look at the cluster",
+                ) from None
+            message = f"the API server refuses with {error}"
+            fix = _REFUSED_FIXES.get(error.status, "")
+            raise StepError(message, where=f"{method} {path}", fix=fix) from None
 
     def answer(
-        self, method: str, path: str, query: Mapping[str, str], body: Any = None
-    ) -> dict[str, Any]:
+        self, method: str, path: str, query: Mapping[str, str], body: Json | None = None
+    ) -> Json:
         """The answer; HttpError where the server refuses, or no retry helped."""
         url = f"{self.server}{_target(path, query)}"
 
-        def once() -> dict[str, Any]:
+        def once() -> Json:
             return request(
                 url,
                 self._headers(),
@@ -161,20 +195,41 @@ class Cluster:
         return retried(once, pauses, stop=self.stopping, transient=passing, notice=notice)
 
     def _tls(self) -> ssl.SSLContext | None:
-        """How the server is verified and this client proves who it is; None for plain HTTP."""
+        """How the server is verified and this client proves who it is; None for plain
+        HTTP."""
         if urlsplit(self.server).scheme == "http":
             return None
-        known = self.authority
-        trust = {"cafile": str(known)} if isinstance(known, Path) else {"cadata": known or None}
-        context = ssl.create_default_context(**trust)
+        if isinstance(self.authority, Path):
+            context = ssl.create_default_context(cafile=str(self.authority))
+        else:
+            context = ssl.create_default_context(cadata=self.authority or None)
         if self.certificate:
             context.load_cert_chain(*self.certificate)
         return context
 
     def _headers(self) -> dict[str, str]:
-        token = self.token.read_text().strip() if isinstance(self.token, Path) else self.token
+        token = self.token
+        if isinstance(token, Path):  # read for each request: tokens of accounts rotate
+            token = token.read_text().strip()
         headers = {"Accept": "application/json, */*", "Content-Type": "application/json"}
-        return headers | ({"Authorization": f"Bearer {token}"} if token else {})
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        return headers
+
+
+def _lines_of(answer: http.client.HTTPResponse) -> Iterator[str]:
+    """The lines of a body as they come."""
+    unfinished = b""
+    # not `for line in answer`, to which a connection that broke looks like the end
+    while content := answer.read1(1 << 16):
+        *lines, unfinished = (unfinished + content).split(b"\n")
+        if len(unfinished) > LONGEST_LINE:
+            lines.append(unfinished)
+            unfinished = b""
+        for line in lines:
+            yield line.decode(errors="replace")
+    if unfinished:
+        yield unfinished.decode(errors="replace")
 
 
 def _target(path: str, query: Mapping[str, str]) -> str:

@@ -1,12 +1,12 @@
-"""The least permissions of runs on Kubeflow, and whether KFP's API, registries that allow anonymous
-pulls, and the cluster that kubectl speaks to have what a config names.
+"""The least permissions of runs on Kubeflow, and whether KFP's API, registries that allow
+anonymous pulls, and the cluster that kubectl speaks to have what a config names.
 
 The cluster is that of kubectl's current context, or the one around us. kubeconfigs hold
-certificates, tokens and commands that fetch one; the `kubernetes` package, which KFP's SDK brings,
-reads them. Each check reads and none changes anything.
+certificates, tokens and commands that fetch one; the `kubernetes` package, which KFP's
+SDK brings, reads them. Each check reads and none changes anything.
 
-Authority: KFP's v2beta1 healthz and experiments; the Docker registry's token specification for
-anonymous pulls; Kubeflow Trainer's v1alpha1."""
+Authority: KFP's v2beta1 healthz and experiments; the Docker registry's token
+specification for anonymous pulls; Kubeflow Trainer's v1alpha1."""
 
 import functools
 import re
@@ -22,23 +22,25 @@ from rekindle.platforms.checks import Check, Needs, NotChecked, about
 from rekindle.platforms.kubeflow.client import images, spec_of, token_of, trainers
 from rekindle.platforms.kubeflow.cluster import Cluster
 from rekindle.platforms.reads import Image, manifest, read
-from rekindle.platforms.submission import Definition, problems_in
+from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import KubeflowSpec
 
 _MANIFESTS = Path(__file__).with_name("manifests")
+# WWW-Authenticate: realm="https://...",service="...",scope="..."
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 _TRAINER = "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes"
 _PATIENCE_SECONDS = 3.0
-_problem = problems_in(__file__)
 
 
 def permissions(place: KubeflowSpec, needs: Needs) -> str:
-    """The least that the service accounts of runs and of nodes need, as a manifest to apply."""
+    """The least that the service accounts of runs and of nodes need, as a manifest to
+    apply."""
     text = (_MANIFESTS / "rbac.yaml").read_text(encoding="utf-8")
     text = text.replace("namespace: kubeflow", f"namespace: {place.namespace}")
     if needs.deploys_in_steps:
-        _, bound, *_ = text.split("---\n")  # the launcher's Role, to the account of the steps
-        text += "---\n" + bound.replace("name: rekindle\n", "name: rekindle-deployer\n")
+        # the launcher's Role, to the account of the steps
+        _, launcher_role, *_ = text.split("---\n")
+        text += "---\n" + launcher_role.replace("name: rekindle\n", "name: rekindle-deployer\n")
     text = text.replace("name: pipeline-runner\n", f"name: {place.service_account}\n")
     return text.replace("name: rekindle-node\n", f"name: {place.node_account}\n")
 
@@ -47,8 +49,11 @@ def checks(place: KubeflowSpec, definition: Definition | None, needs: Needs) -> 
     ask = about("kubeflow", place)
     if place.host:
         yield ask("API", "host", api, early=True)
-    for wanted in reads.images({place.image or "", *(images(definition) if definition else ())}):
-        yield ask("image", "image", image, wanted)
+    references = {place.image or ""}
+    if definition:
+        references |= images(definition)
+    for reference in reads.images(references):
+        yield ask("image", "image", image, reference)
     yield Check("cluster", "kubectl's context", functools.partial(cluster, place), login=True)
     if definition is None or trainers(spec_of(definition)):
         name = f"clustertrainingruntime {place.runtime}"
@@ -59,7 +64,8 @@ def checks(place: KubeflowSpec, definition: Definition | None, needs: Needs) -> 
 
 def api(place: KubeflowSpec) -> str:
     """Whether `host` is KFP's API, and the token is enough to look at its namespace."""
-    host, token = place.host.rstrip("/"), token_of(place)
+    host = place.host.rstrip("/")
+    token = token_of(place)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     query = {"page_size": "1"}
     if place.namespace != "kubeflow":
@@ -68,33 +74,42 @@ def api(place: KubeflowSpec) -> str:
         health = read(f"{host}/apis/v2beta1/healthz", headers)
         read(f"{host}/apis/v2beta1/experiments?{urlencode(query)}", headers)
     except HttpError as error:
+        # a proxy before KFP redirects to its login
         if error.status in (301, 302, 303, 307, 308, 401, 403):
-            said = "has no right there" if error.status == 403 else "is not known there"
-            whose = "the token" if token else "a user without a token"
-            wrong = _problem("bad_token", whose=whose, said=said, error=error)
-            raise RequestError([wrong]) from None
-        if error.status in (200, 404, 405):
-            raise RequestError([_problem("no_api", host=host)]) from None
+            user = "the token" if token else "a user without a token"
+            why = "has no right there" if error.status == 403 else "is not known there"
+            raise RequestError(
+                f"{user} {why}: {error}",
+                where="platforms.kubeflow.token",
+                fix="export a token that is good, and set platforms.kubeflow.token: env:KFP_TOKEN",
+            ) from None
+        if error.status in (200, 404, 405):  # something else answers there
+            raise RequestError(
+                f"{host} is not the API of Kubeflow Pipelines",
+                fix="name the address that ends before /apis, such as https://example.com/pipeline",
+            ) from None
         raise NotChecked(str(error)) from error
     if "multi_user" not in health:
         return host
-    return f"{host}, for {'several users' if health['multi_user'] else 'one user'}"
+    users = "several users" if health["multi_user"] else "one user"
+    return f"{host}, for {users}"
 
 
-def image(place: KubeflowSpec, wanted: Image) -> str:
+def image(place: KubeflowSpec, reference: Image) -> str:
     """Whether the registry has the image, if it allows anonymous pulls."""
     fix = "push it, then name its digest"
     try:
         try:
-            return manifest(wanted, fix=fix)
+            return manifest(reference, fix=fix)
         except HttpError as error:
             headers = {name.lower(): value for name, value in error.headers.items()}
             challenge = headers.get("www-authenticate", "")
             if error.status != 401 or not challenge.startswith("Bearer "):
                 raise
-            return manifest(wanted, {"Authorization": f"Bearer {_token(challenge)}"}, fix)
+            headers = {"Authorization": f"Bearer {_anonymous_token(challenge)}"}
+            return manifest(reference, headers, fix)
     except HttpError as error:
-        raise NotChecked(f"{wanted.host} does not allow anonymous pulls: {error}") from error
+        raise NotChecked(f"{reference.host} does not allow anonymous pulls: {error}") from error
 
 
 def cluster(place: KubeflowSpec) -> str:
@@ -102,26 +117,32 @@ def cluster(place: KubeflowSpec) -> str:
 
     Without such a context KFP's API alone is enough."""
     try:
-        there = Cluster.configured(_PATIENCE_SECONDS)
+        configured = Cluster.configured(_PATIENCE_SECONDS)
     except RequestError as error:
         if place.host:
             raise NotChecked(error.problems[0].what) from None
         raise
     try:
-        found = there.get("/version") or {}
+        version = configured.get("/version") or {}
     except StepError as error:
         raise RequestError(error.problems) from error
-    return f"{there.server} {found.get('gitVersion', '')}".rstrip()
+    return f"{configured.server} {version.get('gitVersion', '')}".rstrip()
 
 
 def runtime(place: KubeflowSpec) -> str:
     """Whether Kubeflow Trainer is installed, with the runtime that the config names."""
-    there = Cluster.configured(_PATIENCE_SECONDS)
-    if there.get(_TRAINER) is None:
-        raise RequestError([_problem("no_trainer", where=there.server)])
-    if there.get(f"{_TRAINER}/{place.runtime}") is None:
+    configured = Cluster.configured(_PATIENCE_SECONDS)
+    if configured.get(_TRAINER) is None:
+        raise RequestError(
+            "the cluster has no Kubeflow Trainer v2",
+            where=configured.server,
+            fix="install Kubeflow Trainer v2.3: kubectl apply --server-side -k "
+            "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0",
+        )
+    if configured.get(f"{_TRAINER}/{place.runtime}") is None:
         file = shlex.quote(str(_MANIFESTS / "runtime.yaml"))
-        raise RequestError([_problem("no_runtime", name=place.runtime, file=file)])
+        message = f"the cluster has no ClusterTrainingRuntime {place.runtime}"
+        raise RequestError(message, fix=f"kubectl apply -f {file}")
     return place.runtime
 
 
@@ -130,16 +151,20 @@ def gateway(place: KubeflowSpec) -> str:
     namespace, _, name = place.gateway.partition("/")
     path = f"/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/gateways/{name}"
     if Cluster.configured(_PATIENCE_SECONDS).get(path) is None:
-        raise RequestError([_problem("no_gateway", name=place.gateway)])
+        raise RequestError(
+            f"the cluster has no Gateway {place.gateway} of the Gateway API v1",
+            fix="make it, or leave platforms.kubeflow.gateway out and set deploy.canary: []",
+        )
     return f"{place.gateway}, for versions that are Deployments"
 
 
-def _token(challenge: str) -> str:
-    """What the registry's own words lead to, without a login."""
-    asked = dict(_CHALLENGE.findall(challenge))
-    realm = asked.pop("realm", "")
+def _anonymous_token(challenge: str) -> str:
+    """The token that a registry's challenge leads to, without a login."""
+    parameters = dict(_CHALLENGE.findall(challenge))
+    realm = parameters.pop("realm", "")
     if not realm.startswith("https://"):
         raise NotChecked("the registry wants a login")
-    query = "&".join(f"{name}={quote(value)}" for name, value in asked.items())
-    found = read(f"{realm}?{query}")
-    return str(found.get("token") or found.get("access_token") or "")
+    query = "&".join(f"{name}={quote(value)}" for name, value in parameters.items())
+    answer = read(f"{realm}?{query}")
+    # registries use one name or the other
+    return str(answer.get("token") or answer.get("access_token") or "")

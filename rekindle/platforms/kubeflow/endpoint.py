@@ -1,37 +1,43 @@
-"""A deployment in the cluster: a Deployment and a Service a version, and a Service of the model's
-name, whose selector is the version that has most requests and whose annotation is the last split.
-Shares of a canary are weights of an HTTPRoute of the Gateway API; without one there are none.
+"""A deployment in the cluster: a Deployment and a Service a version, and a Service of the
+model's name, whose selector is the version that has most requests and whose annotation is
+the last split. Shares of a canary are weights of an HTTPRoute of the Gateway API; without
+one there are none.
 
-With KServe, an InferenceService in the mode RawDeployment makes the Deployment of a version. Its
-own canary is not used: until 0.20 that mode ignored it without a word (kserve/kserve#5335), and the
-other mode knows the latest revision and the one before alone.
+With KServe, an InferenceService in the mode RawDeployment makes the Deployment of a
+version. Its own canary is not used: until 0.20 that mode ignored it without a word
+(kserve/kserve#5335), and the other mode knows the latest revision and the one before
+alone.
 
-Counts are those of `/metrics` of each pod, less what they were at the split. Whatever is asked of
-the API server may be repeated; objects of our names without our label are left alone. Untested
-against a real cluster. Authority: apps/v1, v1, gateway.networking.k8s.io/v1;
-pkg/apis/serving/v1beta1 and pkg/constants of kserve/kserve (0.16 calls the mode Standard, too)."""
+Counts are those of `/metrics` of each pod, less what they were at the split. Whatever is
+asked of the API server may be repeated; objects of our names without our label are left
+alone. Untested against a real cluster. Authority: apps/v1, v1,
+gateway.networking.k8s.io/v1; pkg/apis/serving/v1beta1 and pkg/constants of kserve/kserve
+(0.16 calls the mode Standard, too)."""
 
+import dataclasses
 import hashlib
 import json
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from rekindle.errors import RequestError, StepError, UnreachableError
 from rekindle.http import HttpError
 from rekindle.platforms.kubeflow import serving
 from rekindle.platforms.kubeflow.cluster import Cluster, passing
 from rekindle.platforms.kubeflow.serving import LABEL, VERSION
-from rekindle.platforms.submission import problems_in, requests_in
+from rekindle.platforms.kubeflow.settings import Json
 from rekindle.serve.messages import BOUNDS_MS, ServedModel, Traffic
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import KubeflowSpec
 
 SPLIT = "rekindle.dev/split"
-ROUTE_SECONDS, PATIENCE_SECONDS = 120.0, 60.0
-_PORT, _MOST_CONFLICTS, _PATIENT_POLLS = 80, 10, 4
+ROUTE_SECONDS = 120.0
+PATIENCE_SECONDS = 60.0
+_PORT = 80
+_MOST_CONFLICTS = 10  # writes in a row that another process was faster than
+_PATIENT_POLLS = 4  # with a reason why pods do not start, until it counts
 _API = {
     "Deployment": "apps/v1",
     "Pod": "v1",
@@ -39,23 +45,37 @@ _API = {
     "HTTPRoute": "gateway.networking.k8s.io/v1",
     "InferenceService": "serving.kserve.io/v1beta1",
 }
-_LONGEST_SERVICE = 46  # with a hash and KServe's own `-predictor`, a Service may be called so
+# with a hash and KServe's own `-predictor`, a Service may be called so
+_LONGEST_SERVICE = 46
 _MODE = {"serving.kserve.io/deploymentMode": "RawDeployment"}
 _GRANT = "grant it: `rekindle doctor --platform kubeflow` prints the Role rekindle-deployer"
-_problem, _request = problems_in(__file__), requests_in(__file__)
+
+
+@dataclasses.dataclass(frozen=True)
+class _PodCounts:
+    """What a pod shows of itself: how often its container ended, and the counters of its
+    server, None where it does not answer."""
+
+    version: str
+    restarts: int
+    counters: Counter[str] | None
 
 
 class KubeflowEndpoint:
-    """The `Endpoint` of the model `model` in the namespace of the config; the cluster is, without
-    another one, that of kubectl's context, or the one around us."""
+    """The `Endpoint` of the model `model` in the namespace of the config; the cluster is,
+    without another one, that of kubectl's context, or the one around us."""
 
-    poll_seconds, sees_latency = 15.0, True
+    poll_seconds = 15.0
+    sees_latency = True
 
     def __init__(
         self, place: KubeflowSpec, deploy: DeploySpec, model: str, cluster: Cluster | None = None
     ) -> None:
         self.cluster = cluster or Cluster.configured(PATIENCE_SECONDS)
-        self.place, self.deploy, self.model, self.name = place, deploy, model, serving.named(model)
+        self.place = place
+        self.deploy = deploy
+        self.model = model
+        self.name = serving.named(model)
         self.kind = "InferenceService" if place.serving == "kserve" else "Deployment"
         self.prefix = f"/{place.namespace}/{self.name}"
         self.address = f"http://{self.name}.{place.namespace}.svc"
@@ -63,60 +83,84 @@ class KubeflowEndpoint:
             self.address = f"{self.prefix} of the Gateway {place.gateway}"
 
     def usd_per_day(self) -> tuple[str, float | None]:
-        """See `Endpoint.usd_per_day`; what nodes cost is not known. Raises RequestError where the
-        config or the cluster does not allow a deployment."""
+        """See `Endpoint.usd_per_day`; what nodes cost is not known. Raises RequestError
+        where the config or the cluster does not allow a deployment."""
         self._check()
-        on = f" on {self.deploy.machine}" if self.deploy.machine else ""
-        return f"{self.deploy.replicas} pod{'s' * (self.deploy.replicas > 1)}{on}", None
+        replicas = self.deploy.replicas
+        pods = f"{replicas} pods" if replicas > 1 else f"{replicas} pod"
+        if self.deploy.machine:
+            pods += f" on {self.deploy.machine}"
+        return pods, None
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
-        found, shares, alive = dict[str, tuple[str, int]](), self._shares(), self._listed("Pod")
-        for one in self._listed("Deployment"):
-            version = one["metadata"]["labels"][VERSION]
-            state = "failed" if serving.trouble(version, alive)[1] else "starting"
-            state = "ready" if serving.complete(one) else state
-            state = "stopping" if "deletionTimestamp" in one["metadata"] else state
-            found[version] = state, shares.get(version, 0)
-        return found
+        standing = {}
+        shares = self._shares()
+        pods = self._listed("Pod")
+        for deployment in self._listed("Deployment"):
+            version = deployment["metadata"]["labels"][VERSION]
+            if "deletionTimestamp" in deployment["metadata"]:
+                state = "stopping"
+            elif serving.complete(deployment):
+                state = "ready"
+            elif serving.trouble(version, pods)[1]:
+                state = "failed"
+            else:
+                state = "starting"
+            standing[version] = (state, shares.get(version, 0))
+        return standing
 
     def create(self, model: ServedModel, number: int) -> None:
         self._check()
-        uri, name = stage(model, self.place.artifact_root), self._name(model)
-        labels, waits = {LABEL: self.model, VERSION: model.version}, 0
+        uri = stage(model, self.place.artifact_root)
+        name = self._name(model)
+        labels = {LABEL: self.model, VERSION: model.version}
         self._have("Service", name, serving.service(labels), labels)
-        wanted = serving.pods(self.place, self.deploy, labels, uri)
+        spec = serving.pods(self.place, self.deploy, labels, uri)
         give_up = time.monotonic() + serving.READY_SECONDS
-        while not serving.complete(made := self._running(name, wanted, labels)):
-            said = serving.conditions(made.get("status", {}))
-            refused, message = said.get("ReplicaFailure", ("", ""))
+        troubled_polls = 0
+        while True:
+            deployment = self._deployment(name, spec, labels)
+            if serving.complete(deployment):
+                return
+            conditions = serving.conditions(deployment.get("status", {}))
+            refused, message = conditions.get("ReplicaFailure", ("", ""))
             if refused == "True":
-                raise RequestError([_problem("refused_pods", where=name, message=message)])
-            why, ended = serving.trouble(model.version, self._listed("Pod"))
-            waits = waits + 1 if why else 0
-            late = time.monotonic() > give_up
-            if ended or late or (waits >= _PATIENT_POLLS and not why.startswith("no node")):
-                what = f"version {model.version} did not start: {why}"
-                raise StepError(f"{what}{' in time' * (late and not why)}", where=name)
+                raise RequestError(
+                    f"the cluster refuses its pods: {message}",
+                    where=name,
+                    fix="raise the quota or correct the policy, then run the command again",
+                )
+            trouble, is_over = serving.trouble(model.version, self._listed("Pod"))
+            troubled_polls = troubled_polls + 1 if trouble else 0
+            is_late = time.monotonic() > give_up
+            # an autoscaler may yet bring a node; a reason of another kind stays
+            is_stuck = troubled_polls >= _PATIENT_POLLS and not trouble.startswith("no node")
+            if is_over or is_late or is_stuck:
+                what = f"version {model.version} did not start: {trouble}"
+                if is_late and not trouble:
+                    what += " in time"
+                raise StepError(what, where=name)
             time.sleep(self.poll_seconds)
 
-    def _running(
-        self, name: str, wanted: dict[str, Any], labels: Mapping[str, str]
-    ) -> dict[str, Any]:
-        """The Deployment of a version as it is, made by us or by KServe; one that is not complete
-        where KServe has not made it yet."""
+    def _deployment(self, name: str, spec: Json, labels: Mapping[str, str]) -> Json:
+        """The Deployment of a version as it is, made by us or by KServe; one that is not
+        complete where KServe has not made it yet."""
         if self.kind == "Deployment":
-            return self._have("Deployment", name, wanted, labels)
+            return self._have("Deployment", name, spec, labels)
         digest = hashlib.sha256(name.encode()).hexdigest()[:6]
-        short = serving.named(name[:_LONGEST_SERVICE], f"-{digest}")
-        one = self._have("InferenceService", short, serving.predictor(wanted), labels, _MODE)
-        seen = one.get("status", {}).get("observedGeneration", 0) >= one["metadata"]["generation"]
-        path = f"{self._path('Deployment')}/{short}-predictor"
-        made = self._ask("GET", path, known=(404,)) if seen else None
+        short_name = serving.named(name[:_LONGEST_SERVICE], f"-{digest}")
+        service = self._have("InferenceService", short_name, serving.predictor(spec), labels, _MODE)
+        deployment = None
+        seen_generation = service.get("status", {}).get("observedGeneration", 0)
+        # until KServe has seen this spec, the Deployment is still of the spec before
+        if seen_generation >= service["metadata"]["generation"]:
+            path = f"{self._path('Deployment')}/{short_name}-predictor"
+            deployment = self._ask("GET", path, none_for=(404,))
         # KServe's autoscaler sets the number of pods a little later
-        spec = {"replicas": wanted["replicas"]}
-        return {"metadata": {"generation": 1}, **(made or {}), "spec": spec}
+        replicas = {"replicas": spec["replicas"]}
+        return {"metadata": {"generation": 1}, **(deployment or {}), "spec": replicas}
 
-    def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
+    def ask(self, model: ServedModel, body: Json) -> object:
         """See `Endpoint.ask`: by the version's own Service, through the API server."""
         path = f"{self._path('Service')}/http:{self._name(model)}:{_PORT}/proxy/predict"
         try:
@@ -124,204 +168,302 @@ class KubeflowEndpoint:
         except HttpError as error:
             if error.status in (0, 401, 403):  # the API server's, and not the version's
                 raise _explained(error, path) from None
-            what = f"version {model.version} does not answer: {error}"
-            raise StepError(what, where=self._name(model)) from None
+            message = f"version {model.version} does not answer: {error}"
+            raise StepError(message, where=self._name(model)) from None
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
-        running = {one["metadata"]["labels"][VERSION] for one in self._listed("Deployment")}
-        names = {v: name for v, name in self._services().items() if v in running}
-        if missing := sorted(set(shares) - set(names)):
-            raise StepError([_problem("not_running", where=self.name, version=missing[0])])
+        deployments = self._listed("Deployment")
+        running = {deployment["metadata"]["labels"][VERSION] for deployment in deployments}
+        services = self._services()
+        for version in sorted(shares):
+            if version not in services or version not in running:
+                raise StepError(
+                    f"version {version} does not run any more",
+                    where=self.name,
+                    fix="`rekindle deploy CONFIG` deploys it again",
+                )
         if self.place.gateway:
-            self._route(
-                [
-                    {"name": names[version], "port": _PORT, "weight": share}
-                    for version, share in sorted(shares.items())
-                ]
-            )
+            targets = []
+            for version, share in sorted(shares.items()):
+                targets.append({"name": services[version], "port": _PORT, "weight": share})
+            self._route(targets)
         elif len(shares) > 1:
-            raise RequestError([_problem("no_canary", why="no gateway is named")])
-        noted = self._noted()
-        if (noted.get("number"), noted.get("shares")) != (number, dict(shares)):
-            counts = {pod: known[1:] for pod, known in self._counted(certain=True).items()}
-            noted = {"number": number, "shares": dict(shares), "from": counts}
-        first = max(shares, key=lambda version: shares[version])
-        spec = serving.service({LABEL: self.model, VERSION: first})
-        self._have("Service", self.name, spec, {LABEL: self.model}, {SPLIT: json.dumps(noted)})
+            raise _no_canary("no gateway is named")
+        last_split = self._last_split()
+        # the same event again counts on from where it counted first
+        if (last_split.get("number"), last_split.get("shares")) != (number, dict(shares)):
+            counts = {}
+            for uid, pod in self._counted(is_certain=True).items():
+                counts[uid] = (pod.restarts, pod.counters)
+            last_split = {"number": number, "shares": dict(shares), "from": counts}
+        largest = max(shares, key=lambda version: shares[version])
+        spec = serving.service({LABEL: self.model, VERSION: largest})
+        notes = {SPLIT: json.dumps(last_split)}
+        self._have("Service", self.name, spec, {LABEL: self.model}, notes)
 
     def observe(self) -> Mapping[str, Traffic]:
         """See `Endpoint.observe`; what a pod that has gone counted is not in it."""
-        noted, ends = self._noted(), Counter[str]()
-        sums = {version: Counter[str]() for version in noted.get("shares", ())}
-        for pod, (version, ended, counts) in self._counted(certain=False).items():
-            before, known = noted.get("from", {}).get(pod, (0, {}))
-            ends[version] += ended - before
-            if counts is not None and (ended > before or known is not None):
-                since = Counter(counts)
-                since.subtract(known if ended == before else {})
-                sums.setdefault(version, Counter()).update(since)
-        return {
-            version: Traffic(
-                got["requests"],
-                got["errors"],
-                tuple(got[str(i)] for i in range(len(BOUNDS_MS) + 1)),
+        last_split = self._last_split()
+        ends = Counter[str]()
+        sums = {version: Counter[str]() for version in last_split.get("shares", ())}
+        for uid, pod in self._counted(is_certain=False).items():
+            restarts_before, counters_before = last_split.get("from", {}).get(uid, (0, {}))
+            ends[pod.version] += pod.restarts - restarts_before
+            has_restarted = pod.restarts > restarts_before
+            if pod.counters is None or (counters_before is None and not has_restarted):
+                continue
+            since = Counter(pod.counters)
+            if pod.restarts == restarts_before:  # else its counters began at zero
+                since.subtract(counters_before)
+            sums.setdefault(pod.version, Counter()).update(since)
+        traffic = {}
+        for version, counts in sums.items():
+            traffic[version] = Traffic(
+                counts["requests"],
+                counts["errors"],
+                tuple(counts[str(i)] for i in range(len(BOUNDS_MS) + 1)),
                 ends[version],
-                got["refused"],
+                counts["refused"],
             )
-            for version, got in sums.items()
-        }
+        return traffic
 
     def retain(self, versions: set[str], number: int) -> None:
-        """See `Endpoint.retain`: pods get time to answer (`terminationGracePeriodSeconds`)."""
+        """See `Endpoint.retain`: pods get time to answer
+        (`terminationGracePeriodSeconds`)."""
         for kind in (self.kind, "Service"):
-            for one in self._listed(kind):
-                version = one["metadata"]["labels"].get(VERSION)  # none: the Service of all of them
+            for item in self._listed(kind):
+                # none: the Service of all of them
+                version = item["metadata"]["labels"].get(VERSION)
                 if version is not None and version not in versions:
-                    self._delete(kind, one)
+                    self._delete(kind, item)
 
     def delete(self) -> None:
         for kind in ("HTTPRoute", "Service", self.kind):
-            for one in self._listed(kind):
-                self._delete(kind, one)
+            for item in self._listed(kind):
+                self._delete(kind, item)
 
     def _check(self) -> None:
-        """RequestError where something is missing, or another's object has the name of ours."""
+        """RequestError where something is missing, or another's object has the name of
+        ours."""
         place = self.place
         if not place.image:
-            raise RequestError([_problem("no_image")])
+            raise RequestError(
+                "a deployment needs an image",
+                where="platforms.kubeflow.image",
+                fix="an image with rekindle in it, by digest: `make images` builds rekindle-cpu",
+            )
         if not place.artifact_root:
-            raise RequestError([_problem("no_folder")])
+            raise RequestError(
+                "a version needs a folder",
+                where="platforms.kubeflow.artifact_root",
+                fix="set platforms.kubeflow.artifact_root: s3://my-bucket/rekindle",
+            )
         if "://" not in place.artifact_root and not place.claim:
-            raise RequestError([_problem("no_claim", folder=place.artifact_root)])
-        routes = place.gateway and self._ask("GET", self._path("HTTPRoute"), known=(404,))
+            raise RequestError(
+                f"pods do not see the folder {place.artifact_root}",
+                where="platforms.kubeflow.artifact_root",
+                fix="a URI, or name the PersistentVolumeClaim in platforms.kubeflow.claim",
+            )
+        has_gateway_api = False
+        if place.gateway:
+            routes = self._ask("GET", self._path("HTTPRoute"), none_for=(404,))
+            has_gateway_api = routes is not None
         self._check_kind()
         if self.deploy.canary and not place.gateway:
-            raise RequestError([_problem("no_canary", why="no gateway is named")])
-        if place.gateway and routes is None:
-            why = "the cluster has no Gateway API (HTTPRoute, v1)"
-            raise RequestError([_problem("no_canary", why=why)])
-        for kind in ("Service", "HTTPRoute")[: 1 + bool(place.gateway)]:
-            if found := self._ask("GET", f"{self._path(kind)}/{self.name}", known=(404,)):
-                self._own(kind, found)
+            raise _no_canary("no gateway is named")
+        if place.gateway and not has_gateway_api:
+            raise _no_canary("the cluster has no Gateway API (HTTPRoute, v1)")
+        kinds = ["Service"]
+        if place.gateway:
+            kinds.append("HTTPRoute")
+        for kind in kinds:
+            existing = self._ask("GET", f"{self._path(kind)}/{self.name}", none_for=(404,))
+            if existing:
+                self._check_owner(kind, existing)
 
     def _check_kind(self) -> None:
-        """The same of KServe, and of versions that the other setting made."""
-        wanted = self.kind == "InferenceService"
-        if wanted and self._ask("GET", self._path(self.kind), known=(404,)) is None:
-            raise RequestError([_problem("no_kserve")])
-        for one in self._listed("Deployment"):
-            if ("ownerReferences" in one["metadata"]) != wanted:
-                other = "Deployment" if wanted else "InferenceService"
-                raise RequestError([_problem("other_kind", model=self.model, other=other)])
+        """RequestError for KServe that is not there, and for versions that the other
+        setting of `serving` made."""
+        wants_kserve = self.kind == "InferenceService"
+        if wants_kserve and self._ask("GET", self._path(self.kind), none_for=(404,)) is None:
+            raise RequestError(
+                "the cluster has no KServe (InferenceService, v1beta1)",
+                where="platforms.kubeflow.serving",
+                fix="install it, or leave platforms.kubeflow.serving out",
+            )
+        for deployment in self._listed("Deployment"):
+            is_kserves = "ownerReferences" in deployment["metadata"]
+            if is_kserves != wants_kserve:
+                other = "Deployment" if wants_kserve else "InferenceService"
+                raise RequestError(
+                    f"versions of {self.model} run there as {other}",
+                    where="platforms.kubeflow.serving",
+                    fix="`rekindle deploy delete` with the setting of before ends them; "
+                    "deploy again",
+                )
 
-    def _route(self, targets: list[dict[str, Any]]) -> None:
-        """Share requests by weights, once the Gateway has taken them."""
-        namespace, _, name = self.place.gateway.partition("/")
-        about = {"prefix": self.prefix, "targets": targets}
-        spec = _request("route", gateway=name, namespace=namespace, **about)
+    def _route(self, targets: list[Json]) -> None:
+        """Share requests by weights, and wait until the Gateway has taken them."""
+        spec = self._route_spec(targets)
         give_up = time.monotonic() + ROUTE_SECONDS
         while True:
-            made = self._have("HTTPRoute", self.name, spec, {LABEL: self.model})
-            parents = made.get("status", {}).get("parents", [])
-            said = [serving.conditions(one, made["metadata"]["generation"]) for one in parents]
-            taken = ("Accepted", "ResolvedRefs")
-            if any(all(one.get(kind, ("",))[0] == "True" for kind in taken) for one in said):
+            route = self._have("HTTPRoute", self.name, spec, {LABEL: self.model})
+            parents = []  # one for each Gateway that has looked at the route
+            for parent in route.get("status", {}).get("parents", []):
+                parents.append(serving.conditions(parent, route["metadata"]["generation"]))
+            if any(map(_is_taken, parents)):
                 return
             if time.monotonic() > give_up:
-                why = (
-                    "; ".join(
-                        text for one in said for state, text in one.values() if state == "False"
-                    )
-                    or "it has not answered"
+                why = _refusals(parents) or "it has not answered"
+                raise RequestError(
+                    f"the Gateway {self.place.gateway} does not take the route: {why}",
+                    where=self.name,
+                    fix="correct it, then run this again",
                 )
-                about = {"gateway": self.place.gateway, "why": why}
-                raise RequestError([_problem("no_route", where=self.name, **about)])
             time.sleep(self.poll_seconds)
+
+    def _route_spec(self, targets: list[Json]) -> Json:
+        """The spec of the HTTPRoute to the model, which takes the prefix off the path."""
+        namespace, _, name = self.place.gateway.partition("/")
+        no_prefix = {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}
+        rule = {
+            "matches": [{"path": {"type": "PathPrefix", "value": self.prefix}}],
+            "filters": [{"type": "URLRewrite", "urlRewrite": {"path": no_prefix}}],
+            "backendRefs": targets,
+        }
+        return {"parentRefs": [{"name": name, "namespace": namespace}], "rules": [rule]}
 
     def _shares(self) -> dict[str, int]:
         """Percent of requests by version, as the route or else the Service has them."""
-        kind = "HTTPRoute" if self.place.gateway else "Service"
-        found = self._ask("GET", f"{self._path(kind)}/{self.name}", known=(404,)) or {}
         if not self.place.gateway:
-            version = found.get("spec", {}).get("selector", {}).get(VERSION)
+            service = self._named("Service")
+            version = service.get("spec", {}).get("selector", {}).get(VERSION)
             return {version: 100} if version else {}
-        names = {name: version for version, name in self._services().items()}
-        refs = found["spec"]["rules"][0]["backendRefs"] if found else []
-        return {names[one["name"]]: one["weight"] for one in refs if one["name"] in names}
+        route = self._named("HTTPRoute")
+        versions = {name: version for version, name in self._services().items()}
+        targets = route["spec"]["rules"][0]["backendRefs"] if route else []
+        shares = {}
+        for target in targets:
+            if target["name"] in versions:
+                shares[versions[target["name"]]] = target["weight"]
+        return shares
 
     def _services(self) -> dict[str, str]:
         """The name of each version's Service."""
-        found = (one["metadata"] for one in self._listed("Service"))
-        return {m["labels"][VERSION]: m["name"] for m in found if VERSION in m["labels"]}
+        names = {}
+        for service in self._listed("Service"):
+            metadata = service["metadata"]
+            if VERSION in metadata["labels"]:
+                names[metadata["labels"][VERSION]] = metadata["name"]
+        return names
 
-    def _noted(self) -> dict[str, Any]:
-        found = self._ask("GET", f"{self._path('Service')}/{self.name}", known=(404,)) or {}
-        return dict(json.loads(found.get("metadata", {}).get("annotations", {}).get(SPLIT, "{}")))
+    def _last_split(self) -> Json:
+        """Number, shares and counters (`from`) of the last split; empty before the
+        first."""
+        annotations = self._named("Service").get("metadata", {}).get("annotations", {})
+        return dict(json.loads(annotations.get(SPLIT, "{}")))
 
-    def _counted(self, certain: bool) -> dict[str, tuple[str, int, Counter[str] | None]]:
-        """Version, restarts and counters of each pod, by its uid; None where it does not answer,
-        which for one that is ready is an error if `certain`."""
-        found = dict[str, tuple[str, int, Counter[str] | None]]()
+    def _named(self, kind: str) -> Json:
+        """The object of the model's name; empty where there is none."""
+        return self._ask("GET", f"{self._path(kind)}/{self.name}", none_for=(404,)) or {}
+
+    def _counted(self, *, is_certain: bool) -> dict[str, _PodCounts]:
+        """What each pod shows, by its uid. If a pod that is ready does not answer, that
+        is an error if the counts have to be certain."""
+        counts = {}
         for pod in self._listed("Pod"):
-            meta, text = pod["metadata"], ""
-            path = f"{self._path('Pod')}/{meta['name']}:8080/proxy/metrics"
-            ready = serving.conditions(pod.get("status", {})).get("Ready", ("",))[0] == "True"
-            for last in (False, False, True) if ready else ():
+            metadata = pod["metadata"]
+            path = f"{self._path('Pod')}/{metadata['name']}:8080/proxy/metrics"
+            ready = serving.conditions(pod.get("status", {})).get("Ready", ("",))[0]
+            text = ""
+            if ready == "True":
                 try:
-                    text = "\n".join(self.cluster.lines(path))
-                    break
+                    text = self._metrics(path)
                 except OSError as error:
-                    if last and certain:
-                        what = f"the counters of the pod {meta['name']} cannot be read: {error}"
-                        raise UnreachableError(what, where=path, fix=_GRANT) from error
-            counts = serving.counters(text) if text else None
-            found[meta["uid"]] = meta["labels"][VERSION], serving.restarts(pod), counts
-        return found
+                    if is_certain:
+                        name = metadata["name"]
+                        message = f"the counters of the pod {name} cannot be read: {error}"
+                        raise UnreachableError(message, where=path, fix=_GRANT) from error
+            counters = serving.counters(text) if text else None
+            version = metadata["labels"][VERSION]
+            counts[metadata["uid"]] = _PodCounts(version, serving.restarts(pod), counters)
+        return counts
+
+    def _metrics(self, path: str, tries: int = 3) -> str:
+        """The text of a pod's `/metrics`; OSError where no try got it."""
+        for _ in range(tries - 1):
+            try:
+                return "\n".join(self.cluster.lines(path))
+            except OSError:
+                continue
+        return "\n".join(self.cluster.lines(path))
 
     def _have(
         self,
         kind: str,
         name: str,
-        spec: Mapping[str, Any],
+        spec: Json,
         labels: Mapping[str, str],
         notes: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
-        """The object with this spec and these annotations, made or changed where it is not so."""
-        path, notes = self._path(kind), dict(notes or {})
+    ) -> Json:
+        """The object with this spec and these annotations, made or changed where it is
+        not so."""
+        path = self._path(kind)
+        annotations = dict(notes or {})
         for _ in range(_MOST_CONFLICTS):
-            if (found := self._ask("GET", f"{path}/{name}", known=(404,))) is None:
-                meta = {"name": name, "labels": dict(labels), "annotations": notes}
-                body = {"apiVersion": _API[kind], "kind": kind, "metadata": meta, "spec": spec}
-                made = self._ask("POST", path, body, known=(409,))
+            existing = self._ask("GET", f"{path}/{name}", none_for=(404,))
+            if existing is None:
+                metadata = {"name": name, "labels": dict(labels), "annotations": annotations}
+                body = {
+                    "apiVersion": _API[kind],
+                    "kind": kind,
+                    "metadata": metadata,
+                    "spec": spec,
+                }
+                stored = self._ask("POST", path, body, none_for=(409,))
             else:
-                self._own(kind, found)
-                meta = found["metadata"]
-                if _holds(found["spec"], spec) and _holds(meta.get("annotations", {}), notes):
-                    return found
-                meta["annotations"] = {**meta.get("annotations", {}), **notes}
-                found["spec"].update(spec)
-                made = self._ask("PUT", f"{path}/{name}", found, known=(404, 409))
-            if made is not None and _holds(made["spec"], spec):
-                return made
+                self._check_owner(kind, existing)
+                metadata = existing["metadata"]
+                existing_annotations = metadata.get("annotations", {})
+                if _holds(existing["spec"], spec) and _holds(existing_annotations, annotations):
+                    return existing
+                metadata["annotations"] = {**existing_annotations, **annotations}
+                existing["spec"].update(spec)
+                # it holds its resourceVersion: 409 where another process was faster
+                stored = self._ask("PUT", f"{path}/{name}", existing, none_for=(404, 409))
+            if stored is not None and _holds(stored["spec"], spec):
+                return stored
         raise UnreachableError(f"another changes {kind} {name} again and again", where=path)
 
-    def _own(self, kind: str, found: Mapping[str, Any]) -> None:
-        meta = found["metadata"]
-        if meta.get("labels", {}).get(LABEL) != self.model:
-            about = {"name": meta["name"], "namespace": self.place.namespace, "model": self.model}
-            raise RequestError([_problem("foreign", kind=kind, label=LABEL, **about)])
+    def _check_owner(self, kind: str, existing: Json) -> None:
+        """RequestError for an object that rekindle did not make for this model."""
+        metadata = existing["metadata"]
+        if metadata.get("labels", {}).get(LABEL) != self.model:
+            raise RequestError(
+                f"{kind} {metadata['name']} in {self.place.namespace} is another's",
+                where="register.model_name",
+                fix=f"it has no label `{LABEL}: {self.model}`; delete it, or name the model "
+                "otherwise",
+            )
 
-    def _delete(self, kind: str, found: Mapping[str, Any]) -> None:
-        meta = found["metadata"]
-        body = {"propagationPolicy": "Background", "preconditions": {"uid": meta["uid"]}}
-        self._ask("DELETE", f"{self._path(kind)}/{meta['name']}", body, known=(404, 409))
+    def _delete(self, kind: str, item: Json) -> None:
+        metadata = item["metadata"]
+        body = {
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": metadata["uid"]},  # no newer object of that name
+        }
+        self._ask("DELETE", f"{self._path(kind)}/{metadata['name']}", body, none_for=(404, 409))
 
-    def _listed(self, kind: str) -> list[dict[str, Any]]:
+    def _listed(self, kind: str) -> list[Json]:
         """All of ours, but pods that end, and Services that KServe made."""
         query = {"labelSelector": f"{LABEL}={self.model}"}
-        found = self._ask("GET", self._path(kind), query=query, known=(404,)) or {}
-        without = {"Pod": "deletionTimestamp", "Service": "ownerReferences"}.get(kind, "")
-        return [one for one in found.get("items") or () if without not in one["metadata"]]
+        answer = self._ask("GET", self._path(kind), query=query, none_for=(404,)) or {}
+        items = answer.get("items") or []
+        if kind == "Pod":
+            return [item for item in items if "deletionTimestamp" not in item["metadata"]]
+        if kind == "Service":
+            return [item for item in items if "ownerReferences" not in item["metadata"]]
+        return list(items)
 
     def _path(self, kind: str) -> str:
         api = _API[kind]
@@ -332,15 +474,16 @@ class KubeflowEndpoint:
         self,
         method: str,
         path: str,
-        body: Any = None,
+        body: Json | None = None,
         *,
         query: Mapping[str, str] | None = None,
-        known: Collection[int] = (),
-    ) -> dict[str, Any] | None:
+        none_for: Collection[int] = (),
+    ) -> Json | None:
+        """The answer of the API server; None for the statuses `none_for`."""
         try:
             return self.cluster.answer(method, path, query or {}, body)
         except HttpError as error:
-            if error.status in known:
+            if error.status in none_for:
                 return None
             raise _explained(error, f"{method} {path}") from None
 
@@ -348,19 +491,45 @@ class KubeflowEndpoint:
         return serving.named(model.name, f"-v{model.version}-{model.digest[:8]}")
 
 
+def _no_canary(why: str) -> RequestError:
+    return RequestError(
+        f"nothing can share requests: {why}",
+        where="deploy.canary",
+        fix="set deploy.canary: [], or platforms.kubeflow.gateway to a Gateway of the Gateway API",
+    )
+
+
+def _is_taken(conditions: Mapping[str, tuple[str, str]]) -> bool:
+    """Whether a Gateway has accepted a route, and found all that it refers to."""
+    states = [conditions.get(kind, ("", ""))[0] for kind in ("Accepted", "ResolvedRefs")]
+    return states == ["True", "True"]
+
+
+def _refusals(parents: list[dict[str, tuple[str, str]]]) -> str:
+    """What Gateways have against a route."""
+    messages = []
+    for conditions in parents:
+        for state, message in conditions.values():
+            if state == "False":
+                messages.append(message)
+    return "; ".join(messages)
+
+
 def _explained(error: HttpError, where: str) -> RequestError | UnreachableError:
     if passing(error):
         return UnreachableError(f"the API server does not answer: {error}", where=where)
+    # a quota refuses with 403 as well, and no right helps against it
     fix = _GRANT if error.status == 403 and "quota" not in str(error) else ""
     return RequestError(f"the API server refuses with {error}", where=where, fix=fix)
 
 
-def _holds(found: Any, wanted: Any) -> bool:
+def _holds(found: object, wanted: object) -> bool:
     """Whether all that is wanted is there, beside what the API server adds."""
     if isinstance(wanted, Mapping):
-        have = found or {}  # the API server drops what is empty
-        return all(_holds(have.get(key), one) for key, one in wanted.items())
+        present = found if isinstance(found, Mapping) else {}  # the API server drops what is empty
+        return all(_holds(present.get(key), value) for key, value in wanted.items())
     if isinstance(wanted, list):
-        same = isinstance(found, list) and len(found) == len(wanted)
-        return same and all(map(_holds, found, wanted))
+        if not isinstance(found, list) or len(found) != len(wanted):
+            return False
+        return all(map(_holds, found, wanted))
     return bool(found == wanted)

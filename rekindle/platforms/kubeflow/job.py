@@ -1,25 +1,25 @@
 """A TrainJob in the cluster: how it stands, its pods, what they say.
 
-Trainer reports `Complete` and `Failed` as conditions; pods are found by the labels that JobSet and
-Job put on them. When the JobSet restarts, pods are replaced and their logs are gone, so the process
-that follows node rank 0 keeps the last lines."""
+Trainer reports `Complete` and `Failed` as conditions; pods are found by the labels that
+JobSet and Job put on them. When the JobSet restarts, pods are replaced and their logs are
+gone, so the process that follows node rank 0 keeps the last lines."""
 
 import collections
 import contextlib
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from rekindle.errors import StepError
 from rekindle.launch.events import error_in_log
 from rekindle.platforms.kubeflow.cluster import Cluster
-from rekindle.platforms.kubeflow.settings import NODE
+from rekindle.platforms.kubeflow.settings import NODE, Json
 from rekindle.platforms.kubeflow.trainjob import ATTEMPT, IDENTITY, STEP, digest_of
 
 State = Literal["active", "complete", "failed", "going"]
 _LAST_LINES = 30
+_KEPT_LINES = 200  # far more than the end of a traceback has
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
@@ -29,128 +29,158 @@ def jobs_path(namespace: str, name: str = "") -> str:
     return f"{base}/{name}" if name else base
 
 
-def attempts(cluster: Cluster, namespace: str, identity: str) -> dict[int, dict[str, Any]]:
+def attempts(cluster: Cluster, namespace: str, identity: str) -> dict[int, Json]:
     """The TrainJobs that there are for a step of a run, by their number, in order."""
-    query = f"{STEP}={digest_of(identity)}"
-    answer = cluster.get(jobs_path(namespace), labelSelector=query) or {"items": []}
-    mine = [job for job in answer["items"] if is_for(job, identity)]
-    return dict(sorted((int(job["metadata"]["labels"][ATTEMPT]), job) for job in mine))
+    selector = f"{STEP}={digest_of(identity)}"
+    answer = cluster.get(jobs_path(namespace), labelSelector=selector) or {"items": []}
+    by_number = {}
+    for job in answer["items"]:
+        if is_for(job, identity):  # the label is a short hash, which two may share
+            by_number[int(job["metadata"]["labels"][ATTEMPT])] = job
+    return {number: by_number[number] for number in sorted(by_number)}
 
 
-def is_for(job: Mapping[str, Any], identity: str) -> bool:
+def is_for(job: Json, identity: str) -> bool:
     """Whether it is for that step of that run."""
     return bool(job["metadata"].get("annotations", {}).get(IDENTITY) == identity)
 
 
-def state_of(job: Mapping[str, Any]) -> State:
+def state_of(job: Json) -> State:
     """Where the job stands; `going` while it is being deleted."""
     if job["metadata"].get("deletionTimestamp"):
         return "going"
     if _condition(job, "Complete"):
         return "complete"
-    return "failed" if _condition(job, "Failed") else "active"
+    if _condition(job, "Failed"):
+        return "failed"
+    return "active"
 
 
-def _condition(job: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
-    conditions = job.get("status", {}).get("conditions", [])
-    return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
+def _condition(job: Json, kind: str) -> Json | None:
+    """The condition of this type, if it is true."""
+    conditions: list[Json] = job.get("status", {}).get("conditions", [])
+    for condition in conditions:
+        if condition["type"] == kind and condition["status"] == "True":
+            return condition
+    return None
 
 
-def pods_of(cluster: Cluster, namespace: str, job: str) -> list[dict[str, Any]]:
+def pods_of(cluster: Cluster, namespace: str, job: str) -> list[Json]:
     """The pods of its nodes, the newest first."""
     selector = f"jobset.sigs.k8s.io/jobset-name={job},jobset.sigs.k8s.io/replicatedjob-name={NODE}"
     answer = cluster.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
-    pods: list[dict[str, Any]] = (answer or {}).get("items", [])
+    pods: list[Json] = (answer or {}).get("items", [])
     return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
 
 
-def rank_of(pod: Mapping[str, Any]) -> int:
-    """The node rank that a pod has."""
+def rank_of(pod: Json) -> int:
+    """The node rank that a pod has; -1 where it has none."""
     metadata = pod["metadata"]
-    both = {**metadata.get("annotations", {}), **metadata.get("labels", {})}
-    return int(both.get(_INDEX, -1))
+    # Kubernetes writes the index as an annotation, and since 1.28 as a label
+    labels = {**metadata.get("annotations", {}), **metadata.get("labels", {})}
+    return int(labels.get(_INDEX, -1))
 
 
-def failure(cluster: Cluster, namespace: str, job: Mapping[str, Any], heard: str) -> StepError:
-    """Why the job failed: the last words of the pod that failed first, or else `heard`."""
+def failure(cluster: Cluster, namespace: str, job: Json, last_lines: str) -> StepError:
+    """Why the job failed: the end of the log of the pod that failed first, or else
+    `last_lines`."""
     name = job["metadata"]["name"]
-    told = _condition(job, "Failed") or {}
-    what = f"TrainJob {name} failed: {told.get('message') or told.get('reason') or 'no reason'}"
+    condition = _condition(job, "Failed") or {}
+    reason = condition.get("message") or condition.get("reason") or "no reason"
+    what = f"TrainJob {name} failed: {reason}"
     where = f"trainjob {namespace}/{name}"
-    if failed := [pod for pod in pods_of(cluster, namespace, name) if _ended(pod).get("exitCode")]:
-        pod = min(failed, key=lambda pod: str(_ended(pod).get("finishedAt", "")))
-        pod_name, code = pod["metadata"]["name"], _ended(pod)["exitCode"]
-        what += f"; node {rank_of(pod)} ended with exit code {code}"
+    log = last_lines
+    pods = pods_of(cluster, namespace, name)
+    failed_pods = [pod for pod in pods if _termination(pod).get("exitCode")]
+    if failed_pods:
+        # the others may have failed because this one was gone
+        first_pod = min(failed_pods, key=lambda pod: str(_termination(pod).get("finishedAt", "")))
+        pod_name = first_pod["metadata"]["name"]
+        exit_code = _termination(first_pod)["exitCode"]
+        what += f"; node {rank_of(first_pod)} ended with exit code {exit_code}"
         where = f"pod {namespace}/{pod_name}"
         path = f"/api/v1/namespaces/{namespace}/pods/{pod_name}/log"
         with contextlib.suppress(OSError):
-            heard = "\n".join(cluster.lines(path, container=NODE, tailLines="200")) or heard
-    kind, message = error_in_log(heard)
-    said = f"{kind}: {message}" if kind else message
-    lines = [line for line in heard.splitlines() if line.strip()][-_LAST_LINES:]
-    quoted = "\n".join(f"  | {line}" for line in lines)
-    return StepError("\n".join(filter(None, [what, said, quoted])), where=where)
+            lines = cluster.lines(path, container=NODE, tailLines=str(_KEPT_LINES))
+            log = "\n".join(lines) or last_lines
+    kind, message = error_in_log(log)
+    error = f"{kind}: {message}" if kind else message
+    quoted_lines = [f"  | {line}" for line in log.splitlines() if line.strip()][-_LAST_LINES:]
+    paragraphs = [what, error, "\n".join(quoted_lines)]
+    return StepError("\n".join(filter(None, paragraphs)), where=where)
 
 
-def _ended(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    statuses = pod.get("status", {}).get("containerStatuses", [])
-    state: Mapping[str, Any] = next((s["state"] for s in statuses if s["name"] == NODE), {})
-    return dict(state.get("terminated", {}))
+def _termination(pod: Json) -> Json:
+    """How the node's container ended; empty while it runs."""
+    for status in pod.get("status", {}).get("containerStatuses", []):
+        if status["name"] == NODE:
+            return dict(status["state"].get("terminated", {}))
+    return {}
 
 
 class Follower:
-    """Copies what node rank 0 says to our own output, from pod to pod, in a thread of its own."""
+    """Copies what node rank 0 prints to our own output, from pod to pod, in a thread of
+    its own."""
 
     def __init__(self, cluster: Cluster, namespace: str, job: str, poll_seconds: float) -> None:
-        self.cluster, self.namespace, self.job = cluster, namespace, job
+        self.cluster = cluster
+        self.namespace = namespace
+        self.job = job
         self.poll_seconds = poll_seconds
-        self.heard: collections.deque[str] = collections.deque(maxlen=200)
+        self.lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
         self.ending = threading.Event()
-        self.thread = threading.Thread(target=self.follow, daemon=True)
+        self.thread = threading.Thread(target=self._follow, daemon=True)
         self.thread.start()
 
     def finish(self, patience_seconds: float) -> str:
-        """Hear the rest, and say what the last lines were."""
+        """Copy what is still to come, and return the last lines."""
         self.ending.set()
         self.thread.join(patience_seconds)
-        return "\n".join(self.heard)
+        return "\n".join(self.lines)
 
-    def follow(self) -> None:
-        done, since = "", ""
+    def _follow(self) -> None:
+        copied_uid = ""  # of the pod whose log is here whole
+        since = ""
         while True:
-            last = self.ending.is_set()  # asked before looking: one look comes after the end
-            pod, whole = self.pod(), True
-            if pod is not None and pod["metadata"]["uid"] != done:
-                since, whole = self.copy(pod["metadata"]["name"], since)
-                if whole and pod["status"].get("phase") in ("Succeeded", "Failed"):
-                    done, since = pod["metadata"]["uid"], ""
-            if last and whole:
+            is_last = self.ending.is_set()  # asked before looking: one look comes after the end
+            is_whole = True
+            pod = self._pod()
+            if pod is not None and pod["metadata"]["uid"] != copied_uid:
+                since, is_whole = self._copy(pod["metadata"]["name"], since)
+                if is_whole and pod["status"].get("phase") in ("Succeeded", "Failed"):
+                    copied_uid = pod["metadata"]["uid"]
+                    since = ""
+            if is_last and is_whole:
                 return
             time.sleep(self.poll_seconds)
 
-    def pod(self) -> dict[str, Any] | None:
-        """The newest pod of node rank 0 that has begun; None as well if the cluster cannot say."""
+    def _pod(self) -> Json | None:
+        """The newest pod of node rank 0 that has begun; None as well if the cluster
+        cannot say."""
         try:
             pods = pods_of(self.cluster, self.namespace, self.job)
         except Exception:  # noqa: BLE001 - the log is a comfort; the status decides
             return None
-        begun = ("Running", "Succeeded", "Failed")
-        mine = [p for p in pods if rank_of(p) == 0 and p.get("status", {}).get("phase") in begun]
-        return mine[0] if mine else None
+        for pod in pods:
+            phase = pod.get("status", {}).get("phase")
+            if rank_of(pod) == 0 and phase in ("Running", "Succeeded", "Failed"):
+                return pod
+        return None
 
-    def copy(self, pod: str, since: str) -> tuple[str, bool]:
-        """Copy what was said after `since`, a time as Kubernetes writes it; the time of the last
-        line, and whether that was the end and not only that of the connection."""
+    def _copy(self, pod: str, since: str) -> tuple[str, bool]:
+        """Copy the lines after `since`, a time as Kubernetes writes it. Returns the time
+        of the last line, and whether the log ended there and not only the connection."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
         query = {"container": NODE, "follow": "true", "timestamps": "true"}
         if since:
             query["sinceTime"] = since.partition(".")[0].rstrip("Z") + "Z"  # whole seconds only
         try:
             for line in self.cluster.lines(path, **query):
-                at, _, text = line.partition(" ")
-                if not since or at.rstrip("Z") > since.rstrip("Z"):
-                    since = at
-                    self.heard.append(text)
+                time_of_line, _, text = line.partition(" ")
+                # `sinceTime` is cut to seconds: lines of that second come once more
+                if not since or time_of_line.rstrip("Z") > since.rstrip("Z"):
+                    since = time_of_line
+                    self.lines.append(text)
                     sys.stdout.write(f"{text}\n")
                     sys.stdout.flush()
         except OSError:

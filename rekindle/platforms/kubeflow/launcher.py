@@ -1,13 +1,13 @@
-"""What a launcher step runs: creates the TrainJob of a distributed step, follows it to its end, and
-brings back what it gave.
+"""What a launcher step runs: creates the TrainJob of a distributed step, follows it to
+its end, and brings back what it gave.
 
     python3 -m rekindle.platforms.kubeflow.launcher DEFINITION EXECUTOR_INPUT
 
-The name of a job follows from the run, the step and the number of the attempt. After a failed one
-comes the next, as often and after as long a pause as the step's retry policy says, and once for a
-person who retries the run. Argo restarts a launcher that failed for whatever reason, so one that
-finds the last attempt failed ends at once. The job belongs to the Workflow and goes with it. Argo,
-KFP and Trainer have not run this yet."""
+The name of a job follows from the run, the step and the number of the attempt. After a
+failed one comes the next, as often and after as long a pause as the step's retry policy
+says, and once for a person who retries the run. Argo restarts a launcher that failed for
+whatever reason, so one that finds the last attempt failed ends at once. The job belongs
+to the Workflow and goes with it. Argo, KFP and Trainer have not run this yet."""
 
 import argparse
 import contextlib
@@ -20,9 +20,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rekindle.errors import RekindleError, StepError
 from rekindle.http import Stopped
@@ -35,16 +33,15 @@ from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, Cluster, Conflict
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT
 from rekindle.platforms.kubeflow.job import Follower, attempts, failure, is_for, jobs_path, state_of
+from rekindle.platforms.kubeflow.settings import Json
 from rekindle.platforms.kubeflow.workflow import Run, ending, own_run
 from rekindle.platforms.launcher import SUCCEEDED, TERMINATED, Cause, GiveUp, Job, Launcher, Start
-from rekindle.platforms.submission import problems_in
 from rekindle.records import write_atomically
 
 log = logging.getLogger(__name__)
 
-_LAST_LOG_SECONDS = 10.0
-_FAREWELL_SECONDS = 20.0
-_problem = problems_in(__file__)
+_LAST_LOG_SECONDS = 10.0  # for lines that are still on their way when the job has ended
+_FAREWELL_SECONDS = 20.0  # of the 30 that Kubernetes gives a pod after SIGTERM
 
 
 def main(words: list[str]) -> int:
@@ -86,36 +83,47 @@ class KubeflowLauncher(Launcher):
     """A launcher of TrainJobs, by names that no two launchers ever make twice."""
 
     def __init__(self, cluster: Cluster, run: Run, options: argparse.Namespace) -> None:
-        self.definition: dict[str, Any] = json.loads(options.definition)
-        self.executor_input: dict[str, Any] = json.loads(options.executor_input)
+        self.definition: Json = json.loads(options.definition)
+        self.executor_input: Json = json.loads(options.executor_input)
         self.retry = Retry(**self.definition["retry"])
         failures = self.retry.count
         if run.retry == 0:  # a person's retry and not Argo's: one attempt in any case
-            before = attempts(cluster, run.namespace, run.identity).values()
-            failures = max(failures, sum(state_of(job) == "failed" for job in before))
+            earlier_jobs = attempts(cluster, run.namespace, run.identity).values()
+            failed_jobs = [job for job in earlier_jobs if state_of(job) == "failed"]
+            failures = max(failures, len(failed_jobs))
         allowed = shared.Allowed(failures=failures, preemptions=0, seconds=math.inf)
         super().__init__(allowed, options.poll, cluster.stopping)
-        self.cluster, self.owner, self.account = cluster, run, options.account
-        self.made: dict[str, dict[str, Any]] = {}
-        self.known = set[str]()  # names of jobs that were announced
+        self.cluster = cluster
+        self.owner = run
+        self.account: Path = options.account
+        self.raw_jobs: dict[str, Json] = {}  # by name, as of the last look
+        self.announced = set[str]()  # names of jobs
         self.follower: Follower | None = None
 
     def ending(self) -> str:
         return ending(self.cluster.get(self.owner.path), str(self.owner.workflow["uid"]))
 
     def jobs(self) -> list[Job]:
-        found = attempts(self.cluster, self.owner.namespace, self.owner.identity)
-        self.made = {_name(job): job for job in found.values()}
-        if self.follower and self.follower.job not in self.made:
+        by_number = attempts(self.cluster, self.owner.namespace, self.owner.identity)
+        self.raw_jobs = {_name(job): job for job in by_number.values()}
+        if self.follower and self.follower.job not in self.raw_jobs:
             name = self.follower.job
-            raise StepError([_problem("deleted", name=name, namespace=self.owner.namespace)])
-        return [_attempt(number, job, number == max(found)) for number, job in found.items()]
+            raise StepError(
+                f"TrainJob {name} was deleted while it ran",
+                where=f"trainjob {self.owner.namespace}/{name}",
+            )
+        last_number = max(by_number, default=0)
+        return [
+            _attempt(number, job, is_last=number == last_number)
+            for number, job in by_number.items()
+        ]
 
     def cause(self, job: Job) -> Cause:
         return "failed"
 
     def start(self, attempt: Start) -> None:
-        numbers = [int(job["metadata"]["labels"][trainjob.ATTEMPT]) for job in self.made.values()]
+        jobs = self.raw_jobs.values()
+        numbers = [int(job["metadata"]["labels"][trainjob.ATTEMPT]) for job in jobs]
         number = 1 + max(numbers, default=0)
         if self.follower is not None:  # it failed before our eyes
             pause = self.retry.pause_before(number)
@@ -134,8 +142,8 @@ class KubeflowLauncher(Launcher):
             self.follower = None
         if job.state not in ("RUNNING", SUCCEEDED) or self.follower is not None:
             return
-        raw = self.made[job.name]
-        if job.name not in self.known:
+        raw = self.raw_jobs[job.name]
+        if job.name not in self.announced:
             log.info("TrainJob %s is there already (%s)", job.name, state_of(raw))
             self.give_secret(raw)
         if job.alive:
@@ -143,25 +151,29 @@ class KubeflowLauncher(Launcher):
             self.follower = Follower(self.cluster, namespace, job.name, self.poll_seconds)
 
     def cancel(self, job: Job) -> None:
-        uid = self.made[job.name]["metadata"]["uid"]
+        uid = self.raw_jobs[job.name]["metadata"]["uid"]
         self.cluster.delete(jobs_path(self.owner.namespace, job.name), uid)
 
     def deliver(self, job: Job) -> int:
-        """Write KFP's executor output: what node rank 0 left, which says where artifacts are."""
+        """Write KFP's executor output: what node rank 0 left, which says where artifacts
+        are."""
         if self.follower:
             self.follower.finish(_LAST_LOG_SECONDS)
-        uri = self.made[job.name]["metadata"]["annotations"][trainjob.RESULT]
+        uri = self.raw_jobs[job.name]["metadata"]["annotations"][trainjob.RESULT]
         try:
-            left = json.loads(staging.read_text(uri))
+            output = json.loads(staging.read_text(uri))
         except FileNotFoundError:
-            raise StepError([_problem("no_result", where=uri, name=job.name)]) from None
-        for name, group in left["artifacts"].items():
+            message = f"TrainJob {job.name} is complete, but left no result"
+            raise StepError(message, where=uri, fix="look at the log of node 0") from None
+        # a distributed step that reads one of these artifacts gets its place as a
+        # parameter
+        for name, group in output["artifacts"].items():
             if PREFIX + name in self.executor_input["outputs"].get("parameters", {}):
                 artifact = group["artifacts"][0]
-                place = as_place(artifact["uri"], artifact["metadata"])
-                left["parameterValues"][PREFIX + name] = place
+                artifact_place = as_place(artifact["uri"], artifact["metadata"])
+                output["parameterValues"][PREFIX + name] = artifact_place
         file = Path(self.executor_input["outputs"]["outputFile"])
-        write_atomically(file, json.dumps(left, sort_keys=True))
+        write_atomically(file, json.dumps(output, sort_keys=True))
         return 0
 
     def give_up(self, end: GiveUp) -> int:
@@ -179,8 +191,8 @@ class KubeflowLauncher(Launcher):
 
     def failure(self, name: str) -> StepError:
         """Why a job failed, with what node rank 0 said last if it was followed."""
-        heard = self.follower.finish(_LAST_LOG_SECONDS) if self.follower else ""
-        return failure(self.cluster, self.owner.namespace, self.made[name], heard)
+        last_lines = self.follower.finish(_LAST_LOG_SECONDS) if self.follower else ""
+        return failure(self.cluster, self.owner.namespace, self.raw_jobs[name], last_lines)
 
     def create(self, attempt: int) -> None:
         """Create an attempt's job, unless it is there; StepError if that is another's."""
@@ -189,7 +201,7 @@ class KubeflowLauncher(Launcher):
         result = f"{outputs[RESULT_OUTPUT]['artifacts'][0]['uri'].rstrip('/')}/{name}.json"
         # another name than that of a job before, whose Secret may not be collected yet
         secret = f"{name}-{secrets.token_hex(4)}"
-        wanted = trainjob.manifest(
+        manifest = trainjob.manifest(
             self.definition["job"],
             name=name,
             identity=self.owner.identity,
@@ -201,37 +213,43 @@ class KubeflowLauncher(Launcher):
             secret=secret,
         )
         try:
-            job = self.cluster.create(jobs_path(self.owner.namespace), wanted)
+            job = self.cluster.create(jobs_path(self.owner.namespace), manifest)
         except Conflict:
             other = self.cluster.get(jobs_path(self.owner.namespace, name))
             if other is not None and not is_for(other, self.owner.identity):
-                about = {"name": name, "namespace": self.owner.namespace}
-                raise StepError([_problem("foreign", **about)]) from None
+                raise StepError(
+                    f"there is a TrainJob {name} that is not ours",
+                    where=f"trainjob {self.owner.namespace}/{name}",
+                    fix="delete it, or give the step another name",
+                ) from None
             return
         log.info("TrainJob %s created", name)
-        self.known.add(name)
+        self.announced.add(name)
         self.give_secret(job)
 
-    def give_secret(self, job: Mapping[str, Any]) -> None:
-        """Make the Secret that the job's nodes wait for, unless it is there."""
-        wanted = trainjob.secret_of(job, secrets.token_hex(32))
-        if wanted and state_of(job) == "active":
+    def give_secret(self, job: Json) -> None:
+        """Create the Secret that the job's nodes wait for, unless it is there."""
+        secret = trainjob.secret_of(job, secrets.token_hex(32))
+        if secret and state_of(job) == "active":
             with contextlib.suppress(Conflict):
-                self.cluster.create(f"/api/v1/namespaces/{self.owner.namespace}/secrets", wanted)
+                self.cluster.create(f"/api/v1/namespaces/{self.owner.namespace}/secrets", secret)
 
-    def task(self, name: str, result: str) -> dict[str, Any]:
-        """What the nodes run."""
+    def task(self, name: str, result: str) -> Json:
+        """The task that the nodes of the job `name` run."""
         task = self.definition["task"]
         values = dict(self.executor_input.get("inputs", {}).get("parameterValues", {}))
-        kinds = self.definition["inputs"]
-        places = {n: values.pop(PREFIX + n, None) for n in kinds}
-        found = {n: read_place(text) for n, text in places.items() if text}
-        made = {n: mounted.artifact_of(n, kinds[n], *place) for n, place in found.items()}
-        artifacts = {n: {"artifacts": [artifact]} for n, artifact in made.items()}
-        outputs = self.executor_input["outputs"]
-        promised = task["outputs"].items()
-        own = {kind: {n: outputs[kind][n] for n in names} for kind, names in promised}
+        artifacts = {}
+        for input_name, kind in self.definition["inputs"].items():
+            text = values.pop(PREFIX + input_name, None)
+            if text:  # an optional artifact may be missing
+                artifact = mounted.artifact_of(input_name, kind, *read_place(text))
+                artifacts[input_name] = {"artifacts": [artifact]}
         inputs = {"parameterValues": values, "artifacts": artifacts}
+        # without the launcher's own: RESULT_OUTPUT and the places of artifacts
+        outputs = {}
+        for group, names in task["outputs"].items():
+            promised = self.executor_input["outputs"][group]
+            outputs[group] = {name: promised[name] for name in names}
         facts = mounted.facts(str(self.owner.workflow["name"]), name)
         facts |= {"pipeline_job_uuid": self.owner.run_id, "pipeline_task_name": task["name"]}
         leash = {
@@ -241,20 +259,25 @@ class KubeflowLauncher(Launcher):
             "workflow_uid": self.owner.workflow["uid"],
             "every_seconds": 12 * self.poll_seconds,
         }
-        given = {"inputs": inputs, "outputs": own}
-        return {**task, "executor_input": given, "run": facts, "result": result, "leash": leash}
+        return {
+            **task,
+            "executor_input": {"inputs": inputs, "outputs": outputs},
+            "run": facts,
+            "result": result,
+            "leash": leash,
+        }
 
 
-def _name(job: Mapping[str, Any]) -> str:
+def _name(job: Json) -> str:
     return str(job["metadata"]["name"])
 
 
-def _attempt(number: int, job: Mapping[str, Any], last: bool) -> Job:
-    """As `decide` has it: in the order of numbers, which no clock can turn around. All but the
-    last one are over, also while they are being deleted."""
-    known = {"complete": SUCCEEDED, "failed": "FAILED", "going": "CANCELLING"}
-    state = known.get(state_of(job), "RUNNING")
-    if not last and state != SUCCEEDED:
+def _attempt(number: int, job: Json, *, is_last: bool) -> Job:
+    """A job as `decide` takes it: in the order of numbers, which no clock can turn
+    around. All but the last one are over, also while they are being deleted."""
+    states = {"complete": SUCCEEDED, "failed": "FAILED", "going": "CANCELLING"}
+    state = states.get(state_of(job), "RUNNING")
+    if not is_last and state != SUCCEEDED:
         state = "FAILED"
     ended = number + 0.5 if state in shared.ENDED_RUN else None
     return Job(name=_name(job), state=state, created=float(number), ended=ended)

@@ -1,5 +1,5 @@
-"""Objects of a deployment in the cluster, as pure functions: the Deployment of a version, what the
-state of its pods means, and the counters that its server shows.
+"""Objects of a deployment in the cluster, as pure functions: the Deployment of a version,
+what the state of its pods means, and the counters that its server shows.
 
 Authority: apps/v1 and v1; the exposition format of Prometheus."""
 
@@ -9,19 +9,28 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
+from rekindle.platforms.kubeflow.settings import Json
 from rekindle.platforms.kubeflow.trainjob import GPU, MACHINE, secrets_of
 from rekindle.serve.messages import BOUNDS_MS, is_refusal
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import KubeflowSpec
 from rekindle.tables import rows
 
-LABEL, VERSION = "rekindle", "rekindle.dev/version"
+if TYPE_CHECKING:  # imported where a server's answer is read
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.samples import Sample
+
+LABEL = "rekindle"
+VERSION = "rekindle.dev/version"
 READY_SECONDS = 1_800.0  # as the startupProbe in deployment.yaml
 _DEPLOYMENT = Path(__file__).with_name("manifests") / "deployment.yaml"
-_LONGEST_NAME, _MOST_ENDS = 63, 2
+_LONGEST_NAME = 63  # of a label of DNS
+_MOST_ENDS = 2  # of a container, after which a version has failed
+# the routes of all wire forms that a server here speaks
 _PREDICTS = re.compile(r"/predict|/invocations|/v1/.*|.*/infer")
+# reasons of a waiting container that do not pass by themselves
 _WAITS = {
     "CreateContainerConfigError",
     "CreateContainerError",
@@ -31,30 +40,35 @@ _WAITS = {
     "RunContainerError",
 }
 
+# status and message of conditions, by their type
+Conditions: TypeAlias = dict[str, tuple[str, str]]
+
 
 def named(model: str, suffix: str = "") -> str:
     """A name that Services may have: `named("my_model", "-v3")` is `my-model-v3`."""
     plain = re.sub(r"[^a-z0-9]+", "-", model).strip("-")
-    plain = plain if plain[0].isalpha() else f"m-{plain}"
+    if not plain[0].isalpha():  # the name of a Service begins with a letter
+        plain = f"m-{plain}"
     return f"{plain[: _LONGEST_NAME - len(suffix)].strip('-')}{suffix}"
 
 
-def service(selector: Mapping[str, str]) -> dict[str, Any]:
+def service(selector: Mapping[str, str]) -> Json:
     """The spec of a Service before pods with these labels."""
     ports = [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}]
     return {"selector": dict(selector), "ports": ports}
 
 
-def pods(
-    place: KubeflowSpec, deploy: DeploySpec, labels: Mapping[str, str], uri: str
-) -> dict[str, Any]:
-    """The spec of a version's Deployment; its pods wait there for `uri`, or find it mounted."""
-    made: dict[str, Any] = copy.deepcopy(rows(_DEPLOYMENT))
-    made["replicas"], made["selector"]["matchLabels"] = deploy.replicas, dict(labels)
-    made["template"]["metadata"]["labels"] = dict(labels)
-    pod, machine = made["template"]["spec"], deploy.machine
+def pods(place: KubeflowSpec, deploy: DeploySpec, labels: Mapping[str, str], uri: str) -> Json:
+    """The spec of a version's Deployment; its pods wait there for `uri`, or find it
+    mounted."""
+    spec: Json = copy.deepcopy(rows(_DEPLOYMENT))
+    spec["replicas"] = deploy.replicas
+    spec["selector"]["matchLabels"] = dict(labels)
+    spec["template"]["metadata"]["labels"] = dict(labels)
+    pod = spec["template"]["spec"]
+    pod["serviceAccountName"] = place.node_account
     (container,) = pod["containers"]
-    container["image"], pod["serviceAccountName"] = place.image, place.node_account
+    container["image"] = place.image
     container["env"].append({"name": "REKINDLE_MODEL", "value": uri})
     for variable, (name, key) in sorted(secrets_of(place).items()):
         source = {"secretKeyRef": {"name": name, "key": key}}
@@ -64,91 +78,119 @@ def pods(
         pod["volumes"].append({"name": "models", "persistentVolumeClaim": claim})
         mount = {"name": "models", "mountPath": place.artifact_root, "readOnly": True}
         container["volumeMounts"].append(mount)
-    pod["nodeSelector"] = {MACHINE: machine} if machine else {}
-    if machine in place.accelerator_nodes:
+    pod["nodeSelector"] = {}
+    if deploy.machine in place.accelerator_nodes:
         container["resources"]["limits"] = {GPU: "1"}
-        pod["nodeSelector"] = dict(place.accelerator_nodes[machine])
-    return made
+        pod["nodeSelector"] = dict(place.accelerator_nodes[deploy.machine])
+    elif deploy.machine:
+        pod["nodeSelector"] = {MACHINE: deploy.machine}
+    return spec
 
 
-def predictor(deployment: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec of an InferenceService with the pods of this Deployment."""
-    pod, count = deployment["template"]["spec"], deployment["replicas"]
-    containers = [{**one, "name": "kserve-container"} for one in pod["containers"]]
+def predictor(deployment: Json) -> Json:
+    """The spec of an InferenceService with the pods of this Deployment's spec."""
+    pod = deployment["template"]["spec"]
+    # KServe takes the container of this name for the one that predicts
+    containers = [{**container, "name": "kserve-container"} for container in pod["containers"]]
     return {
-        "predictor": {**pod, "containers": containers, "minReplicas": count, "maxReplicas": count}
+        "predictor": {
+            **pod,
+            "containers": containers,
+            "minReplicas": deployment["replicas"],
+            "maxReplicas": deployment["replicas"],
+        }
     }
 
 
-def complete(deployment: Mapping[str, Any]) -> bool:
-    """Whether all its pods are of its spec, and ready: as `kubectl rollout status` sees it."""
-    meta, status = deployment["metadata"], deployment.get("status", {})
-    wanted = deployment["spec"]["replicas"]
-    counts = [status.get(f"{kind}eplicas", 0) for kind in ("r", "updatedR", "availableR")]
-    seen = status.get("observedGeneration", 0) >= meta.get("generation", 0)
-    return seen and "deletionTimestamp" not in meta and counts == [wanted] * 3
+def complete(deployment: Json) -> bool:
+    """Whether all its pods are of its spec, and ready: as `kubectl rollout status` sees
+    it."""
+    metadata = deployment["metadata"]
+    status = deployment.get("status", {})
+    if status.get("observedGeneration", 0) < metadata.get("generation", 0):
+        return False  # the status is of a spec before
+    if "deletionTimestamp" in metadata:
+        return False
+    replicas = deployment["spec"]["replicas"]
+    kinds = ("replicas", "updatedReplicas", "availableReplicas")
+    return all(status.get(kind, 0) == replicas for kind in kinds)
 
 
-def conditions(found: Mapping[str, Any], generation: int = 0) -> dict[str, tuple[str, str]]:
+def conditions(status: Json, generation: int = 0) -> Conditions:
     """Status and message by type, of those that are as new as the generation."""
-    return {
-        one["type"]: (one["status"], one.get("message", one.get("reason", "")))
-        for one in found.get("conditions", ())
-        if one.get("observedGeneration", 0) >= generation
-    }
+    by_type = {}
+    for condition in status.get("conditions", ()):
+        if condition.get("observedGeneration", 0) >= generation:
+            message = condition.get("message", condition.get("reason", ""))
+            by_type[condition["type"]] = (condition["status"], message)
+    return by_type
 
 
-def trouble(version: str, pods: Iterable[Mapping[str, Any]]) -> tuple[str, bool]:
-    """Why pods of this version do not start, "" for no reason, and whether their containers ended
-    so often that no more is to be expected."""
+def trouble(version: str, pods: Iterable[Json]) -> tuple[str, bool]:
+    """Why pods of this version do not start, "" for no reason, and whether their
+    containers ended so often that no more is to be expected."""
     reason = ""
     for pod in pods:
         if pod["metadata"]["labels"].get(VERSION) != version:
             continue
         status = pod.get("status", {})
-        for one in status.get("containerStatuses", ()):
-            waiting = one.get("state", {}).get("waiting", {})
-            last = one.get("lastState", {}).get("terminated")
-            if last and one["restartCount"] >= _MOST_ENDS and not one.get("ready"):
-                why, end = last.get("reason", "Error"), last.get("message", "").strip()
-                what = f"its container ended {one['restartCount']} times, with exit code"
-                return f"{what} {last['exitCode']} ({why})\n{end}".rstrip(), True
+        for container in status.get("containerStatuses", ()):
+            restart_count = container["restartCount"]
+            ended = container.get("lastState", {}).get("terminated")
+            if ended and restart_count >= _MOST_ENDS and not container.get("ready"):
+                message = ended.get("message", "").strip()
+                what = (
+                    f"its container ended {restart_count} times, "
+                    f"with exit code {ended['exitCode']} ({ended.get('reason', 'Error')})"
+                )
+                return f"{what}\n{message}".rstrip(), True
+            waiting = container.get("state", {}).get("waiting", {})
             if waiting.get("reason") in _WAITS:
                 reason = f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
         state, message = conditions(status).get("PodScheduled", ("", ""))
-        reason = reason or (f"no node takes its pod: {message}" if state == "False" else "")
+        if not reason and state == "False":
+            reason = f"no node takes its pod: {message}"
     return reason, False
 
 
-def restarts(pod: Mapping[str, Any]) -> int:
+def restarts(pod: Json) -> int:
     """How often containers of the pod ended by themselves."""
-    return sum(one["restartCount"] for one in pod.get("status", {}).get("containerStatuses", ()))
+    statuses = pod.get("status", {}).get("containerStatuses", ())
+    return sum(container["restartCount"] for container in statuses)
 
 
 def counters(text: str) -> Counter[str]:
-    """`requests`, `errors` (5xx) and `refused` (see `is_refusal`) of the routes that predict, and
-    by the index of the smallest of `BOUNDS_MS` that is certain how many others were answered within
-    it."""
+    """`requests`, `errors` (5xx) and `refused` (see `is_refusal`) of the routes that
+    predict, and by the index of the smallest of `BOUNDS_MS` that is certain how many
+    others were answered within it."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    found, before = Counter[str](), 0
-    for name, labels, value in _samples(text_string_to_metric_families(text)):
-        failed = labels["status"] >= "500"
-        refused = is_refusal(int(labels["status"]))
-        if name.endswith("_count"):
-            found["requests"] += value
-            found["errors"] += value if failed else 0
-            found["refused"] += value if refused else 0
-            before = 0
-        elif name.endswith("_bucket") and not failed and not refused:
-            at = bisect_left(BOUNDS_MS, round(float(labels["le"]) * 1_000, 3))
-            found[str(at)] += value - before
-            before = value
-    return +found
+    counts = Counter[str]()
+    below = 0  # buckets are cumulative: what the bucket before held
+    for sample in _samples(text_string_to_metric_families(text)):
+        status = sample.labels["status"]
+        has_failed = status >= "500"
+        is_refused = is_refusal(int(status))
+        value = int(sample.value)
+        if sample.name.endswith("_count"):  # which ends the buckets of a route and status
+            counts["requests"] += value
+            if has_failed:
+                counts["errors"] += value
+            if is_refused:
+                counts["refused"] += value
+            below = 0
+        elif sample.name.endswith("_bucket") and not has_failed and not is_refused:
+            bound_ms = round(float(sample.labels["le"]) * 1_000, 3)
+            counts[str(bisect_left(BOUNDS_MS, bound_ms))] += value - below
+            below = value
+    return +counts  # without what is 0
 
 
-def _samples(families: Iterable[Any]) -> Iterator[tuple[str, Mapping[str, str], int]]:
+def _samples(families: Iterable["Metric"]) -> Iterator["Sample"]:
+    """The samples of requests on routes that predict."""
     for family in families:
-        for one in family.samples if family.name == "rekindle_request_seconds" else ():
-            if _PREDICTS.fullmatch(one.labels["route"]):
-                yield one.name, one.labels, int(one.value)
+        if family.name != "rekindle_request_seconds":
+            continue
+        for sample in family.samples:
+            if _PREDICTS.fullmatch(sample.labels["route"]):
+                yield sample

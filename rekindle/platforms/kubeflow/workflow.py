@@ -1,18 +1,20 @@
-"""The run that a launcher belongs to: an Argo Workflow, what the launcher's own pod says of it, and
-the process beside node rank 0 that ends a TrainJob whose run is over.
+"""The run that a launcher belongs to: an Argo Workflow, what the launcher's own pod says
+of it, and the process beside node rank 0 that ends a TrainJob whose run is over.
 
     python3 -m rekindle.platforms.kubeflow.workflow JSON
 
-KFP terminates a run by setting `activeDeadlineSeconds` of its Workflow to 0 (GetTerminatePatch in
-kubeflow/pipelines), Argo by `shutdown`; a node drain only takes the pod, and the Workflow goes on.
-Argo names the node of a pod in an annotation: the path of templates from the run down, the turn of
-a loop as `(0:item)`, the number of a retry as `(0)`.
+KFP terminates a run by setting `activeDeadlineSeconds` of its Workflow to 0
+(GetTerminatePatch in kubeflow/pipelines), Argo by `shutdown`; a node drain only takes the
+pod, and the Workflow goes on. Argo names the node of a pod in an annotation: the path of
+templates from the run down, the turn of a loop as `(0:item)`, the number of a retry as
+`(0)`.
 
-The launcher deletes the job when its run is terminated, if it gets to: KFP's own launcher, its
-parent, dies of the same signal, and Argo then takes the container away. So the job looks itself
-whether its Workflow has ended. After seeing that twice this process leaves a mark and has node rank
-0 end, whose exit code then ends the job: nodes, which run the user's code, need no right to delete
-anything. An API server that does not answer changes nothing."""
+The launcher deletes the job when its run is terminated, if it gets to: KFP's own
+launcher, its parent, dies of the same signal, and Argo then takes the container away. So
+the job looks itself whether its Workflow has ended. After seeing that twice this process
+leaves a mark and has node rank 0 end, whose exit code then ends the job: nodes, which run
+the user's code, need no right to delete anything. An API server that does not answer
+changes nothing."""
 
 import dataclasses
 import datetime
@@ -23,13 +25,11 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rekindle.errors import RekindleError, StepError
 from rekindle.launch.process import die_with_parent
-from rekindle.platforms.kubeflow.cluster import Cluster
+from rekindle.platforms.kubeflow.cluster import Cluster, Json
 
 log = logging.getLogger(__name__)
 
@@ -37,16 +37,18 @@ GRACE_SECONDS = 120  # as in runtime.yaml
 NODE_NAME = "workflows.argoproj.io/node-name"
 RUN_ID = "pipeline/runid"
 _RETRY = re.compile(r"\((\d+)\)")
+# phases that a Workflow does not leave
 _OVER = ("Succeeded", "Failed", "Error")
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Where this pod stands: the Workflow that owns it, `identity`, the step of the run that it is
-    for, the same in every pod for that step, and `retry`, which counts these pods from 0."""
+    """Where this pod stands: the Workflow that owns it, `identity`, the step of the run
+    that it is for, the same in every pod for that step, and `retry`, which counts these
+    pods from 0."""
 
     namespace: str
-    workflow: Mapping[str, Any]
+    workflow: Json
     identity: str
     retry: int
     run_id: str
@@ -62,37 +64,42 @@ def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
     """What the launcher's pod says; StepError if no Workflow has it."""
     pod = cluster.get(f"/api/v1/namespaces/{namespace}/pods/{pod_name}")
     metadata = (pod or {}).get("metadata", {})
-    owners = [o for o in metadata.get("ownerReferences", []) if o["kind"] == "Workflow"]
+    owners = metadata.get("ownerReferences", [])
+    workflows = [owner for owner in owners if owner["kind"] == "Workflow"]
     node = metadata.get("annotations", {}).get(NODE_NAME, "")
-    if not owners or not node:
-        what = "this pod does not belong to an Argo Workflow"
+    if not workflows or not node:
+        message = "this pod does not belong to an Argo Workflow"
         fix = "run the pipeline on Kubeflow Pipelines with Argo"
-        raise StepError(what, where=f"pod {namespace}/{pod_name}", fix=fix)
+        raise StepError(message, where=f"pod {namespace}/{pod_name}", fix=fix)
+    workflow = workflows[0]
     retries = _RETRY.findall(node)
-    identity = f"{owners[0]['uid']}/{_RETRY.sub('', node)}"
-    run_id = metadata.get("labels", {}).get(RUN_ID, owners[0]["name"])
-    return Run(namespace, owners[0], identity, int(retries[-1]) if retries else 0, run_id)
+    retry = int(retries[-1]) if retries else 0
+    identity = f"{workflow['uid']}/{_RETRY.sub('', node)}"
+    run_id = metadata.get("labels", {}).get(RUN_ID, workflow["name"])
+    return Run(namespace, workflow, identity, retry, run_id)
 
 
-def ending(
-    workflow: Mapping[str, Any] | None, uid: str, now: datetime.datetime | None = None
-) -> str:
-    """Why the run is at its end, or ""; a Workflow of its name with another uid is another run."""
+def ending(workflow: Json | None, uid: str, now: datetime.datetime | None = None) -> str:
+    """Why the run is at its end, or ""; a Workflow of its name with another uid is
+    another run."""
     if workflow is None or workflow["metadata"].get("uid") != uid:
         return "its Workflow is gone"
-    spec, status = workflow.get("spec", {}), workflow.get("status", {})
+    spec = workflow.get("spec", {})
+    status = workflow.get("status", {})
     if workflow["metadata"].get("deletionTimestamp"):
         return "its Workflow is being deleted"
-    if how := spec.get("shutdown") or status.get("shutdown"):
-        return f"it was shut down ({how})"
-    seconds, started = spec.get("activeDeadlineSeconds"), status.get("startedAt")
-    if seconds is not None and seconds <= 0:
+    shutdown = spec.get("shutdown") or status.get("shutdown")
+    if shutdown:
+        return f"it was shut down ({shutdown})"
+    deadline_seconds = spec.get("activeDeadlineSeconds")
+    if deadline_seconds is not None and deadline_seconds <= 0:  # how KFP terminates a run
         return "it was terminated"
-    if seconds is not None and started:
+    started_at = status.get("startedAt")
+    if deadline_seconds is not None and started_at:
         now = now or datetime.datetime.now(datetime.UTC)
-        since = now - datetime.datetime.fromisoformat(started)
-        if since.total_seconds() >= seconds:
-            return f"its {seconds} s are over"
+        ran = now - datetime.datetime.fromisoformat(started_at)
+        if ran.total_seconds() >= deadline_seconds:
+            return f"its {deadline_seconds} s are over"
     phase = status.get("phase", "")
     return f"it is over ({phase})" if phase in _OVER else ""
 
@@ -101,19 +108,19 @@ def main(words: list[str]) -> int:
     """Watch until the run is over."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     die_with_parent()
-    told = json.loads(words[0])
-    cluster = Cluster.around(Path(told["account"]), told["server"], patience_seconds=60.0)
-    seen = 0
-    while seen < 2:
-        time.sleep(told["every_seconds"])
+    leash: Json = json.loads(words[0])
+    cluster = Cluster.around(Path(leash["account"]), leash["server"], patience_seconds=60.0)
+    ended_looks = 0
+    while ended_looks < 2:
+        time.sleep(leash["every_seconds"])
         try:
-            reason = ending(cluster.get(told["workflow"]), told["workflow_uid"])
+            reason = ending(cluster.get(leash["workflow"]), leash["workflow_uid"])
         except RekindleError as error:
             log.warning("%s", error)
             continue
-        seen = seen + 1 if reason else 0
+        ended_looks = ended_looks + 1 if reason else 0
     log.info("the run ends, %s: this TrainJob ends with it", reason)
-    Path(told["mark"]).touch()
+    Path(leash["mark"]).touch()
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
     os.kill(os.getppid(), signal.SIGQUIT)  # the shim kills what has not ended by now

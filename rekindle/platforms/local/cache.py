@@ -1,11 +1,12 @@
-"""The cache of step results: content decides what is the same work, and every hit or miss has a
-reason in words.
+"""The cache of step results: content decides what is the same work, and every hit or miss
+has a reason in words.
 
-The key of a step hashes what goes into it: the component (source, command, args, image, env), its
-inputs by content, the types of its outputs, and the hash of rekindle's own code. Paths, times and
-run ids are not part of it. An entry lists the outputs with every file's size and sha256, and holds
-a hash of itself; it is believed only while the files are still as listed. Paths under the home
-count relative to it, so that a home can be moved, and a copy of a home uses its own files."""
+The key of a step hashes what goes into it: the component (source, command, args, image,
+env), its inputs by content, the types of its outputs, and the hash of rekindle's own
+code. Paths, times and run ids are not part of it. An entry lists the outputs with every
+file's size and sha256, and holds a hash of itself; it is believed only while the files
+are still as listed. Paths under the home count relative to it, so that a home can be
+moved, and a copy of a home uses its own files."""
 
 import contextlib
 import dataclasses
@@ -75,7 +76,8 @@ NOTHING = Values()
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What a step's work is made of: one hash a `fact`, and the `key` over all of them."""
+    """What a step's work is made of: one hash a `fact`, and the `key` over all of
+    them."""
 
     facts: Mapping[str, str]
 
@@ -85,8 +87,10 @@ class Identity:
 
 
 def names_of_code(step: Step, inputs: Values) -> list[str]:
-    """By what a step's files of the user are known: its component, and values that may name one."""
-    return [step.component, *(v for v in inputs.parameters.values() if isinstance(v, str))]
+    """By what a step's files of the user are known: its component, and values that may
+    name one."""
+    values = [value for value in inputs.parameters.values() if isinstance(value, str)]
+    return [step.component, *values]
 
 
 def identify(
@@ -97,64 +101,87 @@ def identify(
     own_code: Mapping[str, str],
     home: str,
 ) -> Identity:
-    """The identity of `step` on `inputs`, in a container if there is an `image_id`. A `cache_key`
-    of the user's stands in for everything but the outputs. `own_code` are hashes of the user's own
-    files, by component or by the value of a parameter. Paths under `home` count relative to it."""
-    container = step.container
+    """The identity of `step` on `inputs`, in a container if there is an `image_id`. A
+    `cache_key` of the user's stands in for everything but the outputs. `own_code` are
+    hashes of the user's own files, by component or by the value of a parameter. Paths
+    under `home` count relative to it."""
+    ports = step.outputs
     outputs = {
-        "parameters": {n: p.type for n, p in step.outputs.parameters.items()},
-        "artifacts": {n: a.schema_title for n, a in step.outputs.artifacts.items()},
+        "parameters": {name: parameter.type for name, parameter in ports.parameters.items()},
+        "artifacts": {name: artifact.schema_title for name, artifact in ports.artifacts.items()},
     }
     if step.cache_key:
         own_key = _hash([step.component, step.cache_key])
         return Identity({"cache key": own_key, "outputs": _hash(outputs)})
     lowered = lowered_container(step)
-    component: dict[str, Any] = {key: lowered[key] for key in ("source", "command", "args", "env")}
-    component |= {"image": container.image, "requirements": container.requirements}
+    component: dict[str, object] = {
+        "source": lowered["source"],
+        "command": lowered["command"],
+        "args": lowered["args"],
+        "env": lowered["env"],
+        "image": step.container.image,
+        "requirements": step.container.requirements,
+    }
     if step.distribution is not None:
         component["nodes"] = step.distribution.nodes
         component["gpus per node"] = step.distribution.gpus_per_node
     facts = {"component": _hash(component), "outputs": _hash(outputs), "rekindle": source_hash}
     if image_id:
         facts["image"] = image_id
-    named = names_of_code(step, inputs)
-    if used := sorted({own_code[name] for name in named if name in own_code}):
-        facts["own code"] = _hash(used)
-    given: dict[str, Any] = dict(inputs.parameters)
-    for name, artifact in inputs.artifacts.items():
-        several = [[a.digest or a.uri, a.schema_title, a.metadata] for a in each(artifact)]
-        given[name] = several if isinstance(artifact, tuple) else several[0]
-    facts |= {f"input {name}": _hash(moved(value, home, _HOME)) for name, value in given.items()}
+    own_hashes = {own_code[name] for name in names_of_code(step, inputs) if name in own_code}
+    if own_hashes:
+        facts["own code"] = _hash(sorted(own_hashes))
+    values: dict[str, object] = dict(inputs.parameters)
+    for name, artifact_or_list in inputs.artifacts.items():
+        if isinstance(artifact_or_list, tuple):
+            values[name] = [_content_of(artifact) for artifact in artifact_or_list]
+        else:
+            values[name] = _content_of(artifact_or_list)
+    for name, value in values.items():
+        facts[f"input {name}"] = _hash(moved(value, home, _HOME))
     return Identity(facts)
 
 
+def _content_of(artifact: Stored) -> list[object]:
+    """What an artifact counts by: its bytes, or the URI of one that is not here."""
+    return [artifact.digest or artifact.uri, artifact.schema_title, artifact.metadata]
+
+
 def look_up(store: Store, identity: Identity) -> tuple[Values | None, str]:
-    """The outputs for `identity` if their files are there, else None; and why ("": unknown)."""
+    """The outputs for `identity` if their files are there, else None; and why ("":
+    unknown)."""
     try:
         raw = json.loads(store.entry(identity.key).read_bytes())
         if raw.pop("sha256") != _hash(raw):
             return None, "its cache entry was damaged"
-        here = moved(raw["outputs"], raw.get("home", ""), str(store.home))
-        found = {
-            name: Stored(**{**a, "files": {n: FileFact(*fact) for n, fact in a["files"].items()}})
-            for name, a in here["artifacts"].items()
-        }
-        run_id, outputs = raw["run_id"], Values(dict(here["parameters"]), found)
+        outputs = moved(raw["outputs"], raw.get("home", ""), str(store.home))
+        recorded = {name: _read_back(entry) for name, entry in outputs["artifacts"].items()}
+        parameters = dict(outputs["parameters"])
+        run_id = raw["run_id"]
     except FileNotFoundError:
         return None, ""
     except _MALFORMED:
         return None, "its cache entry cannot be read"
     artifacts = {}
-    for name, artifact in found.items():
+    for name, artifact in recorded.items():
         path = local_path(artifact.uri)
-        now = describe(path, artifact.files) if path and artifact.files else artifact.files
-        if digest(now) != artifact.digest:
-            return None, f"artifact `{name}` {'changed on disk' if now else 'is gone'}"
-        artifacts[name] = dataclasses.replace(artifact, files=now)
-    if artifacts != found:  # copied or touched: note the new times and inodes
+        files = artifact.files
+        if path and files:
+            files = describe(path, files)
+        if digest(files) != artifact.digest:
+            message = "changed on disk" if files else "is gone"
+            return None, f"artifact `{name}` {message}"
+        artifacts[name] = dataclasses.replace(artifact, files=files)
+    if artifacts != recorded:  # copied or touched: note the new times and inodes
         with contextlib.suppress(OSError):
-            _put(store, identity, run_id, Values(outputs.parameters, artifacts))
-    return outputs, f"same inputs and code as in run {run_id}"
+            _put(store, identity, run_id, Values(parameters, artifacts))
+    return Values(parameters, recorded), f"same inputs and code as in run {run_id}"
+
+
+def _read_back(entry: Mapping[str, Any]) -> Stored:
+    """An artifact as `_put` wrote it."""
+    files = {name: FileFact(*fact) for name, fact in entry["files"].items()}
+    return Stored(**{**entry, "files": files})
 
 
 def explain_miss(store: Store, slug: str, identity: Identity) -> str:
@@ -163,13 +190,19 @@ def explain_miss(store: Store, slug: str, identity: Identity) -> str:
         last = dict(json.loads(store.last(slug).read_bytes())["facts"])
     except (FileNotFoundError, *_MALFORMED):
         return "first run of this step"
-    names = [*identity.facts, *(name for name in last if name not in identity.facts)]
-    changed = [name for name in names if last.get(name) != identity.facts.get(name)]
-    inputs = [f"`{name.removeprefix('input ')}`" for name in changed if name.startswith("input ")]
-    said = [_CHANGED[name] for name in changed if name in _CHANGED]
-    if inputs:
-        said.append(f"input{'s' if len(inputs) > 1 else ''} {', '.join(inputs)} changed")
-    return " and ".join(said) or "its cached result was removed"
+    changed_inputs = []
+    reasons = []
+    for name in {**identity.facts, **last}:  # in this order, each once
+        if last.get(name) == identity.facts.get(name):
+            continue
+        if name.startswith("input "):
+            changed_inputs.append(f"`{name.removeprefix('input ')}`")
+        elif name in _CHANGED:
+            reasons.append(_CHANGED[name])
+    if changed_inputs:
+        noun = "inputs" if len(changed_inputs) > 1 else "input"
+        reasons.append(f"{noun} {', '.join(changed_inputs)} changed")
+    return " and ".join(reasons) or "its cached result was removed"
 
 
 def save(store: Store, slug: str, identity: Identity, run_id: str, outputs: Values) -> None:
@@ -180,7 +213,8 @@ def save(store: Store, slug: str, identity: Identity, run_id: str, outputs: Valu
 
 
 def lend(lender: Store, borrower: Store) -> None:
-    """Give a scratch home the results of another one, whose files it uses where they are."""
+    """Give a scratch home the results of another one, whose files it uses where they
+    are."""
     for file in (lender.home / "cache").glob("*.json"):
         with contextlib.suppress(*_MALFORMED):
             entry = json.loads(file.read_bytes())
@@ -192,10 +226,11 @@ def lend(lender: Store, borrower: Store) -> None:
 
 def _put(store: Store, identity: Identity, run_id: str, outputs: Values) -> None:
     artifacts = {}
-    for name, given in outputs.artifacts.items():
-        (a,) = each(given)
-        files = {file: dataclasses.astuple(fact) for file, fact in a.files.items()}
-        artifacts[name] = {**vars(a), "metadata": dict(a.metadata), "files": files}
+    for name, value in outputs.artifacts.items():
+        (artifact,) = each(value)  # a step has no output that is a list
+        files = {file: dataclasses.astuple(fact) for file, fact in artifact.files.items()}
+        metadata = dict(artifact.metadata)
+        artifacts[name] = {**vars(artifact), "metadata": metadata, "files": files}
     entry = {
         "run_id": run_id,
         "home": str(store.home),
@@ -207,14 +242,20 @@ def _put(store: Store, identity: Identity, run_id: str, outputs: Values) -> None
 
 def stored(artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, Stored]:
     """Artifacts as a step's shim reports them, with what is on disk."""
-    found = {}
+    by_name = {}
     for name, artifact in artifacts.items():
         path = local_path(artifact["uri"])
-        said = {key: artifact[key] for key in ("uri", "schema_title", "schema_version", "metadata")}
-        found[name] = Stored(**said, files=describe(path) if path else {})
-    return found
+        by_name[name] = Stored(
+            artifact["uri"],
+            artifact["schema_title"],
+            artifact["schema_version"],
+            artifact["metadata"],
+            describe(path) if path else {},
+        )
+    return by_name
 
 
-def _hash(value: Any) -> str:
-    # unlike canonical_json this takes NaN: a loss may be that, and its reader has to see it
+def _hash(value: object) -> str:
+    # unlike canonical_json this takes NaN: a loss may be that, and its reader has to see
+    # it
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

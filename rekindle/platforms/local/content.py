@@ -1,14 +1,17 @@
-"""What an artifact holds: the files under it with sizes and hashes, and one digest of all.
+"""What an artifact holds: the files under it with sizes and hashes, and one digest of
+all.
 
-The digest of a file is the sha256 of its bytes; that of a folder hashes one line a file and empty
-folder (relative path, size, sha256), sorted by path, so that neither times nor the place on disk
-count. Links to files count as the file; links to folders as their target's name, or, in data that
-a user imports, as the folder: what a step left may name anything of this machine.
+The digest of a file is the sha256 of its bytes; that of a folder hashes one line a file
+and empty folder (relative path, size, sha256), sorted by path, so that neither times nor
+the place on disk count. Links to files count as the file; links to folders as their
+target's name, or, in data that a user imports, as the folder: what a step left may name
+anything of this machine.
 
-A recorded file is hashed again, the smallest files first, up to `_READ_AGAIN_BYTES` per artifact.
-Beyond that, a file whose size, times and inode are as recorded keeps its hash: every write changes
-the ctime. Only bits that the disk itself loses go unnoticed there; files of that size are weights
-and shards, whose own hashes are checked where they are loaded."""
+A recorded file is hashed again, the smallest files first, up to `_READ_AGAIN_BYTES` per
+artifact. Beyond that, a file whose size, times and inode are as recorded keeps its hash:
+every write changes the ctime. Only bits that the disk itself loses go unnoticed there;
+files of that size are weights and shards, whose own hashes are checked where they are
+loaded."""
 
 import dataclasses
 import hashlib
@@ -33,24 +36,26 @@ class FileFact:
     inode: int = 0
 
     @classmethod
-    def of(cls, found: os.stat_result, sha256: str) -> Self:
-        return cls(found.st_size, found.st_mtime_ns, sha256, found.st_ctime_ns, found.st_ino)
+    def of(cls, stat: os.stat_result, sha256: str) -> Self:
+        return cls(stat.st_size, stat.st_mtime_ns, sha256, stat.st_ctime_ns, stat.st_ino)
 
 
 def describe(
     path: Path, known: Mapping[str, FileFact] | None = None, *, follow: bool = False
 ) -> dict[str, FileFact]:
-    """Every file under `path` by its relative name ("" where `path` is a file; empty where it is
-    not there), links to folders followed if so asked; `known` is what was recorded of it."""
+    """Every file under `path` by its relative name ("" where `path` is a file; empty
+    where it is not there), links to folders followed if so asked; `known` is what was
+    recorded of it."""
     facts: dict[str, FileFact] = {}
-    left = _READ_AGAIN_BYTES
-    for name, entry in sorted(_walk(path, follow), key=lambda each: getattr(each[1], "st_size", 0)):
+    unread_bytes = _READ_AGAIN_BYTES
+    smallest_first = sorted(_walk(path, follow), key=lambda row: getattr(row[1], "st_size", 0))
+    for name, entry in smallest_first:
         if isinstance(entry, str):
             facts[name] = FileFact(0, 0, entry)
             continue
         before = (known or {}).get(name)
-        left -= entry.st_size
-        if left < 0 and before and before == FileFact.of(entry, before.sha256):
+        unread_bytes -= entry.st_size
+        if unread_bytes < 0 and before and before == FileFact.of(entry, before.sha256):
             facts[name] = before
         else:
             facts[name] = FileFact.of(entry, file_sha256(path / name if name else path))
@@ -63,7 +68,8 @@ def digest(facts: Mapping[str, FileFact]) -> str:
         return ""
     if list(facts) == [""]:
         return facts[""].sha256
-    lines = (f"{name}\0{fact.size}\0{fact.sha256}\n" for name, fact in sorted(facts.items()))
+    lines = [f"{name}\0{fact.size}\0{fact.sha256}\n" for name, fact in sorted(facts.items())]
+    # fsencode: a name need not be UTF-8
     return hashlib.sha256(os.fsencode("".join(lines))).hexdigest()
 
 
@@ -75,25 +81,31 @@ def local_path(uri: str) -> Path | None:
 
 
 def _walk(path: Path, follow: bool = False) -> Iterator[tuple[str, os.stat_result | str]]:
-    """Relative names with their stat, or with a text: of an empty folder, or of a linked one."""
+    """Relative names with their stat, or with a text: of an empty folder, or of a linked
+    one."""
     if path.is_file():
         yield "", path.stat()
         return
-    pending = [(path, "", {path.resolve()})] if path.is_dir() else []
+    if not path.is_dir():
+        return
+    pending = [(path, "", {path.resolve()})]
     while pending:
-        folder, prefix, around = pending.pop()
-        empty = True
+        folder, prefix, parents = pending.pop()
+        is_empty = True
         with os.scandir(folder) as entries:
             for entry in entries:
-                empty = False
-                name, path = prefix + entry.name, Path(entry.path)
+                is_empty = False
+                name = prefix + entry.name
+                path = Path(entry.path)
                 if path.is_file():  # unlike the entry's, False for a link to itself
                     yield name, entry.stat()
                 elif entry.is_dir(follow_symlinks=False):
-                    pending.append((path, name + "/", around))
-                elif follow and path.is_dir() and path.resolve() not in around:  # or it has no end
-                    pending.append((path, name + "/", {*around, path.resolve()}))
+                    pending.append((path, name + "/", parents))
+                elif follow and path.is_dir() and path.resolve() not in parents:  # or no end
+                    pending.append((path, name + "/", {*parents, path.resolve()}))
+                elif path.is_symlink():
+                    yield name, f"link:{path.readlink()}"
                 else:
-                    yield name, f"link:{path.readlink()}" if path.is_symlink() else "special"
-        if empty:
+                    yield name, "special"
+        if is_empty:
             yield prefix or "/", "empty"

@@ -1,7 +1,8 @@
-"""A deployment on this machine: a router (serve/router.py), and a server process a version.
+"""A deployment on this machine: a router (serve/router.py), and a server process a
+version.
 
-The router is started when something is asked of it, and follows the file `wanted.json`, which only
-holders of the deployment's lock write."""
+The router is started when something is asked of it, and follows the file `wanted.json`,
+which only holders of the deployment's lock write."""
 
 import contextlib
 import dataclasses
@@ -22,107 +23,134 @@ from rekindle.records import write_atomically
 from rekindle.serve import messages
 from rekindle.serve.messages import VERSION, ServedModel, Status, Traffic, Wanted
 
-READY_SECONDS, ROUTER_SECONDS, END_SECONDS = 600.0, 60.0, 120.0
+READY_SECONDS = 600.0
+ROUTER_SECONDS = 60.0  # it imports no model
+END_SECONDS = 120.0
 _LOOK_SECONDS = 0.1
 _LOG = "router.txt"
-DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8080
 
 
 class LocalEndpoint:
-    """The `Endpoint` in `folder`. `host` and `port` are those that it has, if there is one, and
-    RequestError is raised where others are asked for. `environment` is added to the router's."""
+    """The `Endpoint` in `folder`. `host` and `port` are those that it has, if there is
+    one, and RequestError is raised where others are asked for. `environment` is added to
+    the router's."""
 
-    poll_seconds, sees_latency = 1.0, True
+    poll_seconds = 1.0
+    sees_latency = True
 
     def __init__(
         self, folder: Path, host: str | None, port: int | None, environment: Mapping[str, str]
     ) -> None:
-        self.folder, self.environment = folder.resolve(), environment
+        self.folder = folder.resolve()
+        self.environment = environment
         wanted: Wanted | None = None
         with contextlib.suppress(FileNotFoundError):
             wanted = Wanted.read(self.folder)
-        for name, asked in {"host": host, "port": port}.items():
-            if wanted and asked not in (None, getattr(wanted, name)):
-                what = f"this deployment has the {name} {getattr(wanted, name)}"
-                fix = "leave the option out, or delete the deployment before"
-                raise RequestError(what, where=f"--{name}", fix=fix)
+        if wanted and host not in (None, wanted.host):
+            raise _other_than("host", wanted.host)
+        if wanted and port not in (None, wanted.port):
+            raise _other_than("port", wanted.port)
         self.wanted = wanted or Wanted(0, host or DEFAULT_HOST, port or DEFAULT_PORT, (), {})
-        at = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.wanted.host, self.wanted.host)  # noqa: S104 - none is bound
-        self.host, self.port = at, self.wanted.port
-        self.address = f"http://{f'[{at}]' if ':' in at else at}:{self.port}"
+        # a router that listens everywhere is asked over loopback
+        loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - none is bound
+        self.host = loopback.get(self.wanted.host, self.wanted.host)
+        self.port = self.wanted.port
+        shown_host = f"[{self.host}]" if ":" in self.host else self.host
+        self.address = f"http://{shown_host}:{self.port}"
 
     def usd_per_day(self) -> tuple[str, float | None]:
         return "this machine", 0.0
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
         """See `Endpoint.standing`; nothing where the router does not run."""
-        versions, shares = getattr(self.status(), "versions", {}), self.wanted.shares
-        return {version: (one.state, shares.get(version, 0)) for version, one in versions.items()}
+        router = self.status()
+        if router is None:
+            return {}
+        standing = {}
+        for version, status in router.versions.items():
+            standing[version] = (status.state, self.wanted.shares.get(version, 0))
+        return standing
 
     def create(self, model: ServedModel, number: int) -> None:
-        status = self.status()
-        known = status.versions.get(model.version) if status else None
-        digests = {other.version: other.digest for other in self.wanted.models}
-        others = tuple(other for other in self.wanted.models if other.version != model.version)
-        if known and known.state == "ready" and digests.get(model.version) == model.digest:
-            running = next(one for one in self.wanted.models if one.version == model.version)
+        router = self.status()
+        version = router.versions.get(model.version) if router else None
+        running = None  # the model that the router has as this version
+        other_models = []
+        for other in self.wanted.models:
+            if other.version == model.version:
+                running = other
+            else:
+                other_models.append(other)
+        is_ready = version is not None and version.state == "ready"
+        if is_ready and running is not None and running.digest == model.digest:
             if self.wanted.models[-1] != running:  # the last one is on trial
-                self._want(number, models=(*others, running))
+                self._want(number, models=(*other_models, running))
             return
-        if known is not None and known.state == "failed":  # it is started again
-            self.retain({other.version for other in self.wanted.models} - {model.version}, number)
-        self._want(number, models=(*others, model))
+        if version is not None and version.state == "failed":  # it is started again
+            self.retain({other.version for other in other_models}, number)
+        self._want(number, models=(*other_models, model))
         give_up = time.monotonic() + READY_SECONDS
-        while (
-            found := self._asked().versions.get(model.version)
-        ) is None or found.state != "ready":
-            if found is not None and found.state == "failed":
-                raise StepError(f"version {model.version} did not start: {found.reason}")
+        while True:
+            version = self._asked().versions.get(model.version)
+            if version is not None and version.state == "ready":
+                return
+            if version is not None and version.state == "failed":
+                raise StepError(f"version {model.version} did not start: {version.reason}")
             if time.monotonic() > give_up:
-                what = f"version {model.version} is not ready after {READY_SECONDS:.0f} s"
-                raise StepError(what, where=str(self.folder / f"version-{model.version}.txt"))
+                message = f"version {model.version} is not ready after {READY_SECONDS:.0f} s"
+                raise StepError(message, where=str(self.folder / f"version-{model.version}.txt"))
             time.sleep(_LOOK_SECONDS)
 
     def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
         status, text = self._sent("POST", "/predict", {VERSION: model.version}, json.dumps(body))
         if status != 200:
-            what = f"version {model.version} does not answer by the router: {status} {text[:300]}"
-            raise StepError(what, where=self.address)
+            message = (
+                f"version {model.version} does not answer by the router: {status} {text[:300]}"
+            )
+            raise StepError(message, where=self.address)
         return json.loads(text)
 
     def split(self, shares: Mapping[str, int], number: int) -> None:
         self._want(number, shares=dict(shares))
 
     def observe(self) -> Mapping[str, Traffic]:
-        return {version: one.traffic for version, one in self._asked().versions.items()}
+        versions = self._asked().versions
+        return {name: version.traffic for name, version in versions.items()}
 
     def retain(self, versions: set[str], number: int) -> None:
-        self._want(number, models=tuple(m for m in self.wanted.models if m.version in versions))
+        models = [model for model in self.wanted.models if model.version in versions]
+        self._want(number, models=tuple(models))
 
     def delete(self) -> None:
-        if status := self.status():
-            os.kill(status.pid, signal.SIGTERM)
+        router = self.status()
+        if router:
+            os.kill(router.pid, signal.SIGTERM)
             give_up = time.monotonic() + END_SECONDS
-            while is_running(status.pid):
+            while is_running(router.pid):
                 if time.monotonic() > give_up:  # its servers die with it
-                    os.kill(status.pid, signal.SIGKILL)
+                    os.kill(router.pid, signal.SIGKILL)
                 time.sleep(_LOOK_SECONDS)
         (self.folder / messages.WANTED).unlink(missing_ok=True)
         self.wanted = dataclasses.replace(self.wanted, number=0, models=(), shares={})
 
     def status(self) -> Status | None:
-        """What the router says; None where it does not run, RequestError if another listens."""
+        """The router's status; None where it does not run, RequestError if another
+        program listens there."""
+        router: Status | None = None
         try:
-            status, text = self._sent("GET", messages.STATUS, {})
-            found = messages.STATUS_JSON.validate_json(text) if status == 200 else None
+            code, text = self._sent("GET", messages.STATUS, {})
+            if code == 200:
+                router = messages.STATUS_JSON.validate_json(text)
         except ConnectionError:
             return None
         except (ValueError, http.client.HTTPException):
-            found = None
-        if found is None or found.folder != str(self.folder):
-            what = f"another program listens at {self.address}"
-            raise RequestError(what, where="--port", fix="pass another --port")
-        return found
+            router = None
+        if router is None or router.folder != str(self.folder):
+            message = f"another program listens at {self.address}"
+            raise RequestError(message, where="--port", fix="pass another --port")
+        return router
 
     def _want(self, number: int, **changes: object) -> None:
         """Change what is wanted, and wait until the router has read it."""
@@ -130,31 +158,37 @@ class LocalEndpoint:
         text = messages.WANTED_JSON.dump_json(self.wanted).decode()
         write_atomically(self.folder / messages.WANTED, text)
         versions = {model.version for model in self.wanted.models}
-        self._until(lambda one: one.number == number and set(one.versions) == versions)
+        self._until(lambda router: router.number == number and set(router.versions) == versions)
 
     def _asked(self) -> Status:
-        return self._until(lambda status: True)
+        return self._until(lambda router: True)
 
     def _until(self, condition: Callable[[Status], bool]) -> Status:
-        """The router's status once the condition holds; starts the router where it does not run."""
-        give_up, process, log = time.monotonic() + ROUTER_SECONDS, None, self.folder / _LOG
-        while (status := self.status()) is None or not condition(status):
+        """The router's status once the condition holds; starts the router where it does
+        not run."""
+        give_up = time.monotonic() + ROUTER_SECONDS
+        process: subprocess.Popen[bytes] | None = None
+        log = self.folder / _LOG
+        while True:
+            router = self.status()
+            if router is not None and condition(router):
+                return router
             if time.monotonic() > give_up:
-                what = f"the router does not answer for {ROUTER_SECONDS:.0f} s"
-                raise StepError(what, where=str(log))
-            if status is None and process is None:
+                message = f"the router does not answer for {ROUTER_SECONDS:.0f} s"
+                raise StepError(message, where=str(log))
+            if router is None and process is None:
                 process = self._start(log)
             if process is not None and process.poll() is not None:
-                what = f"the router did not start: {log.read_text()[-2_000:].strip()}"
-                raise StepError(what, where=str(log))
+                message = f"the router did not start: {log.read_text()[-2_000:].strip()}"
+                raise StepError(message, where=str(log))
             time.sleep(_LOOK_SECONDS)
-        return status
 
     def _start(self, log: Path) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-P", "-m", "rekindle.serve.router", str(self.folder)]
+        # -P: not from the current folder, whose files may be called as modules are
+        command = [sys.executable, "-P", "-m", "rekindle.serve.router", str(self.folder)]
         with log.open("wb") as file:
             return subprocess.Popen(
-                words,
+                command,
                 stdout=file,
                 stderr=file,
                 stdin=subprocess.DEVNULL,
@@ -171,3 +205,9 @@ class LocalEndpoint:
             connection.request(method, path, body, dict(headers))
             response = connection.getresponse()
             return response.status, response.read().decode()
+
+
+def _other_than(name: str, value: object) -> RequestError:
+    """The error for an option that a deployment, which goes on, has otherwise."""
+    fix = "leave the option out, or delete the deployment before"
+    return RequestError(f"this deployment has the {name} {value}", where=f"--{name}", fix=fix)

@@ -1,9 +1,11 @@
-"""Python environments for steps that name packages to install, made once and kept in the home.
+"""Python environments for steps that name packages to install, made once and kept in the
+home.
 
-A step whose packages are installed here runs in this environment, which is never changed. Every
-other step gets an environment of its own, `environments/<key>` in the home: pip installs its
-packages there, and what is installed here can be imported behind them. The key covers the packages,
-pip's options, this interpreter and what is installed here, since pip leaves out what it finds."""
+A step whose packages are installed here runs in this environment, which is never changed.
+Every other step gets an environment of its own, `environments/<key>` in the home: pip
+installs its packages there, and what is installed here can be imported behind them. The
+key covers the packages, pip's options, this interpreter and what is installed here, since
+pip leaves out what it finds."""
 
 import fcntl
 import importlib.util
@@ -48,12 +50,13 @@ def packages_of(step: Step) -> Packages:
 def prepare(
     steps: Iterable[Step], home: Path, env: Mapping[str, str], on_event: OnEvent | None = None
 ) -> dict[Packages, str]:
-    """The folder with `python3` for each set of packages that is not here; RequestError if pip
-    fails. `on_event` hears of each environment before it is made."""
+    """The folder with `python3` for each set of packages that is not here; RequestError
+    if pip fails. `on_event` hears of each environment before it is made."""
     folders: dict[Packages, str] = {}
     problems: dict[Packages, Problem] = {}
     for step in steps:
-        if not (packages := packages_of(step)) or packages in folders or packages in problems:
+        packages = packages_of(step)
+        if not packages or packages in folders or packages in problems:
             continue
         try:
             folders[packages] = _environment(step, packages, home, env, on_event)
@@ -67,8 +70,11 @@ def prepare(
 def _environment(
     step: Step, packages: Packages, home: Path, env: Mapping[str, str], on_event: OnEvent | None
 ) -> str:
-    here = sorted(entry.name for place in site_folders() for entry in place.glob("*-info"))
-    folder = home / "environments" / digest([packages, sys.version, sys.prefix, here])[:16]
+    installed_here = []
+    for site_folder in site_folders():
+        installed_here += [entry.name for entry in site_folder.glob("*-info")]
+    key = digest([packages, sys.version, sys.prefix, sorted(installed_here)])[:16]
+    folder = home / "environments" / key
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -87,12 +93,16 @@ def _make(step: Step, packages: Packages, folder: Path, env: Mapping[str, str]) 
         raise _refusal(step, packages, "pip is not installed here")
     venv.EnvBuilder(symlinks=True, clear=True).create(folder)
     python = folder / "bin" / "python3"
-    names = {"base": str(folder), "platbase": str(folder)}
-    behind = "".join(f"import site; site.addsitedir({str(place)!r})\n" for place in site_folders())
-    Path(sysconfig.get_path("purelib", vars=names), "behind.pth").write_text(behind)
-    words = ["--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
+    # site adds the folders of a .pth file at the end of the path: behind the
+    # environment's own
+    behind = ""
+    for site_folder in site_folders():
+        behind += f"import site; site.addsitedir({str(site_folder)!r})\n"
+    bases = {"base": str(folder), "platbase": str(folder)}
+    Path(sysconfig.get_path("purelib", vars=bases), "behind.pth").write_text(behind)
+    options = ["--quiet", "--disable-pip-version-check", "--no-input"]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", *words, "--no-input", *packages],
+        [sys.executable, "-m", "pip", "--python", str(python), "install", *options, *packages],
         env=dict(env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -102,7 +112,7 @@ def _make(step: Step, packages: Packages, folder: Path, env: Mapping[str, str]) 
     )
     log.info("%s", masked(done.stdout))
     if done.returncode:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder)  # so that the next run tries again
         lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR")] or lines
         raise _refusal(step, packages, "; ".join(errors[-_SHOWN_LINES:]))
@@ -110,19 +120,22 @@ def _make(step: Step, packages: Packages, folder: Path, env: Mapping[str, str]) 
 
 
 def _refusal(step: Step, packages: Packages, why: str) -> RequestError:
-    what = masked(f"the packages of the step `{step.path}` cannot be installed: {why}")
+    message = masked(f"the packages of the step `{step.path}` cannot be installed: {why}")
     fix = f"correct packages_to_install, or install here: pip install {shlex.join(packages)}"
-    return RequestError(what, where=step.where, fix=fix)
+    return RequestError(message, where=step.where, fix=fix)
 
 
 def site_folders() -> list[Path]:
     """Where packages are installed that this interpreter imports, first ones first."""
-    users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    return [Path(place) for place in (*site.getsitepackages(), *users) if place in sys.path]
+    places = site.getsitepackages()
+    if site.ENABLE_USER_SITE:
+        places = [*places, site.getusersitepackages()]
+    return [Path(folder) for folder in places if folder in sys.path]
 
 
 def satisfied(text: str) -> bool:
-    """Does this environment fulfil one pip requirement? A path or URL never counts as fulfilled."""
+    """Whether this environment fulfils a requirement of pip; a path or URL never counts
+    as fulfilled."""
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
@@ -132,23 +145,35 @@ def satisfied(text: str) -> bool:
 
 def _installed(requirement: Requirement, extra: str = "") -> bool:
     if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
-        return True
+        return True  # it is not for this machine, or of an extra that is not wanted
     try:
         distribution = metadata.distribution(requirement.name)
     except metadata.PackageNotFoundError:
         return False
     if not requirement.specifier.contains(distribution.version, prereleases=True):
         return False
-    needed = [Requirement(line) for line in distribution.requires or [] if requirement.extras]
-    optional = [one for one in needed if one.marker and not one.marker.evaluate({"extra": ""})]
-    return all(_installed(child, extra) for extra in requirement.extras for child in optional)
+    if not requirement.extras:
+        return True  # pip has seen to what the distribution itself needs
+    optional = []
+    for line in distribution.requires or []:
+        child = Requirement(line)
+        if child.marker and not child.marker.evaluate({"extra": ""}):
+            optional.append(child)
+    for extra in requirement.extras:
+        for child in optional:
+            if not _installed(child, extra):
+                return False
+    return True
 
 
 def _runtime_satisfied(text: str) -> bool:
-    """KFP pins its exact version into every step; the executor's contract holds for all of 2.x."""
-    if text.startswith("kfp=="):
-        try:
-            return metadata.version("kfp").split(".")[0] == text.removeprefix("kfp==").split(".")[0]
-        except metadata.PackageNotFoundError:
-            return False
-    return satisfied(text)
+    """Whether a requirement that KFP wrote is fulfilled: it pins its exact version into
+    every step, and the executor's contract holds for all of 2.x."""
+    if not text.startswith("kfp=="):
+        return satisfied(text)
+    try:
+        installed = metadata.version("kfp")
+    except metadata.PackageNotFoundError:
+        return False
+    pinned = text.removeprefix("kfp==")
+    return installed.split(".")[0] == pinned.split(".")[0]

@@ -1,8 +1,9 @@
-"""Run a Graph on this machine: independent steps side by side, each in child processes, every
-change on record.
+"""Run a Graph on this machine: independent steps side by side, each in child processes,
+every change on record.
 
-The calling thread schedules and alone writes the record; a thread a running step watches its
-processes and reports through one queue. When a step fails nothing new begins but exit handlers."""
+The calling thread schedules and alone writes the record; a thread a running step watches
+its processes and reports through one queue. When a step fails nothing new begins but exit
+handlers."""
 
 import contextlib
 import os
@@ -58,20 +59,24 @@ def execute(
     on_event: OnEvent | None = None,
     grace_seconds: float = GRACE_SECONDS,
 ) -> RunRecord:
-    """The finished record of one run of `graph` under `home`, as also in `runs/<run_id>/run.json`.
-    `imports` are modules that most steps import, `containers` says which steps docker runs; `env`
-    is the environment of the steps; `source_hash` stands for our own code in cache keys, `own_code`
-    for files of the user's, by name (a component, or the value of a parameter); `fresh` runs every
-    step, `from_step` that one and all that depend on it. `on_change` and `on_event` are called in
-    this thread. Raises RequestError before anything runs; StepError if a step failed;
-    PreemptedError if one saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on
-    SIGTERM when nothing was saved, after the steps had `grace_seconds` to end (a second Ctrl-C
-    kills them)."""
-    unheeded, env = ignored(graph, containers, arguments), {**PRINTING, **env}
+    """The finished record of one run of `graph` under `home`, as also in
+    `runs/<run_id>/run.json`. `imports` are modules that most steps import, `containers`
+    says which steps docker runs; `env` is the environment of the steps; `source_hash`
+    stands for our own code in cache keys, `own_code` for files of the user's, by name (a
+    component, or the value of a parameter); `fresh` runs every step, `from_step` that one
+    and all that depend on it. `on_change` and `on_event` are called in this thread.
+
+    Raises RequestError before anything runs; StepError if a step failed; PreemptedError
+    if one saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on
+    SIGTERM when nothing was saved, after the steps had `grace_seconds` to end (a second
+    Ctrl-C kills them)."""
+    unheeded = ignored(graph, containers, arguments)
+    env = {**PRINTING, **env}
     values = bind(graph, arguments)
     forced = _forced(graph, fresh, from_step)
     store = Store(Path(home).absolute())
-    steps = tuple(StepRecord(name=n.path, component=n.component) for n in graph.leaves())
+    leaves = graph.leaves()
+    steps = tuple(StepRecord(name=leaf.path, component=leaf.component) for leaf in leaves)
     record = record.model_copy(
         update={
             "platform": "local",
@@ -84,11 +89,11 @@ def execute(
     )
     try:
         make_home(store.home)
-        here = (step for step in graph.steps() if not containers.image_of(step))
-        pythons = environments.prepare(here, store.home, env, on_event)
+        processes = [step for step in graph.steps() if not containers.image_of(step)]
+        pythons = environments.prepare(processes, store.home, env, on_event)
         with store.hold_run(record.run_id), fork_server_for(env, imports) as fork_server:
             containers.sweep(store.home, lambda run_id: is_alive(store.home, run_id))
-            around = Surroundings(
+            surroundings = Surroundings(
                 store,
                 record.run_id,
                 record.name,
@@ -103,18 +108,18 @@ def execute(
                 containers,
                 pythons,
             )
-            run = _Run(graph, values, around, forced, record, on_change, on_event)
-            shares = any(use.feature == "workspace" for use in uses(graph))
-            if shares:  # a folder, which stays after a failure
-                around.workspace.mkdir()
+            run = _Run(graph, values, surroundings, forced, record, on_change, on_event)
+            has_workspace = any(use.feature == "workspace" for use in uses(graph))
+            if has_workspace:  # a folder, which stays after a failure
+                surroundings.workspace.mkdir()
             finished = run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))
-            if shares:
-                shutil.rmtree(around.workspace, ignore_errors=True)
+            if has_workspace:
+                shutil.rmtree(surroundings.workspace, ignore_errors=True)
             return finished
     except OSError as error:
-        what = f"cannot keep the run under {store.home}: {error.strerror}"
+        message = f"cannot keep the run under {store.home}: {error.strerror}"
         fix = f"{fix_of(error)}, or choose another home folder"
-        raise RekindleError(what, where=str(error.filename or store.home), fix=fix) from error
+        raise RekindleError(message, where=str(error.filename or store.home), fix=fix) from error
 
 
 # what docker does and this machine does not by itself
@@ -124,23 +129,30 @@ _IN_DOCKER = ("cpu_and_memory", "image_entry_points")
 def ignored(
     graph: Graph, containers: Containers = NO_CONTAINERS, arguments: Mapping[str, Any] | None = None
 ) -> tuple[Ignored, ...]:
-    """What this machine does not honour of a pipeline; UnsupportedError for what it refuses."""
+    """What this machine does not honour of a pipeline; UnsupportedError for what it
+    refuses."""
     contained = {step.path for step in graph.steps() if containers.image_of(step)}
-    known = {(feature, path) for feature in _IN_DOCKER for path in contained}
-    said = [*admit(graph, "local", known, arguments=arguments), *containers.left_out]
-    unused = {step.container.image for step in graph.steps() if step.path not in contained}
-    unused -= {"", *(image for row in containers.left_out for image in row.asked_by)}
-    # an image of ours holds what is installed here
-    unused = {image for image in unused if not image.startswith(OWN_IMAGES)}
-    if unused:
-        what = "Images are not used, steps run in this Python environment"
+    honoured = {(feature, path) for feature in _IN_DOCKER for path in contained}
+    rows = [*admit(graph, "local", honoured, arguments=arguments), *containers.left_out]
+    named_before = {""}  # as images that cannot be had
+    for row in containers.left_out:
+        named_before.update(row.asked_by)
+    unused_images = set()
+    for step in graph.steps():
+        image = step.container.image
+        # an image of ours holds what is installed here
+        if step.path in contained or image in named_before or image.startswith(OWN_IMAGES):
+            continue
+        unused_images.add(image)
+    if unused_images:
+        message = "Images are not used, steps run in this Python environment"
         if containers is not NO_CONTAINERS:
-            what = "Python components run in this environment, not in their image"
-        said.append(Ignored(what=what, asked_by=tuple(sorted(unused))))
+            message = "Python components run in this environment, not in their image"
+        rows.append(Ignored(what=message, asked_by=tuple(sorted(unused_images))))
     if graph.pipeline_root:
-        what = "The pipeline root is not used, artifacts stay here"
-        said.append(Ignored(what=what, asked_by=(graph.pipeline_root,)))
-    return tuple(said)
+        message = "The pipeline root is not used, artifacts stay here"
+        rows.append(Ignored(what=message, asked_by=(graph.pipeline_root,)))
+    return tuple(rows)
 
 
 def _forced(graph: Graph, fresh: bool, from_step: str | None) -> dict[str, str]:
@@ -153,10 +165,11 @@ def _forced(graph: Graph, fresh: bool, from_step: str | None) -> dict[str, str]:
         start = graph.find(from_step).path
     except KeyError as error:
         raise RequestError(str(error.args[0]), where="--from") from error
-    chosen = dependents(graph, start) | {
-        s.path for s in graph.leaves() if s.path == start or s.path.startswith(start + "/")
-    }
-    return dict.fromkeys(chosen, f"--from {start}")
+    paths = set(dependents(graph, start))
+    for leaf in graph.leaves():
+        if leaf.path == start or leaf.path.startswith(f"{start}/"):
+            paths.add(leaf.path)
+    return dict.fromkeys(paths, f"--from {start}")
 
 
 class _Run:
@@ -172,25 +185,29 @@ class _Run:
         on_change: OnChange | None,
         on_event: OnEvent | None,
     ) -> None:
-        self.around, self.forced = around, forced
+        self.around = around
+        self.forced = forced
         self.walk = Walk(graph, values, around.facts)
-        self.record, self.on_change, self.on_event = record, on_change, on_event
+        self.record = record
+        self.on_change = on_change
+        self.on_event = on_event
         self.file = around.store.run(record.run_id) / "run.json"
         self.changed = True
         self.began = time.monotonic()
+        # what threads want done to the record, by this thread, which alone writes it
         self.messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.waiting: list[Ready] = []
         self.working: dict[str, threading.Thread] = {}
         self.failed: list[Outcome] = []
-        self.reclaimed = False
+        self.reclaimed = False  # by SIGTERM, as machines are
         self.refused: list[StepError] = []
-        self.unkept: OSError | None = None
+        self.unkept: OSError | None = None  # why the last write of the record failed
 
     def to_the_end(self, max_parallel: int) -> RunRecord:
         with self.signals():
             try:
                 self.show()
-                if self.unkept:
+                if self.unkept:  # there is no room for a run from the start
                     raise self.unkept
                 self.advance()
                 while True:
@@ -200,7 +217,7 @@ class _Run:
                     if not self.working:
                         break
                     self.messages.get()()
-                    while not self.messages.empty():
+                    while not self.messages.empty():  # one write for all that came meanwhile
                         self.messages.get_nowait()()
             except BaseException as error:  # stop all steps, and say so
                 self.around.control.level = 1
@@ -226,8 +243,8 @@ class _Run:
                 self.update(item.path, status="skipped", reason=item.reason)
             elif isinstance(item, Refused):
                 self.refused.append(item.error)
-                what = item.error.problems[0].what
-                self.update(item.path, status="failed", error=what)
+                message = item.error.problems[0].what
+                self.update(item.path, status="failed", error=message)
             else:
                 self.unroll(item.path, item.steps)
 
@@ -242,14 +259,18 @@ class _Run:
     def start(self, ready: Ready) -> None:
         path = ready.node.path
         folder = self.around.store.step(self.around.run_id, path)
-        hear = self.on_event or (lambda *_: None)
+
+        def show_event(event: dict[str, Any]) -> None:
+            if self.on_event:
+                self.on_event(path, event)
+
         job = Job(
             ready.node,
             ready.inputs,
             self.around,
             self.forced.get(ready.origin, ""),
             say=lambda fields: self.messages.put(lambda: self.update(path, **fields)),
-            event=lambda event: self.messages.put(lambda: hear(path, event)),
+            event=lambda event: self.messages.put(lambda: show_event(event)),
         )
 
         def work() -> None:
@@ -264,10 +285,14 @@ class _Run:
     def finish(self, outcome: Outcome) -> None:
         path = outcome.step.path
         self.working.pop(path).join()
-        preempted, made = outcome.status == "preempted", outcome.outputs.artifacts
+        artifacts = {}
+        for name, output in outcome.outputs.artifacts.items():
+            (artifact,) = each(output)  # a step has no output that is a list
+            artifacts[name] = artifact.record()
         self.update(
             path,
-            status="cancelled" if preempted else outcome.status,
+            # a step has no status of that name: its run has
+            status="cancelled" if outcome.status == "preempted" else outcome.status,
             cached=outcome.cached,
             reason=outcome.reason,
             error=outcome.error,
@@ -275,27 +300,28 @@ class _Run:
             seconds=round(outcome.seconds, 3),
             cache_key=outcome.key,
             parameters=outcome.outputs.parameters,
-            artifacts={name: a.record() for name, given in made.items() for a in each(given)},
+            artifacts=artifacts,
         )
         if outcome.status == "succeeded":
             self.walk.succeeded(path, outcome.outputs)
-        else:
-            self.failed.append(outcome)
-            if outcome.status != "failed":
-                return
-            self.walk.failed(path, outcome.error)
-            for ready in [ready for ready in self.waiting if not ready.free]:
-                self.waiting.remove(ready)
-                reason = self.walk.withdrawn(ready.node.path)
-                self.update(ready.node.path, status="skipped", reason=reason)
+            self.advance()
+            return
+        self.failed.append(outcome)
+        if outcome.status != "failed":  # it gave way: nothing begins any more
+            return
+        self.walk.failed(path, outcome.error)
+        for ready in [ready for ready in self.waiting if not ready.free]:
+            self.waiting.remove(ready)
+            reason = self.walk.withdrawn(ready.node.path)
+            self.update(ready.node.path, status="skipped", reason=reason)
         self.advance()
 
     def conclude(self) -> RunRecord:
         """Skip what never began, close the record, and raise what the run came to."""
         error = self.verdict()
-        gave_way = [o.step for o in self.failed if o.status == "preempted"]
-        first = f"`{gave_way[0].path}` gave way" if gave_way else self.walk.stopped_by
-        reason = f"the run stopped when {first}"
+        preempted = self.preempted_paths()
+        cause = f"`{preempted[0]}` gave way" if preempted else self.walk.stopped_by
+        reason = f"the run stopped when {cause}"
         if self.around.control.stopped():
             reason = "the run was interrupted"
         for step in self.record.steps:
@@ -304,8 +330,11 @@ class _Run:
         if error is None:
             self.change(status="succeeded")
         else:
-            names = {errors.InterruptedRunError: "cancelled", errors.PreemptedError: "preempted"}
-            self.change(status=names.get(type(error), "failed"), error=str(error))
+            statuses = {
+                errors.InterruptedRunError: "cancelled",
+                errors.PreemptedError: "preempted",
+            }
+            self.change(status=statuses.get(type(error), "failed"), error=str(error))
         self.show()
         if error:
             raise error
@@ -313,21 +342,29 @@ class _Run:
             raise self.unkept
         return self.record
 
+    def preempted_paths(self) -> list[str]:
+        """The steps that saved and gave way, the first of them first."""
+        return [outcome.step.path for outcome in self.failed if outcome.status == "preempted"]
+
     def verdict(self) -> RekindleError | None:
+        """What the run came to; None for a success."""
         if self.walk.finished and not self.failed and not self.refused:
             return None
         command = "the same command resumes: finished steps come from the cache"
-        saved = [outcome.step.path for outcome in self.failed if outcome.status == "preempted"]
-        if self.reclaimed and saved:
-            what = f"SIGTERM came; `{saved[0]}` saved its state first"
-            return errors.PreemptedError(what, fix=command)
+        preempted = self.preempted_paths()
+        if self.reclaimed and preempted:
+            message = f"SIGTERM came; `{preempted[0]}` saved its state first"
+            return errors.PreemptedError(message, fix=command)
         if self.around.control.stopped():
-            what = f"the run {self.record.run_id} was interrupted"
-            return errors.InterruptedRunError(what, fix=command)
-        if problems := [*self.failures(), *(p for error in self.refused for p in error.problems)]:
+            message = f"the run {self.record.run_id} was interrupted"
+            return errors.InterruptedRunError(message, fix=command)
+        problems = list(self.failures())
+        for error in self.refused:
+            problems += error.problems
+        if problems:
             return StepError(problems)
-        if saved:
-            return errors.PreemptedError(f"`{saved[0]}` saved and gave way", fix=command)
+        if preempted:
+            return errors.PreemptedError(f"`{preempted[0]}` saved and gave way", fix=command)
         return None
 
     def failures(self) -> Iterator[errors.Problem]:
@@ -339,9 +376,11 @@ class _Run:
                 yield errors.Problem(f"step `{path}` failed: {outcome.error}", log)
 
     def update(self, path: str, **fields: Any) -> None:
-        steps = self.record.steps
-        changed = (s.model_copy(update=fields) if s.name == path else s for s in steps)
-        self.change(steps=tuple(changed))
+        steps = list(self.record.steps)
+        for index, step in enumerate(steps):
+            if step.name == path:
+                steps[index] = step.model_copy(update=fields)
+        self.change(steps=tuple(steps))
 
     def change(self, **fields: Any) -> None:
         """Change the record; `show` makes it known."""
@@ -362,7 +401,8 @@ class _Run:
                 self.on_change(self.record)
 
     def signals(self) -> contextlib.AbstractContextManager[None]:
-        """Ctrl-C and SIGTERM stop the run in an orderly way; once more, and it is killed."""
+        """Ctrl-C and SIGTERM stop the run in an orderly way; once more, and it is
+        killed."""
 
         def stop(number: int) -> None:
             control = self.around.control

@@ -1,17 +1,19 @@
-"""One child process a step attempt: start the shim on a task, copy its output to the log, and stop
-it when it has to.
+"""One child process a step attempt: start the shim on a task, copy its output to the log,
+and stop it when it has to.
 
-The shim runs under this interpreter without site-packages, in a session of its own, so that a
-Ctrl-C in the terminal reaches only us. Stopping is SIGTERM, then after a grace period SIGQUIT, on
-which the shim kills everything it started.
+The shim runs under this interpreter without site-packages, in a session of its own, so
+that a Ctrl-C in the terminal reaches only us. Stopping is SIGTERM, then after a grace
+period SIGQUIT, on which the shim kills everything it started.
 
-Each node of a distributed step is a shim of its own, with a Rendezvous in its environment. When one
-fails the others are told to end, and the step ends as the first one that failed. Only node rank 0
-has the step's outputs; KFP's executor is told so by CLUSTER_SPEC, as on Vertex AI."""
+Each node of a distributed step is a shim of its own, with a Rendezvous in its
+environment. When one fails the others are told to end, and the step ends as the first one
+that failed. Only node rank 0 has the step's outputs; KFP's executor is told so by
+CLUSTER_SPEC, as on Vertex AI."""
 
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import secrets
 import selectors
@@ -23,30 +25,33 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from rekindle.launch import events, shim
 from rekindle.launch.fork_server import Forked, ForkServer
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.masking import Masked
 
+Json: TypeAlias = dict[str, Any]
 Process = subprocess.Popen[bytes] | Forked
 
 _TICK_SECONDS = 0.1
-_LAST_RESORT_SECONDS = 5.0
-# As a module and not as a script, so that its bytecode is cached; our root comes last on the path.
+_LAST_RESORT_SECONDS = 5.0  # for the shim to kill what it started, until we do
+# As a module and not as a script, so that its bytecode is cached; our root comes last on
+# the path.
 _START = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
     "from rekindle.launch.shim import main; sys.exit(main(sys.argv))"
 )
-_LONGEST_LINE = 1 << 20
-_END_BYTES = 1 << 18
+_LONGEST_LINE = 1 << 20  # what is kept of a line whose end is still to come
+_END_BYTES = 1 << 18  # far more than a traceback
 _MARK = events.MARK.encode()
 
 
 class Log:
-    """Appends what a step prints to a file that may have no room, without secrets; `end` is the end
-    of what was written since `begin`: a step that fails for want of room has to say so."""
+    """Appends what a step prints to a file that may have no room, without secrets; `end`
+    is the end of what was written since `begin`: a step that fails for want of room has
+    to say so."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -61,7 +66,7 @@ class Log:
         self._file.close()
 
     def begin(self) -> None:
-        """An attempt begins, of which nothing is known."""
+        """Forget the end of an earlier attempt."""
         self.flush()
         self.end = b""
 
@@ -70,7 +75,7 @@ class Log:
         self._append(self._masked.feed(chunk))
 
     def flush(self) -> None:
-        """Nothing follows for now: what looked like the beginning of a secret was none."""
+        """Write what was held back as it might be the beginning of a secret."""
         self._append(self._masked.rest())
 
     def _append(self, chunk: bytes) -> None:
@@ -80,16 +85,19 @@ class Log:
 
 
 class Control:
-    """What threads that watch processes are told: 0 go on, 1 stop in order, 2 kill. The nodes of a
-    step share one, which stops with that of the `run`, or when `failed` names a peer."""
+    """What threads that watch processes shall do, by `level`: 0 go on, 1 stop in order, 2
+    kill. The nodes of a step share one, which stops with that of the `run`, or when
+    `failed` names a peer."""
 
     def __init__(self, run: "Control | None" = None) -> None:
-        self.level, self.run = 0, run
+        self.level = 0
+        self.run = run
         self.failed: int | None = None
 
     def stopped(self) -> bool:
-        above = self.run is not None and self.run.stopped()
-        return above or self.level > 0 or self.failed is not None
+        if self.run is not None and self.run.stopped():
+            return True
+        return self.level > 0 or self.failed is not None
 
     def killed(self) -> bool:
         return self.level > 1 or (self.run is not None and self.run.killed())
@@ -97,14 +105,17 @@ class Control:
     def sleep(self, seconds: float) -> None:
         """Wait, but no longer than until a stop."""
         end = time.monotonic() + seconds
-        while not self.stopped() and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, _TICK_SECONDS))
+        while not self.stopped():
+            remaining_seconds = end - time.monotonic()
+            if remaining_seconds <= 0:
+                return
+            time.sleep(min(remaining_seconds, _TICK_SECONDS))
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How an attempt ended: `result` is the shim's RESULT.json, or empty; `stopped` says that we
-    told it to end before it did, `timed_out` that this was for its time."""
+    """How an attempt ended: `result` is the shim's RESULT.json, or empty; `stopped` says
+    that we told it to end before it did, `timed_out` that this was for its time."""
 
     exit_code: int
     result: Mapping[str, Any]
@@ -113,25 +124,27 @@ class Ended:
 
 
 def run_shim(
-    task: Mapping[str, Any],
+    task: Json,
     folder: Path,
     log: Log,
     env: Mapping[str, str],
     control: Control,
-    on_event: Callable[[dict[str, Any]], None],
+    on_event: Callable[[Json], None],
     timeout_seconds: float | None,
     grace_seconds: float,
     fork_server: ForkServer | None,
 ) -> Ended:
-    """Run one task to its end and say how it ended; `log` has each line at once."""
-    task_file, result_file = folder / "task.json", folder / "result.json"
-    result_file.unlink(missing_ok=True)
+    """Run one task to its end and return how it ended; `log` has each line at once."""
+    task_file = folder / "task.json"
+    result_file = folder / "result.json"
+    result_file.unlink(missing_ok=True)  # of an attempt before
     task = {**task, "result": str(result_file)}
     process: Process | None = None
     if fork_server is not None:
         task_file.write_text(json.dumps({**task, "parent": fork_server.pid}))
         process = fork_server.adopt({"task": str(task_file), "env": dict(env)})
-    process = process or _started(task, task_file, env)
+    if process is None:  # there is no fork server, or it has ended
+        process = _start(task, task_file, env)
     stopper = _Stopper(process, control, timeout_seconds, grace_seconds)
     try:
         _pump(process, log, on_event, stopper)
@@ -141,15 +154,17 @@ def run_shim(
             process.send_signal(signal.SIGQUIT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LAST_RESORT_SECONDS)
-        if (exited := process.poll()) is None or exited < 0:
+        exit_code = process.poll()
+        # a shim that was killed could not end what it started
+        if exit_code is None or exit_code < 0:
             _kill_session(process)
     result = json.loads(result_file.read_bytes()) if result_file.exists() else {}
-    return Ended(code if code >= 0 else 128 - code, result, stopper.asked, stopper.timed_out)
+    if code < 0:  # by a signal, which is written as shells do
+        code = 128 - code
+    return Ended(code, result, stopper.asked, stopper.timed_out)
 
 
-def _started(
-    task: Mapping[str, Any], file: Path, env: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
+def _start(task: Json, file: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     file.write_text(json.dumps({**task, "parent": os.getpid()}))
     root = str(Path(shim.__file__).parents[2])
     return subprocess.Popen(
@@ -168,42 +183,53 @@ class _Stopper:
     def __init__(
         self, process: Process, control: Control, timeout: float | None, grace: float
     ) -> None:
-        self.process, self.control, self.grace = process, control, grace
-        self.deadline = time.monotonic() + timeout if timeout is not None else None
-        self.kill_at = self.give_up_at = float("inf")
-        self.timed_out = self.asked = self.killed = False
+        self.process = process
+        self.control = control
+        self.grace = grace
+        self.deadline = math.inf
+        if timeout is not None:
+            self.deadline = time.monotonic() + timeout
+        self.kill_at = math.inf
+        self.give_up_at = math.inf
+        self.timed_out = False
+        self.asked = False
+        self.killed = False
 
     def tick(self) -> None:
         now = time.monotonic()
         if not self.asked:
-            self.timed_out = self.deadline is not None and now >= self.deadline
+            self.timed_out = now >= self.deadline
             if self.timed_out or self.control.stopped():
-                self.asked, self.kill_at = True, now + self.grace
+                self.asked = True
+                self.kill_at = now + self.grace
                 self.process.send_signal(signal.SIGTERM)
         elif not self.killed and (now >= self.kill_at or self.control.killed()):
-            self.killed, self.give_up_at = True, now + _LAST_RESORT_SECONDS
+            self.killed = True
+            self.give_up_at = now + _LAST_RESORT_SECONDS
             self.process.send_signal(signal.SIGQUIT)
         elif now >= self.give_up_at:
-            self.give_up_at = float("inf")
+            self.give_up_at = math.inf
             _kill_session(self.process)
 
 
-def _pump(
-    process: Process, log: Log, on_event: Callable[[dict[str, Any]], None], stopper: _Stopper
-) -> None:
+def _pump(process: Process, log: Log, on_event: Callable[[Json], None], stopper: _Stopper) -> None:
     """Copy output to the log until it ends, picking out our events."""
     assert process.stdout is not None
-    rest = b""
+    unfinished_line = b""
     with selectors.DefaultSelector() as selector, process.stdout as pipe:
         selector.register(pipe, selectors.EVENT_READ)
         while True:
             if selector.select(_TICK_SECONDS):
-                if not (chunk := os.read(pipe.fileno(), 1 << 16)):
+                chunk = os.read(pipe.fileno(), 1 << 16)
+                if not chunk:
                     break
                 log.write(chunk)
-                *lines, rest = (rest[-_LONGEST_LINE:] + chunk).split(b"\n")
+                *lines, unfinished_line = (unfinished_line[-_LONGEST_LINE:] + chunk).split(b"\n")
                 for line in lines:
-                    if _MARK in line and (event := events.parse(line.decode(errors="replace"))):
+                    if _MARK not in line:  # which is quicker than to parse every line
+                        continue
+                    event = events.parse(line.decode(errors="replace"))
+                    if event:
                         on_event(event)
             elif process.poll() is not None:
                 break  # something far away holds the pipe open
@@ -213,7 +239,8 @@ def _pump(
 
 def _kill_session(process: Process) -> None:
     """Kill whatever is left of a shim that could not do so itself."""
-    for pid in (int(entry.name) for entry in Path("/proc").glob("[0-9]*")):
+    for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getsid(pid) == process.pid:
                 os.kill(pid, signal.SIGKILL)
@@ -225,32 +252,39 @@ def _kill_session(process: Process) -> None:
 def on_nodes(
     count: int, control: Control, run_node: Callable[[int, Control], Ended]
 ) -> tuple[int, Ended]:
-    """Run all nodes side by side; the rank of the node whose end decides, and how it ended."""
-    together = Control(control)
+    """Run all nodes side by side; the rank of the node whose end decides, and how it
+    ended."""
+    shared_control = Control(control)
 
     def work(node: int) -> Ended:
-        failed = True
+        has_failed = True
         try:
-            ended = run_node(node, together)
-            failed = ended.exit_code != 0 and not ended.stopped
+            ended = run_node(node, shared_control)
+            has_failed = ended.exit_code != 0 and not ended.stopped
             return ended
         finally:
-            if failed and together.failed is None:
-                together.failed = node  # the first failure is what counts
+            if has_failed and shared_control.failed is None:
+                shared_control.failed = node  # the first failure is what counts
 
     with ThreadPoolExecutor(count) as pool:
         ends = list(pool.map(work, range(count)))
-    decides = together.failed or 0
-    return decides, ends[decides]
+    deciding_node = shared_control.failed or 0
+    return deciding_node, ends[deciding_node]
 
 
 def environments(count: int) -> list[dict[str, str]]:
-    """What each node finds in its environment; one rank a node, for they share this machine."""
+    """What each node finds in its environment; one rank a node, for they share this
+    machine."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    found, secret = [], secrets.token_hex(32)
+    secret = secrets.token_hex(32)
+    environments = []
     for rank in range(count):
-        place = Rendezvous(count, rank, 1, "127.0.0.1", port, secret=secret)
-        kind = {"type": "workerpool1", "index": rank - 1} if rank else {"type": "workerpool0"}
-        found.append({**place.environment(), "CLUSTER_SPEC": json.dumps({"task": kind})})
-    return found
+        rendezvous = Rendezvous(count, rank, 1, "127.0.0.1", port, secret=secret)
+        # the pools of Vertex AI, by which KFP's executor knows who writes outputs
+        kind: Json = {"type": "workerpool0"}
+        if rank > 0:
+            kind = {"type": "workerpool1", "index": rank - 1}
+        cluster = json.dumps({"task": kind})
+        environments.append({**rendezvous.environment(), "CLUSTER_SPEC": cluster})
+    return environments

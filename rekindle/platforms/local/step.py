@@ -1,19 +1,20 @@
-"""One step from its inputs to its outputs: take it from the cache, or run it, again if it may be
-retried, and store it. It runs in a thread of its own and touches no shared state: what is worth
-telling on the way goes through `say` and `event`."""
+"""One step from its inputs to its outputs: take it from the cache, or run it, again if it
+may be retried, and store it. It runs in a thread of its own and touches no shared state:
+what is worth telling on the way goes through `say` and `event`."""
 
 import contextlib
 import dataclasses
 import datetime
+import signal
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from rekindle.errors import RekindleError, StepError, fix_of
 from rekindle.ir.graph import AnyNode, Importer, Step
-from rekindle.ir.placeholders import filled, references
+from rekindle.ir.placeholders import Template, filled, references
 from rekindle.launch.events import error_in_log
 from rekindle.launch.fork_server import ForkServer
 from rekindle.launch.shim import PREEMPTED
@@ -21,15 +22,17 @@ from rekindle.masking import masked
 from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.docker import HOME_LABEL, RUN_LABEL
 from rekindle.platforms.local import cache, process
-from rekindle.platforms.local.cache import NOTHING, Identity, OwnCode, Stored, Values
+from rekindle.platforms.local.cache import NOTHING, Given, Identity, OwnCode, Stored, Values
 from rekindle.platforms.local.containers import Containers
-from rekindle.platforms.local.content import describe, digest, local_path
+from rekindle.platforms.local.content import FileFact, describe, digest, local_path
 from rekindle.platforms.local.environments import Packages, packages_of
 from rekindle.platforms.local.process import Control, Ended, Log, run_shim
 from rekindle.platforms.local.store import Store, slug
 from rekindle.platforms.local.walk import Leaf, rendered
 from rekindle.platforms.mounted import artifact_of
 from rekindle.protojson import carried
+
+Json: TypeAlias = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +75,9 @@ class Surroundings:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a step ended. `reason` says why it ran or did not have to, `error` why it failed, and
-    `failed_log` is the log of the node that decided so, where it is not the first."""
+    """How a step ended. `reason` says why it ran or did not have to, `error` why it
+    failed, and `failed_log` is the log of the node that decided so, where it is not the
+    first."""
 
     step: Leaf
     status: Literal["succeeded", "failed", "cancelled", "preempted"]
@@ -94,8 +98,8 @@ class Job:
     inputs: Values
     around: Surroundings
     forced: str
-    say: Callable[[dict[str, Any]], None]
-    event: Callable[[dict[str, Any]], None]
+    say: Callable[[Json], None]
+    event: Callable[[Json], None]
 
     @property
     def slug(self) -> str:
@@ -103,7 +107,8 @@ class Job:
 
     @property
     def last(self) -> str:
-        """Under which what a step is compared with is kept: of one config."""
+        """The name under which the step's last identity in runs of this config is
+        kept."""
         return slug(self.around.name, self.around.pipeline, self.step.path)
 
     @property
@@ -115,41 +120,50 @@ def perform(job: Job) -> Outcome:
     """Do the job; never raises."""
     began = time.monotonic()
     try:
-        step = job.step
-        outcome = _import(job, step) if isinstance(step, Importer) else _perform(job, step)
+        if isinstance(job.step, Importer):
+            outcome = _import(job, job.step)
+        else:
+            outcome = _perform(job, job.step)
     except RekindleError as error:
         outcome = Outcome(job.step, "failed", error=str(error))
     except OSError as error:
-        what = f"cannot write {error.filename or job.folder}: {error.strerror}; {fix_of(error)}"
-        outcome = Outcome(job.step, "failed", error=what)
+        message = f"cannot write {error.filename or job.folder}: {error.strerror}; {fix_of(error)}"
+        outcome = Outcome(job.step, "failed", error=message)
     except Exception as error:  # noqa: BLE001 - a bug of ours must end the run, not hang it
         outcome = Outcome(job.step, "failed", error=f"{type(error).__name__}: {error}")
     return dataclasses.replace(outcome, seconds=time.monotonic() - began)
 
 
 def _import(job: Job, node: Importer) -> Outcome:
-    """The artifact where it is: here it has to exist, elsewhere the step that reads it will see."""
-    parameters, facts = job.inputs.parameters, job.around.facts
-    uri = rendered(node, node.uri, parameters, facts)
+    """The artifact where it is: here it has to exist, elsewhere the step that reads it
+    will see."""
+
+    def text_of(template: Template) -> str:
+        return rendered(node, template, job.inputs.parameters, job.around.facts)
+
+    uri = text_of(node.uri)
     path = local_path(uri)
     if not uri or (path is not None and not path.exists()):
         raise StepError(f"there is nothing to import at {uri!r}", where=node.where)
     home = job.around.store.home.resolve()
+    # its files are listed and hashed, and those of the home change while a run goes on
     if path is not None and home.is_relative_to(path.resolve()):
-        what = f"{uri} cannot be imported: rekindle's home {home} lies in it"
+        message = f"{uri} cannot be imported: rekindle's home {home} lies in it"
         fix = "import the folder that holds the data, and nothing around it"
-        raise StepError(what, where=node.where, fix=fix)
-    found = filled(node.metadata, lambda text: rendered(node, text, parameters, facts))
+        raise StepError(message, where=node.where, fix=fix)
+    metadata = carried(filled(node.metadata, text_of))
     kind = next(iter(node.outputs.artifacts.values()))
-    metadata = carried(found)
-    files = describe(path, follow=True) if path is not None else {}
-    there = str(path) if path is not None else uri
-    artifact = Stored(there, kind.schema_title, kind.schema_version, metadata, files)
+    artifact_uri = uri
+    files: Mapping[str, FileFact] = {}
+    if path is not None:
+        artifact_uri = str(path)
+        files = describe(path, follow=True)
+    artifact = Stored(artifact_uri, kind.schema_title, kind.schema_version, metadata, files)
     return Outcome(node, "succeeded", Values({}, {kind.name: artifact}), reason=f"imported {uri}")
 
 
 def _perform(job: Job, step: Step) -> Outcome:
-    store, around = job.around.store, job.around
+    store = job.around.store
     identity = _identity(job, step, job.inputs)
     if not step.cache:
         return _run(job, step, identity, "caching is off for this step", keep=False)
@@ -163,10 +177,12 @@ def _perform(job: Job, step: Step) -> Outcome:
         job.say({"reason": reason})
         job.event({"event": "notice", "text": reason})
 
-    with store.claim(identity.key, waiting, job.around.control.stopped) as claimed:
-        if not claimed:
+    # one run at a time does a step that is cached; others wait for its result
+    with store.claim(identity.key, waiting, job.around.control.stopped) as is_claimed:
+        if not is_claimed:
             return Outcome(step, "cancelled", reason="the run was interrupted")
-        store.note_use(around.run_id, identity.key)
+        # before the look: a removal that began meanwhile leaves what is noted
+        store.note_use(job.around.run_id, identity.key)
         outputs, reason = cache.look_up(store, identity)
         if outputs:
             return Outcome(step, "succeeded", outputs, True, reason, identity.key)
@@ -175,49 +191,59 @@ def _perform(job: Job, step: Step) -> Outcome:
 
 
 def _identity(job: Job, step: Step, inputs: Values) -> Identity:
-    around = job.around
-    image_id = around.containers.image_of(step)
-    own_code = around.own_code(cache.names_of_code(step, inputs))
-    home = str(around.store.home)
-    return cache.identify(step, inputs, around.source_hash, image_id, own_code, home)
+    surroundings = job.around
+    image_id = surroundings.containers.image_of(step)
+    own_code = surroundings.own_code(cache.names_of_code(step, inputs))
+    home = str(surroundings.store.home)
+    return cache.identify(step, inputs, surroundings.source_hash, image_id, own_code, home)
 
 
 def _is_what_it_was(job: Job, step: Step, identity: Identity) -> bool:
     """Whether the user's code and imported files are those that the step was known by."""
-
-    def again(artifact: Stored) -> Stored:
-        if (path := local_path(artifact.uri)) is None or path.is_relative_to(job.around.store.home):
-            return artifact
-        for follow in (True, False):  # as an importer does, or of what a step left elsewhere
-            files = describe(path, artifact.files, follow=follow)
-            if digest(files) == artifact.digest:
-                return artifact
-        return dataclasses.replace(artifact, files=files)
-
+    home = job.around.store.home
     with contextlib.suppress(RekindleError, OSError):  # what cannot be read now has changed
-        artifacts = {
-            name: tuple(again(a) for a in given) if isinstance(given, tuple) else again(given)
-            for name, given in job.inputs.artifacts.items()
-        }
-        now = Values(job.inputs.parameters, artifacts)
-        if _identity(job, step, now).key == identity.key:
+        artifacts: dict[str, Given] = {}
+        for name, given in job.inputs.artifacts.items():
+            if isinstance(given, tuple):
+                artifacts[name] = tuple(_described_again(artifact, home) for artifact in given)
+            else:
+                artifacts[name] = _described_again(given, home)
+        inputs = Values(job.inputs.parameters, artifacts)
+        if _identity(job, step, inputs).key == identity.key:
             return True
     text = "its code or its files changed meanwhile: the result counts for this run only"
     job.event({"event": "notice", "text": text})
     return False
 
 
+def _described_again(artifact: Stored, home: Path) -> Stored:
+    """The artifact with its files as they are now; those under rekindle's home do not
+    change."""
+    path = local_path(artifact.uri)
+    if path is None or path.is_relative_to(home):
+        return artifact
+    for follow in (True, False):  # as an importer does, or of what a step left elsewhere
+        files = describe(path, artifact.files, follow=follow)
+        if digest(files) == artifact.digest:
+            return artifact
+    return dataclasses.replace(artifact, files=files)
+
+
 def _in_workspace(job: Job, step: Step) -> bool:
     """Whether the step is given the workspace, of which nothing is kept."""
-    container, given = step.container, job.inputs.parameters.values()
-    words = (*container.command, *container.args, *container.env.values())
-    asked = any(("run", "workspace_path") in references(word) for word in words)
-    return asked or any(str(job.around.workspace) in str(value) for value in given)
+    container = step.container
+    for text in (*container.command, *container.args, *container.env.values()):
+        if ("run", "workspace_path") in references(text):
+            return True
+    workspace = str(job.around.workspace)
+    return any(workspace in str(value) for value in job.inputs.parameters.values())
 
 
 def _run(job: Job, step: Step, identity: Identity, reason: str, keep: bool) -> Outcome:
-    """Attempts until one succeeds or none is left; `keep` puts the result into the cache."""
-    retry, control = step.retry, job.around.control
+    """The outcome of attempts until one succeeds or none is left; `keep` puts the result
+    into the cache."""
+    retry = step.retry
+    control = job.around.control
     job.folder.mkdir(parents=True, exist_ok=True)
     outcome = Outcome(step, "cancelled", reason="the run was interrupted", key=identity.key)
     with Log(job.folder / "log.txt") as log:
@@ -240,21 +266,23 @@ class _AttemptFailed(Exception):
 
 
 def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> Outcome:
-    around = job.around
+    surroundings = job.around
     log.begin()
     try:
-        with around.store.attempt(job.slug, identity.key) as folder:
-            around.store.note_use(around.run_id, identity.key, folder.name)
-            node, ended, last_words = _execute(job, step, folder, log)
-            if failed := _failure(step, ended, last_words):
+        with surroundings.store.attempt(job.slug, identity.key) as folder:
+            surroundings.store.note_use(surroundings.run_id, identity.key, folder.name)
+            node, ended, log_end = _execute(job, step, folder, log)
+            failed = _failure(step, ended, log_end)
+            if failed:
                 who = "" if node is None else f"node {node}: "
-                where = str(_node_folder(job, node) / "log.txt") if node else ""
-                failed = dataclasses.replace(failed, error=who + failed.error, failed_log=where)
+                node_log = str(_node_folder(job, node) / "log.txt") if node else ""
+                error = who + failed.error
+                failed = dataclasses.replace(failed, error=error, failed_log=node_log)
                 raise _AttemptFailed
             artifacts = cache.stored(ended.result["artifacts"])
             outputs = Values(ended.result["parameters"], artifacts)
             if keep and _is_what_it_was(job, step, identity):
-                cache.save(around.store, job.last, identity, around.run_id, outputs)
+                cache.save(surroundings.store, job.last, identity, surroundings.run_id, outputs)
     except _AttemptFailed:
         assert failed is not None
         return failed
@@ -262,80 +290,95 @@ def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> 
 
 
 def _node_folder(job: Job, node: int) -> Path:
-    """Where a node but the first has its log, and what it writes; the first has the step's."""
+    """Where a node but the first has its log, and what it writes; the first has the
+    step's."""
     return job.folder / f"node-{node}"
 
 
 def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, Ended, bytes]:
-    """Which node decided how the attempt ended (None for a single one), how, and its log's end."""
-    around, wanted = job.around, step.distribution
-    places: list[dict[str, str]] = process.environments(wanted.nodes) if wanted else [{}]
-    words = dict[int, bytes]()
+    """The node that decided how the attempt ended (None for a single one), how it ended,
+    and the end of its log."""
+    surroundings = job.around
+    log_ends: dict[int, bytes] = {}
+    environments: list[dict[str, str]] = [{}]
+    if step.distribution:
+        environments = process.environments(step.distribution.nodes)
 
     def run_node(node: int, control: Control) -> Ended:
-        work = _node_folder(job, node) if node else job.folder
-        outputs = work / "outputs" if node else folder
-        task: dict[str, Any] = {  # TASK.json for the shim; see there
+        is_first = node == 0  # it alone has outputs, and shows what happens
+        work = job.folder if is_first else _node_folder(job, node)
+        outputs = folder if is_first else work / "outputs"
+        task: Json = {  # TASK.json for the shim; see there
             **lowered_container(step),
             "executor_input": executor_input(step, job.inputs, outputs),
-            "run": around.facts(step),
+            "run": surroundings.facts(step),
             "work": str(work),
             "cwd": str(Path.cwd()),
         }
-        if node:  # only node rank 0 has any
+        if not is_first:
             task["outputs"] = {"parameters": {}, "artifacts": {}}
             work.mkdir(parents=True, exist_ok=True)
-        contained = around.containers.image_of(step)
-        elsewhere = bool(contained)
-        if not contained and (packages := packages_of(step)):
-            task["python"], elsewhere = around.pythons[packages], True
-        if contained:
-            labels = {HOME_LABEL: str(around.store.home), RUN_LABEL: around.run_id}
-            task = around.containers.contained(task, step, outputs, labels)
-        with Log(work / "log.txt") if node else contextlib.nullcontext(log) as own:
+        fork_server = surroundings.fork_server
+        packages = packages_of(step)
+        if surroundings.containers.image_of(step):
+            labels = {HOME_LABEL: str(surroundings.store.home), RUN_LABEL: surroundings.run_id}
+            task = surroundings.containers.contained(task, step, outputs, labels)
+            fork_server = None  # which forks this environment's Python
+        elif packages:
+            task["python"] = surroundings.pythons[packages]
+            fork_server = None
+        own_log = contextlib.nullcontext(log) if is_first else Log(work / "log.txt")
+        with own_log as opened_log:
             ended = run_shim(
                 task,
                 work,
-                own,
-                {**around.env, **places[node]},
+                opened_log,
+                {**surroundings.env, **environments[node]},
                 control,
-                (lambda event: None) if node else job.event,
+                job.event if is_first else _ignore,
                 step.time_limit_seconds,
-                around.grace_seconds,
-                None if elsewhere else around.fork_server,
+                surroundings.grace_seconds,
+                fork_server,
             )
-            words[node] = own.end
+            log_ends[node] = opened_log.end
         return ended
 
-    if wanted is None:
-        return None, run_node(0, around.control), words[0]
-    decides, ended = process.on_nodes(wanted.nodes, around.control, run_node)
-    return decides, ended, words[decides]
+    if step.distribution is None:
+        return None, run_node(0, surroundings.control), log_ends[0]
+    deciding_node, ended = process.on_nodes(step.distribution.nodes, surroundings.control, run_node)
+    return deciding_node, ended, log_ends[deciding_node]
 
 
-def executor_input(step: Step, inputs: Values, folder: Path) -> dict[str, Any]:
+def _ignore(event: Json) -> None:
+    """The events of nodes but the first, which would be told once a node."""
+
+
+def executor_input(step: Step, inputs: Values, folder: Path) -> Json:
     """KFP's ExecutorInput for `step`, its outputs placed in `folder`."""
-    given = {
-        n: {
-            "artifacts": [
-                artifact_of(n, vars(a), a.uri, carried(a.metadata)) for a in cache.each(several)
-            ]
-        }
-        for n, several in inputs.artifacts.items()
-    }
-    made = {
-        name: {"artifacts": [artifact_of(name, vars(a), folder / name, {})]}
-        for name, a in step.outputs.artifacts.items()
-    }
-    files = {n: {"outputFile": str(folder / f".parameter-{n}")} for n in step.outputs.parameters}
-    outputs = {"parameters": files, "artifacts": made}
+    input_artifacts = {}
+    for name, several in inputs.artifacts.items():
+        artifacts = []
+        for artifact in cache.each(several):
+            metadata = carried(artifact.metadata)
+            artifacts.append(artifact_of(name, vars(artifact), artifact.uri, metadata))
+        input_artifacts[name] = {"artifacts": artifacts}
+    promised = {}
+    for name, kind in step.outputs.artifacts.items():
+        promised[name] = {"artifacts": [artifact_of(name, vars(kind), folder / name, {})]}
+    files = {}
+    for name in step.outputs.parameters:
+        files[name] = {"outputFile": str(folder / f".parameter-{name}")}
     return {
-        "inputs": {"parameterValues": dict(inputs.parameters), "artifacts": given},
-        "outputs": {**outputs, "outputFile": str(folder / "executor_output.json")},
+        "inputs": {"parameterValues": dict(inputs.parameters), "artifacts": input_artifacts},
+        "outputs": {
+            "parameters": files,
+            "artifacts": promised,
+            "outputFile": str(folder / "executor_output.json"),
+        },
     }
 
 
-def _failure(step: Step, ended: Ended, last_words: bytes) -> Outcome | None:
+def _failure(step: Step, ended: Ended, log_end: bytes) -> Outcome | None:
     """The outcome of an attempt that did not succeed; None if it did."""
     if ended.timed_out:
         return Outcome(step, "failed", error=f"timed out after {step.time_limit_seconds:g} s")
@@ -349,22 +392,22 @@ def _failure(step: Step, ended: Ended, last_words: bytes) -> Outcome | None:
         return Outcome(step, "preempted", reason=reason)
     if ended.exit_code == 0 and ended.result:
         return None
-    return Outcome(step, "failed", error=_error_text(ended, last_words))
+    return Outcome(step, "failed", error=_error_text(ended, log_end))
 
 
-def _error_text(ended: Ended, last_words: bytes) -> str:
-    if error := ended.result.get("error"):
+def _error_text(ended: Ended, log_end: bytes) -> str:
+    error = ended.result.get("error")
+    if error:
         return masked(str(error))
-    if ended.exit_code > 128:
+    if ended.exit_code > 128:  # as shells write a signal
         number = ended.exit_code - 128
-        note = " (out of memory?)" if number == 9 else ""
+        note = " (out of memory?)" if number == signal.SIGKILL else ""
         return f"killed by signal {number}{note}"
-    kind, message = error_in_log(last_words.decode(errors="replace"))
-    if message and f"{RekindleError.__module__}.{kind}:".encode() in last_words:
+    kind, message = error_in_log(log_end.decode(errors="replace"))
+    if message and f"{RekindleError.__module__}.{kind}:".encode() in log_end:
         return message  # an error of ours, which says all there is to know
-    if kind:
-        return f"{kind}: {message}" if message else kind
-    return f"exit code {ended.exit_code}" + (f": {message}" if message else "")
+    what = kind or f"exit code {ended.exit_code}"
+    return f"{what}: {message}" if message else what
 
 
 def utc_now() -> str:

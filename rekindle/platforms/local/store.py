@@ -1,4 +1,5 @@
-"""Where a local run keeps things under its home folder, and the locks that make sharing it safe.
+"""Where a local run keeps things under its home folder, and the locks that make sharing
+it safe.
 
     runs/<run_id>/run.json             the run record; `lock` beside it is held while it is alive
     runs/<run_id>/uses                 cache keys and artifacts that it uses, noted before it does
@@ -8,9 +9,10 @@
     cache/<key>.json                   a cached result: written last, it is what makes it count
     cache/last/<step>.json             of a config: what the newest result of a step was made of
 
-An attempt marks its folder with `<folder>.partial`, locked for as long as it runs; an unlocked
-marker is a killed attempt's, and the next attempt of the same step clears both away. Folders
-are not renamed when complete: their paths stand in what steps wrote and returned."""
+An attempt marks its folder with `<folder>.partial`, locked for as long as it runs; an
+unlocked marker is a killed attempt's, and the next attempt of the same step clears both
+away. Folders are not renamed when complete: their paths stand in what steps wrote and
+returned."""
 
 import contextlib
 import dataclasses
@@ -28,7 +30,7 @@ from rekindle.launch.process import is_at
 from rekindle.spec.identity import digest
 
 _POLL_SECONDS = 0.05
-_GLANCE_SECONDS = 1.0
+_GLANCE_SECONDS = 1.0  # far longer than a look at a lock takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +58,14 @@ class Store:
 
     @contextlib.contextmanager
     def hold_run(self, run_id: str) -> Iterator[None]:
-        """Hold the run's lock, with our process id in it; RequestError if another process does."""
+        """Hold the run's lock, with our process id in it; RequestError if another process
+        does."""
         path = self.run(run_id) / "lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + _GLANCE_SECONDS
         while True:
-            with locked(path) as held:
-                if held:
+            with locked(path) as is_held:
+                if is_held:
                     path.write_text(f"{os.getpid()}\n")
                     yield
                     return
@@ -80,7 +83,8 @@ class Store:
             yield
 
     def note_use(self, run_id: str, *names: str) -> None:
-        """Note cache keys and artifacts that the run is about to use: a removal leaves them."""
+        """Note cache keys and artifacts that the run is about to use: a removal leaves
+        them."""
         path = self.run(run_id) / "uses"
         with self.removal(fcntl.LOCK_SH), path.open("a", encoding="utf-8") as file:
             file.write(" ".join(names) + "\n")
@@ -89,24 +93,26 @@ class Store:
     def claim(
         self, key: str, waiting: Callable[[], None], stopped: Callable[[], bool]
     ) -> Iterator[bool]:
-        """Hold a cache key's lock; False if `stopped` came first. `waiting` is called once."""
+        """Hold a cache key's lock; False if `stopped` came first. `waiting` is called
+        once."""
         path = self.home / "cache" / "locks" / key
         path.parent.mkdir(parents=True, exist_ok=True)
-        said = False
+        is_waiting = False
         while not stopped():
-            with locked(path) as held:
-                if held:
+            with locked(path) as is_held:
+                if is_held:
                     yield True
                     return
-            if not said:
+            if not is_waiting:
                 waiting()
-                said = True
+                is_waiting = True
             time.sleep(_POLL_SECONDS)
         yield False
 
     @contextlib.contextmanager
     def attempt(self, slug: str, key: str) -> Iterator[Path]:
-        """A fresh folder for the outputs of one attempt, removed again if the block raises."""
+        """A fresh folder for the outputs of one attempt, removed again if the block
+        raises."""
         parent = self.artifacts(slug)
         parent.mkdir(parents=True, exist_ok=True)
         clear_killed_attempts(parent)
@@ -128,24 +134,26 @@ class Store:
 def clear_killed_attempts(parent: Path) -> None:
     """Remove what attempts left in `parent` whose process is gone."""
     for marker in parent.glob("*.partial"):
-        with contextlib.suppress(FileNotFoundError), locked(marker, create=False) as held:
-            if held:
+        with contextlib.suppress(FileNotFoundError), locked(marker, create=False) as is_held:
+            if is_held:
                 shutil.rmtree(marker.with_suffix(""), ignore_errors=True)
                 marker.unlink(missing_ok=True)
 
 
 def is_alive(home: Path, run_id: str) -> bool:
-    """Does a process still work on this run? A record that says so may be of a killed one."""
+    """Whether a process still works on this run; a record that says so may be of a killed
+    one."""
     path = Store(home).run(run_id) / "lock"
     try:
-        with locked(path, create=False, how=fcntl.LOCK_SH) as held:
-            return not held
+        with locked(path, create=False, how=fcntl.LOCK_SH) as is_held:
+            return not is_held
     except FileNotFoundError:
         return False
 
 
 def owner(home: Path, run_id: str) -> int | None:
-    """Id of the process that works on this run, to send a SIGINT to; None if no process does."""
+    """Id of the process that works on this run, to send a SIGINT to; None if no process
+    does."""
     if not is_alive(home, run_id):
         return None
     text = (Store(home).run(run_id) / "lock").read_text().strip()
@@ -153,8 +161,8 @@ def owner(home: Path, run_id: str) -> int | None:
 
 
 def make_home(home: Path) -> None:
-    """Make the home unless it is there: for this user alone, since logs, records and the registry
-    hold what the data hold. Who shares one made it so."""
+    """Make the home unless it is there: for this user alone, since logs, records and the
+    registry hold what the data hold. Who shares one made it so."""
     home.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         home.mkdir(mode=0o700)
@@ -169,9 +177,11 @@ def slug(*names: str) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path, *, create: bool = True, how: int = fcntl.LOCK_EX) -> Iterator[bool]:
-    """Was the lock on `path` free? If so it is ours inside the block. FileNotFoundError."""
+    """Hold the lock on `path` inside the block; False where another process holds it.
+    FileNotFoundError where there is none and none is to be created."""
+    flags = os.O_RDWR | os.O_CREAT if create else os.O_RDWR
     while True:
-        handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
+        handle = os.open(path, flags, 0o644)
         try:
             try:
                 fcntl.flock(handle, how | fcntl.LOCK_NB)

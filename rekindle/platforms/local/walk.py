@@ -1,15 +1,18 @@
-"""The order of things: which steps can begin, with which inputs, and which never will, and why.
+"""The order of things: which steps can begin, with which inputs, and which never will,
+and why.
 
-A `Walk` is the state of one run over a Graph, without any process or file. The scheduler asks it
-to `advance`, tells it what succeeded or failed, and it opens nested Dags and the turns of loops,
-decides conditions and carries values along on its own. Each turn of a loop has steps of its own:
-the second of `for-loop-1/train` is called `for-loop-1/1/train`.
+A `Walk` is the state of one run over a Graph, without any process or file. The scheduler
+asks it to `advance`, tells it what succeeded or failed, and it opens nested Dags and the
+turns of loops, decides conditions and carries values along on its own. Each turn of a
+loop has steps of its own: the second of `for-loop-1/train` is called
+`for-loop-1/1/train`.
 
-Every input is bound by its type, as KFP's driver does it (ir/values.py); a node whose inputs do not
-fit, or whose condition or loop cannot be decided, is refused: it has failed without having begun.
+Every input is bound by its type, as KFP's driver does it (ir/values.py); a node whose
+inputs do not fit, or whose condition or loop cannot be decided, is refused: it has failed
+without having begun.
 
-After a failure nothing begins but nodes that run `always` (exit handlers) and what follows them.
-What could begin in the moment of a refusal still does."""
+After a failure nothing begins but nodes that run `always` (exit handlers) and what
+follows them. What could begin in the moment of a refusal still does."""
 
 import contextlib
 import dataclasses
@@ -24,18 +27,20 @@ from rekindle.ir.graph import Dag, FromInput, FromTask, SubDag
 from rekindle.ir.placeholders import Template, filled, has_templates, lower
 from rekindle.ir.values import FIT, element, parsed, received
 from rekindle.launch import shim
-from rekindle.platforms.local.cache import NOTHING, Given, Values, each
+from rekindle.platforms.local.cache import NOTHING, Given, Stored, Values, each
 from rekindle.protojson import carried
 
 Leaf = ir.Step | ir.Importer
 RunFacts = Callable[[ir.AnyNode], Mapping[str, str]]
+Kind = Literal["parameters", "artifacts"]
 NO_TURNS = "there is nothing to loop over"
 _STATES = {"succeeded": "SUCCEEDED", "failed": "FAILED"}
 
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How a node ended; `stopped` ones never ran since something else, the `cause`, failed."""
+    """How a node ended; `stopped` ones never ran since something else, the `cause`,
+    failed."""
 
     status: Literal["succeeded", "skipped", "failed", "stopped"]
     values: Values = NOTHING
@@ -45,7 +50,8 @@ class End:
 
 @dataclasses.dataclass
 class Frame:
-    """One Dag being walked, of one turn if it is a loop's; `refused` says why none of it runs."""
+    """One Dag being walked, of one turn if it is a loop's; `refused` says why none of it
+    runs."""
 
     dag: Dag
     path: str
@@ -72,21 +78,32 @@ class Frame:
         return dataclasses.replace(_worst(self.ended.values()), values=self.outputs())
 
     def outputs(self) -> Values:
-        parameters, artifacts = self.dag.parameters.items(), self.dag.artifacts.items()
-        return Values(
-            {n: v for n, s in parameters if (v := self.first(s, "parameters")) is not None},
-            {n: v for n, s in artifacts if (v := self.first(s, "artifacts")) is not None},
-        )
+        parameters = self._values_of(self.dag.parameters, "parameters")
+        artifacts = self._values_of(self.dag.artifacts, "artifacts")
+        return Values(parameters, artifacts)
 
-    def read(self, source: FromInput | FromTask, kind: str) -> Any:
-        """The parameter or artifact that a node inside is given; None where there is none."""
+    def _values_of(self, outputs: Mapping[str, Sequence[FromTask]], kind: Kind) -> dict[str, Any]:
+        """The outputs of a kind that have a value, each from the first source that has
+        one."""
+        values = {}
+        for name, sources in outputs.items():
+            value = self.first(sources, kind)
+            if value is not None:
+                values[name] = value
+        return values
+
+    def read(self, source: FromInput | FromTask, kind: Kind) -> Any:
+        """The parameter or artifact that a node inside is given; None where there is
+        none."""
         if isinstance(source, FromTask):
             return self.first((source,), kind)
         value = getattr(self.inputs, kind).get(source.name)
-        return value if value is None else element(value, source.keys)
+        if value is None:
+            return None
+        return element(value, source.keys)
 
-    def first(self, sources: Sequence[FromTask], kind: str) -> Any:
-        """The value of the first source that has one."""
+    def first(self, sources: Sequence[FromTask], kind: Kind) -> Any:
+        """The value of the first source that has one; None where none has."""
         for source in sources:
             end = self.ended.get(source.task)
             if end is not None and source.output in getattr(end.values, kind):
@@ -96,7 +113,8 @@ class Frame:
 
 @dataclasses.dataclass
 class Opened:
-    """A SubDag under way: one frame, or a loop's turns, of which `at_once` are walked at a time."""
+    """A SubDag under way: one frame, or a loop's turns, of which `at_once` are walked at
+    a time (0: all)."""
 
     node: SubDag
     parent: Frame
@@ -105,7 +123,8 @@ class Opened:
 
     def walked(self) -> list[Frame]:
         """The frames that are walked now."""
-        return [frame for frame in self.turns if not frame.done()][: self.at_once or None]
+        frames = [frame for frame in self.turns if not frame.done()]
+        return frames[: self.at_once] if self.at_once else frames
 
     def done(self) -> bool:
         return all(frame.done() for frame in self.turns)
@@ -120,27 +139,34 @@ class Opened:
 
 def _worst(ends: Iterable[End]) -> End:
     """The first that failed, else the first that was stopped, else a success."""
-    ranked = (end for status in ("failed", "stopped") for end in ends if end.status == status)
-    return next(ranked, End("succeeded"))
+    worst = End("succeeded")
+    for end in ends:
+        if end.status == "failed":
+            return end
+        if end.status == "stopped" and worst.status == "succeeded":
+            worst = end
+    return worst
 
 
 def collected(dag: Dag, turns: list[Values]) -> Values:
-    """What a loop gives: a list an output, without the turns that have no value."""
+    """The outputs of a loop: a list for each, without the turns that have no value."""
     artifacts: dict[str, Given] = {}
     for name in dag.artifacts:
-        found = [turn.artifacts[name] for turn in turns if name in turn.artifacts]
-        artifacts[name] = tuple(artifact for given in found for artifact in each(given))
-    parameters = {
-        name: [turn.parameters[name] for turn in turns if name in turn.parameters]
-        for name in dag.parameters
-    }
+        items: list[Stored] = []
+        for turn in turns:
+            if name in turn.artifacts:
+                items += each(turn.artifacts[name])
+        artifacts[name] = tuple(items)
+    parameters = {}
+    for name in dag.parameters:
+        parameters[name] = [turn.parameters[name] for turn in turns if name in turn.parameters]
     return Values(parameters, artifacts)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A step whose turn it is, under the path that it has in this run; `origin` is its path in the
-    Graph. `free` may begin although something failed."""
+    """A step whose turn it is, under the path that it has in this run; `origin` is its
+    path in the Graph. `free` may begin although something failed."""
 
     node: Leaf
     inputs: Values
@@ -158,7 +184,8 @@ class Skipped:
 
 @dataclasses.dataclass(frozen=True)
 class Unrolled:
-    """A loop whose turns are known by now: these steps take the place of those under `path`."""
+    """A loop whose turns are known by now: these steps take the place of those under
+    `path`."""
 
     path: str
     steps: tuple[Leaf, ...]
@@ -166,7 +193,8 @@ class Unrolled:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """A node that has failed without having begun: a step, or a Dag with all that is in it."""
+    """A node that has failed without having begun: a step, or a Dag with all that is in
+    it."""
 
     path: str
     error: StepError
@@ -216,21 +244,28 @@ class Walk:
         moved = True
         while moved:
             moved = False
-            for frame in [self.root, *(turn for one in self.open for turn in one.walked())]:
+            for frame in self._walked_frames():
                 for node in frame.order:
                     if node.name in frame.begun or not frame.ended.keys() >= set(node.upstream):
                         continue
                     frame.begun.add(node.name)
-                    self.home[frame.at(node.name)] = frame, node.name
+                    self.home[frame.at(node.name)] = (frame, node.name)
                     moved = True
                     yield from self._begin(frame, node)
-            done = [one for one in self.open if one.done()]
-            for one in done:
-                one.parent.ended[one.node.name] = one.end()
-                self.open.remove(one)
-            moved = moved or bool(done)
+            for opened in [opened for opened in self.open if opened.done()]:
+                opened.parent.ended[opened.node.name] = opened.end()
+                self.open.remove(opened)
+                moved = True  # what follows the Dag may begin now
+        # only now: what could begin in the moment of a refusal still does
         for end in self.refused[refused_before:]:
             self.stopped_by = self.stopped_by or end.cause
+
+    def _walked_frames(self) -> list[Frame]:
+        """All that is open now; what opens meanwhile has its turn in the next round."""
+        frames = [self.root]
+        for opened in self.open:
+            frames += opened.walked()
+        return frames
 
     def _begin(self, frame: Frame, node: ir.AnyNode) -> Iterator[News]:
         path = frame.at(node.name)
@@ -258,14 +293,16 @@ class Walk:
         return end
 
     def _obstacle(self, frame: Frame, node: ir.AnyNode, free: bool) -> tuple[End | None, Values]:
-        """How the node ends without having begun, if it does; and its inputs, if it does not."""
+        """How the node ends without having begun, if it does; and its inputs, if it does
+        not."""
         if not node.always:
-            ends = [(name, frame.ended[name]) for name in node.upstream]
-            for _, end in ends:
+            # a failure before a skip: it is the reason that the run reports
+            for name in node.upstream:
+                end = frame.ended[name]
                 if end.status in ("failed", "stopped"):
                     return End("stopped", cause=end.cause, error=end.error), NOTHING
-            for name, end in ends:
-                if end.status == "skipped":
+            for name in node.upstream:
+                if frame.ended[name].status == "skipped":
                     return End("skipped", cause=f"`{name}` was skipped"), NOTHING
         if self.stopped_by and not free:
             return End("stopped", cause=f"the run stopped when {self.stopped_by}"), NOTHING
@@ -310,58 +347,70 @@ class Walk:
 
     def _items(self, node: ir.AnyNode, inputs: Values) -> Sequence[Any]:
         """What a loop goes over; nothing for another node."""
-        if not isinstance(node, SubDag) or (loop := node.loop) is None:
+        loop = node.loop if isinstance(node, SubDag) else None
+        if loop is None:
             return []
         if loop.artifacts:
             return each(inputs.artifacts.get(str(loop.items), ()))
         items: Any = loop.items
         if isinstance(items, str):
             items = inputs.parameters.get(items)
-            items = parsed(items) if isinstance(items, str) else items
+            if isinstance(items, str):  # JSON, as KFP passes lists between tasks
+                items = parsed(items)
         else:
             items = self._format(node, items, inputs.parameters)
         if not isinstance(items, list):
-            what = f"`{node.path}` loops over {str(items)[:60]!r}, which is not a list"
-            raise StepError(what, where=node.where)
+            message = f"`{node.path}` loops over {str(items)[:60]!r}, which is not a list"
+            raise StepError(message, where=node.where)
         return items
 
     def _inputs(self, frame: Frame, node: ir.AnyNode) -> tuple[Values, str]:
-        """The node's inputs, and the name of one that an upstream step did not give, if any."""
+        """The node's inputs, and the name of one that an upstream step did not give, if
+        any."""
         path = frame.at(node.name)
-        read: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, binding in node.parameters.items():
             with _at_input(node, name, path):
-                read[name] = self._parameter(frame, node, binding)
-        files = {name: frame.read(b, "artifacts") for name, b in node.artifacts.items()}
+                values[name] = self._parameter(frame, node, binding)
+        artifacts: dict[str, Given | None] = {}
+        for name, binding in node.artifacts.items():
+            artifacts[name] = frame.read(binding, "artifacts")
+        all_values = {**values, **artifacts}
         for name, source in (*node.parameters.items(), *node.artifacts.items()):
-            if not isinstance(source, ir.FromTask) or {**read, **files}[name] is not None:
+            if not isinstance(source, ir.FromTask) or all_values[name] is not None:
                 continue
-            if name in node.inputs.parameters:
-                optional = not node.inputs.parameters[name].required
-            else:
-                optional = name in node.inputs.artifacts and node.inputs.artifacts[name].optional
-            if not (node.always and optional):
+            if not (node.always and _is_optional(node, name)):
                 return NOTHING, f"{source.task}.{source.output}"
-        given = {n: value for n, value in read.items() if value is not None}
-        defaults = {
-            n: p.default
-            for n, p in node.inputs.parameters.items()
-            if n not in given and p.default is not None
-        }
-        texts = {n: b.value for n, b in node.parameters.items() if isinstance(b, ir.Formatted)}
-        texts |= {
-            n: v for n, v in {**defaults, **given}.items() if n not in texts and has_templates(v)
-        }
-        known = {n: v for n, v in {**defaults, **given}.items() if n not in texts}
+        given_values = {name: value for name, value in values.items() if value is not None}
+        given_artifacts = {name: given for name, given in artifacts.items() if given is not None}
+        return Values(self._bound(node, path, given_values), given_artifacts), ""
+
+    def _bound(self, node: ir.AnyNode, path: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The node's parameters, with defaults and texts filled in, each of its type."""
+        defaults = {}
+        for name, parameter in node.inputs.parameters.items():
+            if name not in given and parameter.default is not None:
+                defaults[name] = parameter.default
+        texts: dict[str, Any] = {}  # with placeholders, which take the other parameters
+        for name, binding in node.parameters.items():
+            if isinstance(binding, ir.Formatted):
+                texts[name] = binding.value
         parameters: dict[str, Any] = {}
-        for name, value in known.items():
-            # a component has its defaults in its own code, of which the IR knows the kind only
-            is_own_default = name in defaults and not isinstance(node, SubDag)
-            parameters[name] = value if is_own_default else _received(node, name, value, path)
+        for name, value in {**defaults, **given}.items():
+            if name in texts:
+                continue
+            if has_templates(value):
+                texts[name] = value
+            elif name in defaults and not isinstance(node, SubDag):
+                # a component has its defaults in its own code, of which the IR knows the
+                # kind only
+                parameters[name] = value
+            else:
+                parameters[name] = _received(node, name, value, path)
         for name, value in texts.items():
             formatted = self._format(node, value, parameters)
             parameters[name] = _received(node, name, formatted, path)
-        return Values(parameters, {n: a for n, a in files.items() if a is not None}), ""
+        return parameters
 
     def _parameter(self, frame: Frame, node: ir.AnyNode, binding: ir.Binding) -> Any:
         match binding:
@@ -384,24 +433,34 @@ class Walk:
         }
 
     def _format(self, node: ir.AnyNode, value: Any, parameters: Mapping[str, Any]) -> Any:
-        """A formatted constant with its placeholders filled in from the node's other inputs."""
+        """A formatted constant with its placeholders filled in from the node's other
+        inputs."""
         return filled(value, lambda t: rendered(node, t, parameters, self.run_facts))
 
 
 @contextlib.contextmanager
 def _at_input(node: ir.AnyNode, name: str, path: str) -> Iterator[None]:
-    """Turn the ValueError of a value that does not fit into a StepError with its place."""
+    """Turn the ValueError of a value that does not fit into a StepError with its
+    place."""
     try:
         yield
     except ValueError as error:
         shown = name.removeprefix("pipelinechannel--")
-        what = f"the input `{shown}` of `{path}`: {error}"
-        fix = FIT
-        raise StepError(what, where=f"{node.where}.inputs.parameters.{name}", fix=fix) from error
+        message = f"the input `{shown}` of `{path}`: {error}"
+        where = f"{node.where}.inputs.parameters.{name}"
+        raise StepError(message, where=where, fix=FIT) from error
+
+
+def _is_optional(node: ir.AnyNode, name: str) -> bool:
+    """Whether a node may begin without this input."""
+    if name in node.inputs.parameters:
+        return not node.inputs.parameters[name].required
+    return name in node.inputs.artifacts and node.inputs.artifacts[name].optional
 
 
 def _received(node: ir.AnyNode, name: str, value: Any, path: str) -> Any:
-    """What the input `name` of the node at `path` receives; one that only texts read is untyped."""
+    """What the input `name` of the node at `path` receives; one that only texts read is
+    untyped."""
     with _at_input(node, name, path):
         parameter = node.inputs.parameters.get(name)
         if parameter is None:
@@ -415,7 +474,8 @@ def _turn(node: ir.SubDag, inputs: Values, item: Any, path: str) -> Values:
     name = node.loop.item
     if node.loop.artifacts:
         return Values(inputs.parameters, {**inputs.artifacts, name: item})
-    return Values({**inputs.parameters, name: _received(node, name, item, path)}, inputs.artifacts)
+    parameter = _received(node, name, item, path)
+    return Values({**inputs.parameters, name: parameter}, inputs.artifacts)
 
 
 def _refusal(node: ir.AnyNode, path: str, error: StepError) -> Iterator[News]:
@@ -428,7 +488,8 @@ def _refusal(node: ir.AnyNode, path: str, error: StepError) -> Iterator[News]:
 def rendered(
     node: ir.AnyNode, template: Template, parameters: Mapping[str, Any], run_facts: RunFacts
 ) -> str:
-    """A text of `node` with its placeholders filled in; StepError where one has no value."""
+    """A text of `node` with its placeholders filled in; StepError where one has no
+    value."""
     inputs = {"parameterValues": dict(parameters), "artifacts": {}}
     context = {"executor_input": {"inputs": inputs}, "run": run_facts(node)}
     try:
@@ -439,18 +500,20 @@ def rendered(
 
 def dependents(graph: ir.Graph, path: str) -> frozenset[str]:
     """Paths of the steps that need the node at `path`, those inside it not counted."""
-    reached, inside = {path, *map(str, PurePosixPath(path).parents)}, set[str]()
+    reached = {path, *map(str, PurePosixPath(path).parents)}
+    dependent_paths = set[str]()  # of what needs it, with all that is in a Dag that does
     for node in graph.nodes():  # which come after all that they need
         parent = node.path.rpartition("/")[0]
         siblings = {f"{parent}/{up}" if parent else up for up in node.upstream}
-        if siblings & reached or parent in inside:
-            inside.add(node.path)
+        if siblings & reached or parent in dependent_paths:
+            dependent_paths.add(node.path)
             reached |= {node.path, *map(str, PurePosixPath(node.path).parents)}
-    return frozenset(leaf.path for leaf in graph.leaves() if leaf.path in inside)
+    return frozenset(leaf.path for leaf in graph.leaves() if leaf.path in dependent_paths)
 
 
 def _leaves(node: ir.AnyNode, path: str) -> Iterator[Leaf]:
-    """What runs at or below `node`, under paths that begin with `path` in place of its own."""
+    """What runs at or below `node`, under paths that begin with `path` in place of its
+    own."""
     if not isinstance(node, ir.SubDag):
         yield dataclasses.replace(node, path=path)
         return
