@@ -35,6 +35,7 @@ def test_the_wheel_carries_pipeline_components_and_configs(wheel):
         "configs/data/reviews.jsonl",
     ):
         assert f"rekindle/shipped/{name}" in names
+    assert "rekindle/py.typed" in names
     assert not any(
         part in name for name in names for part in ("tests/", "__pycache__", ".rekindle/")
     )
