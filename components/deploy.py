@@ -29,7 +29,7 @@ def deploy(config: str, artifact_root: str) -> NamedTuple(
     from collections import namedtuple
     from pathlib import Path
 
-    from rekindle.app.deploy import Options
+    from rekindle.app.deploy import DeployOptions
     from rekindle.app.deploy import deploy as roll_out
     from rekindle.serve.rollout import serving
     from rekindle.spec.model import Spec
@@ -40,7 +40,7 @@ def deploy(config: str, artifact_root: str) -> NamedTuple(
     done = roll_out(
         spec,
         Path(home),
-        Options(
+        DeployOptions(
             platform=platform,
             wait=True,
             on_event=lambda event: sys.stdout.write(event.to_json() + "\n"),

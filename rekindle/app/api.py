@@ -23,7 +23,7 @@ from rekindle.errors import RequestError
 from rekindle.outputs import Compared
 from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import ChampionRecord, Deployment, Evidence, RunRecord
-from rekindle.report.collect import Findings, collect, gate_of, model_of
+from rekindle.report.collect import RunFindings, collect, gate_of, model_of
 from rekindle.report.comparison import compared as compare_runs
 from rekindle.report.comparison import lines
 from rekindle.report.page import render
@@ -40,7 +40,7 @@ class Run:
     home: Path
 
     @cached_property
-    def findings(self) -> Findings:
+    def findings(self) -> RunFindings:
         """Everything the steps recorded."""
         return collect(self.record)
 
@@ -220,11 +220,11 @@ def run(
     is a spec, the path of a config, or a pipeline (`path.py:function`), which are loaded
     with `overrides`. Raises RekindleError; the same call goes on where it stopped."""
     from rekindle.app.progress import Progress
-    from rekindle.app.run import Options, execute
+    from rekindle.app.run import RunOptions, execute
 
     resolved = _resolved(spec, overrides)
     root = home_of(home)
-    options = Options(root, fresh, from_step)
+    options = RunOptions(root, fresh, from_step)
     if quiet:
         record = execute(resolved, options)
     else:
@@ -293,10 +293,10 @@ def deploy(
 
     Raises RekindleError where it was rolled back. Does not ask for consent, which
     `rekindle deploy` does."""
-    from rekindle.app.deploy import Options, deploy
+    from rekindle.app.deploy import DeployOptions, deploy
 
     resolved = _resolved(spec, overrides)
-    deployment = deploy(resolved, home_of(home), Options(platform, port=port, wait=wait))
+    deployment = deploy(resolved, home_of(home), DeployOptions(platform, port=port, wait=wait))
     assert deployment is not None  # None is for those who are asked and refuse
     return deployment
 

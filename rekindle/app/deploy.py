@@ -28,7 +28,7 @@ from rekindle.report.collect import collect, local_path
 from rekindle.report.ledger import ledger
 from rekindle.serve.inputs import described
 from rekindle.serve.messages import BOUNDS_MS, LogTo, ServedModel, Traffic
-from rekindle.serve.rollout import Endpoint, Log, Rollout, serving, version_hours
+from rekindle.serve.rollout import Endpoint, Rollout, RolloutLog, serving, version_hours
 from rekindle.serve.verdict import quantile
 from rekindle.spec.model import Spec
 from rekindle.train.storage import storage_of
@@ -41,7 +41,7 @@ _ENDED = ("delete", "deleted")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class DeployOptions:
     """How a command deploys: see `rekindle deploy --help`.
 
     `may` gets what the machines are and cost a day, and whether the version is new there,
@@ -106,7 +106,7 @@ def _examples_of(model: ServedModel, home: Path) -> Path | None:
     return examples
 
 
-def deploy(spec: Spec, home: Path, options: Options) -> Deployment | None:
+def deploy(spec: Spec, home: Path, options: DeployOptions) -> Deployment | None:
     """Roll the champion out; None where `options.may` refuses.
 
     Raises RolledBackError, and tells `notify`, where the version had to be rolled back,
@@ -168,7 +168,7 @@ def _end_roll_back(spec: Spec, home: Path, registry: Registry, last: RolloutEven
 
 
 def roll_back(
-    spec: Spec, home: Path, reason: str, to: str, options: Options | None = None
+    spec: Spec, home: Path, reason: str, to: str, options: DeployOptions | None = None
 ) -> tuple[str, str]:
     """Move the alias back, and the requests of the deployments of this home, or of the
     one that `options` name; returns the versions before and after."""
@@ -178,7 +178,7 @@ def roll_back(
     platforms = [options.platform] if options else _platforms_deployed_to(spec, home)
     for platform in platforms:
         with _exclusive(spec, home, platform):
-            rollout = _rollout(spec, home, options or Options(platform))
+            rollout = _rollout(spec, home, options or DeployOptions(platform))
             _roll_back_requests(spec, home, platform, rollout, versions[1], reason)
     return versions
 
@@ -209,7 +209,7 @@ def _roll_back_requests(
         rollout.to(model)
 
 
-def delete(spec: Spec, home: Path, options: Options) -> Deployment:
+def delete(spec: Spec, home: Path, options: DeployOptions) -> Deployment:
     """End the deployment."""
     with _exclusive(spec, home, options.platform):
         _rollout(spec, home, options).delete()
@@ -220,7 +220,7 @@ def deployment_of(spec: Spec, home: Path, platform: str) -> Deployment:
     """The deployment of a config's model as it is now.
 
     RequestError where there is none."""
-    rollout = _rollout(spec, home, Options(platform))
+    rollout = _rollout(spec, home, DeployOptions(platform))
     endpoint = rollout.endpoint
     events = rollout.log.events()
     if not events:
@@ -253,7 +253,7 @@ def deployment_of(spec: Spec, home: Path, platform: str) -> Deployment:
 def champion_here(spec: Spec, home: Path) -> ChampionRecord:
     """The champion of a config's model, with its history and its addresses here."""
     record = champion_of(champion.registry_of(spec, home))
-    rollout = _rollout(spec, home, Options())
+    rollout = _rollout(spec, home, DeployOptions())
     last = rollout.log.last()
     if last is None or last.state == "deleted":
         return record
@@ -304,7 +304,7 @@ def _folder(spec: Spec, home: Path, platform: str) -> Path:
     return home.resolve() / DEPLOYMENTS / spec.model_name / platform
 
 
-def _rollout(spec: Spec, home: Path, options: Options) -> Rollout:
+def _rollout(spec: Spec, home: Path, options: DeployOptions) -> Rollout:
     """The deployment on a platform; its log lies where all who deploy there see it."""
     name = spec.model_name
     if options.platform == "local":
@@ -316,5 +316,5 @@ def _rollout(spec: Spec, home: Path, options: Options) -> Rollout:
         section.refuse_if_incomplete()
         endpoint = Platform.of(options.platform, spec.platforms).endpoint(spec.deploy, name)
         storage = storage_of(f"{section.artifact_root.rstrip('/')}/deployments/{name}/log")
-    events = Log(storage, options.on_event)
+    events = RolloutLog(storage, options.on_event)
     return Rollout(endpoint, events, spec.deploy, options.wait, options.on_traffic)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rekindle.app.pipeline import TRAINING, training_of
-from rekindle.app.run import OnChange, OnEvent, Options, execute, windows
+from rekindle.app.run import OnChange, OnEvent, RunOptions, execute, windows
 from rekindle.errors import RequestError, SpecError, StepError
 from rekindle.records import RunRecord, TrainingSummary
 from rekindle.spec.load import load_target
@@ -33,7 +33,7 @@ class Point:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class GridTraining:
     """A training of a grid that ended. `summary` is None where it failed."""
 
     point: Point
@@ -111,7 +111,9 @@ def _refuse_comma(
         )
 
 
-def train(point: Point, options: Options, on_change: OnChange, on_event: OnEvent) -> Trained:
+def train(
+    point: Point, options: RunOptions, on_change: OnChange, on_event: OnEvent
+) -> GridTraining:
     """Run the pipeline up to its training."""
     if point.spec.pipeline is not None or point.spec.train.entrypoint:
         raise RequestError(
@@ -122,10 +124,10 @@ def train(point: Point, options: Options, on_change: OnChange, on_event: OnEvent
     until_training = dataclasses.replace(options, until=TRAINING, settings=point.settings)
     newest_window = windows(point.spec)[-1]
     record = execute(newest_window, until_training, on_change, on_event)
-    return Trained(point, record, TrainingSummary.read(training_of(record)))
+    return GridTraining(point, record, TrainingSummary.read(training_of(record)))
 
 
-def best_of(trained: Sequence[Trained]) -> Trained:
+def best_of(trained: Sequence[GridTraining]) -> GridTraining:
     """The training with the lowest validation loss, the first of equals.
 
     StepError where none has a loss."""

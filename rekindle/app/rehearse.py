@@ -22,10 +22,10 @@ from rekindle.app.run import environment_of, resolved
 from rekindle.app.runs import new_record
 from rekindle.errors import PreemptedError, RequestError, StepError
 from rekindle.launch import heartbeats
-from rekindle.launch.fault import Fault
+from rekindle.launch.fault import RehearsedFault
 from rekindle.platforms.local import execute as local
 from rekindle.platforms.local.cache import lend
-from rekindle.platforms.local.store import Store
+from rekindle.platforms.local.store import HomeStore
 from rekindle.records import (
     HistoryRow,
     Rehearsal,
@@ -43,7 +43,7 @@ HANG_SECONDS = 30.0  # a rehearsal does not wait longer for a rank that hangs
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class RehearsedTraining:
     """What a training left: its summary, its curve, and how many attempts it took."""
 
     summary: TrainingSummary
@@ -56,7 +56,7 @@ class Trained:
         return [(row.step, row.loss, row.lr, row.grad_norm) for row in self.rows]
 
 
-def rehearse(spec: Spec, fault: Fault, home: Path) -> RehearsalRecord:
+def rehearse(spec: Spec, fault: RehearsedFault, home: Path) -> RehearsalRecord:
     """Train twice, the second time with the fault, and compare. RequestError where the
     fault cannot be caused; StepError where a training fails otherwise."""
     preflight(spec, home)
@@ -113,13 +113,13 @@ class _Stage:
         self.name = f"{spec.name}-{self.started:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         self.folder = home / "rehearsals" / self.name
 
-    def train(self, name: str, fault: Fault | None) -> Trained:
+    def train(self, name: str, fault: RehearsedFault | None) -> RehearsedTraining:
         """Run the cut pipeline in a scratch home, again if the fault ended it."""
         home = self.folder / name
         first_home = self.folder / "whole"
         # data steps come from the cache of the first training, or of the real home
         home_with_data = first_home if first_home.exists() else self.home
-        lend(Store(home_with_data), Store(home))
+        lend(HomeStore(home_with_data), HomeStore(home))
         environment = fault.environment() if fault else {}
         try:
             return _trained(self._attempt(home, environment), 1)
@@ -150,7 +150,7 @@ class _Stage:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
+def _rehearse(stage: _Stage, fault: RehearsedFault) -> RehearsalRecord:
     began = time.monotonic()
     whole = stage.train("whole", None)
     if fault.step > whole.summary.steps:
@@ -190,10 +190,10 @@ def _rehearse(stage: _Stage, fault: Fault) -> RehearsalRecord:
     return record
 
 
-def _trained(record: RunRecord, attempts: int) -> Trained:
+def _trained(record: RunRecord, attempts: int) -> RehearsedTraining:
     file = training_of(record)
     rows = read_history(file.with_name("history.jsonl"))
-    return Trained(TrainingSummary.read(file), tuple(rows), attempts)
+    return RehearsedTraining(TrainingSummary.read(file), tuple(rows), attempts)
 
 
 def _resumed_from(checkpoints: Path, steps: int) -> tuple[int, int]:

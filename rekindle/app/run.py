@@ -34,7 +34,7 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class RunOptions:
     """How to run a pipeline on this machine."""
 
     home: Path
@@ -62,7 +62,7 @@ _RANK_IMPORTS = (
 
 def execute(
     spec: Spec,
-    options: Options,
+    options: RunOptions,
     on_change: OnChange = lambda record: None,
     on_event: OnEvent = lambda step, event: None,
 ) -> RunRecord:

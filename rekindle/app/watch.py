@@ -24,7 +24,7 @@ from rekindle.data.window import parse_window
 from rekindle.platforms.local.store import is_alive, locked, make_home, slug
 from rekindle.platforms.snapshot import ENDED_RUN
 from rekindle.records import ROLLED_BACK_BY_HAND, Turn, write_atomically
-from rekindle.report.collect import Findings, collect
+from rekindle.report.collect import RunFindings, collect
 from rekindle.report.index import render_index
 from rekindle.report.ledger import Entry, ledger, path_of, turns
 from rekindle.spec.model import DataSpec, Outcome, Spec
@@ -282,7 +282,7 @@ def _unfinished_run(runs: list[Entry], home: Path) -> str:
     return ""
 
 
-def _past(runs: list[Entry], earlier: list[Turn], home: Path) -> tuple[Past, Findings]:
+def _past(runs: list[Entry], earlier: list[Turn], home: Path) -> tuple[Past, RunFindings]:
     """How earlier runs ended, and what the last one that was judged left."""
     # a turn may have been dated by --now
     dates = {each.run_id: each.at for each in earlier}
@@ -291,7 +291,7 @@ def _past(runs: list[Entry], earlier: list[Turn], home: Path) -> tuple[Past, Fin
     past = Past(tuple(time for time in times.values() if time), lost=lost)
     judged = _last_judged(runs)
     if judged is None:
-        return past, Findings()
+        return past, RunFindings()
     record = read_run(home, judged["run_id"])
     findings = collect(record, history=False)
     if findings.fingerprint is None or not judged["gate"]:

@@ -28,7 +28,7 @@ _platform = click.option(
 _target = click.argument("target", required=False, metavar="[MODEL|RUN|CONFIG]")
 
 
-class _Verbs(click.Group):
+class _DeployVerbs(click.Group):
     """What is not the name of a command is the config of a deployment."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
@@ -37,7 +37,7 @@ class _Verbs(click.Group):
         return super().parse_args(context, args)
 
 
-@click.group("deploy", cls=_Verbs)
+@click.group("deploy", cls=_DeployVerbs)
 def command() -> None:
     """Roll the champion of CONFIG out: `rekindle deploy CONFIG` is short for `rekindle
     deploy start CONFIG`."""
@@ -97,7 +97,7 @@ def start(
         return not dry_run
 
     print_traffic = traffic_printer(spec.deploy.min_requests)
-    options = deploy.Options(platform, host, port, wait, may, print_event, print_traffic)
+    options = deploy.DeployOptions(platform, host, port, wait, may, print_event, print_traffic)
     deployment = deploy.deploy(spec, home, options)
     if deployment is not None:
         tell(deployment, "\n".join(_lines(deployment)), as_json)
@@ -126,7 +126,7 @@ def rollback(target: str | None, platform: str, reason: str, home: Path, as_json
     rollback` does the same, and goes further back with --to."""
     spec, _ = load_target_spec(target, home)
     last = deploy.deployment_of(spec, home, platform).events[-1]
-    options = deploy.Options(platform, on_event=print_event)
+    options = deploy.DeployOptions(platform, on_event=print_event)
     deploy.roll_back(spec, home, reason, last.previous, options)
     deployment = deploy.deployment_of(spec, home, platform)
     tell(deployment, "\n".join(_lines(deployment)), as_json)
@@ -142,7 +142,7 @@ def delete(target: str | None, platform: str, yes: bool, home: Path, as_json: bo
     more."""
     spec, _ = load_target_spec(target, home)
     agree(yes, f"End the deployment of {spec.model_name}?")
-    deployment = deploy.delete(spec, home, deploy.Options(platform, on_event=print_event))
+    deployment = deploy.delete(spec, home, deploy.DeployOptions(platform, on_event=print_event))
     tell(deployment, f"{deployment.name} is not deployed any more", as_json)
 
 

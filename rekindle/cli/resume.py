@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from rekindle.app.follow import place_of, refresh_from_platform, resume_on_platform
-from rekindle.app.run import Options
+from rekindle.app.run import RunOptions
 from rekindle.app.runs import find_run
 from rekindle.cli.options import answer, shared, wait
 from rekindle.cli.run import carry_out
@@ -41,7 +41,7 @@ def _resume_here(record: RunRecord, home: Path, as_json: bool) -> int:
     spec = Spec.model_validate(record.spec)
     # so that the new record repeats the command
     spec._origin = (record.config, tuple(overrides))
-    result = carry_out(spec, Options(home), as_json)
+    result = carry_out(spec, RunOptions(home), as_json)
     if as_json:
         answer(result)
     return 0

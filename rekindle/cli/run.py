@@ -11,16 +11,16 @@ import click
 from rich.table import Table
 
 from rekindle import formats
-from rekindle.app.grid import Point, Trained, best_of, points, train
+from rekindle.app.grid import GridTraining, Point, best_of, points, train
 from rekindle.app.pipeline import TRAINING
 from rekindle.app.progress import Progress, RunConsole, step_table
 from rekindle.app.rehearse import rehearse
-from rekindle.app.run import Options, execute, windows
+from rekindle.app.run import RunOptions, execute, windows
 from rekindle.app.runs import summary
 from rekindle.cli.options import Overrides, answer, of_config, shared, tell
 from rekindle.cli.serving import SERVING, require
 from rekindle.errors import RekindleError, RequestError, StepError
-from rekindle.launch.fault import Fault
+from rekindle.launch.fault import RehearsedFault
 from rekindle.outputs import Grid, GridRow
 from rekindle.records import Decision, RehearsalRecord, RunRecord, RunSummary
 from rekindle.spec.model import Spec
@@ -76,7 +76,7 @@ def command(
     same losses and weights as an uninterrupted one: exit code 0 if so, else 1. It
     registers nothing and leaves only its record, in the home's folder `rehearsals`."""
     grid = points(config, overrides)
-    options = Options(home, fresh, from_step)
+    options = RunOptions(home, fresh, from_step)
     if len(grid) > 1:
         if fault is not None:
             raise RequestError("a rehearsal takes one value of each field", where="--set")
@@ -112,7 +112,7 @@ def gate_text(decision: Decision, run_id: str) -> str:
     return texts[decision]
 
 
-def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
+def carry_out(spec: Spec, options: RunOptions, as_json: bool) -> RunSummary:
     """Execute one window, print how it ended, and deploy it where the config says so."""
     progress = Progress()
     try:
@@ -129,7 +129,7 @@ def carry_out(spec: Spec, options: Options, as_json: bool) -> RunSummary:
         from rekindle.app import deploy
         from rekindle.cli.deploy import print_event, traffic_printer
 
-        deploy_options = deploy.Options(
+        deploy_options = deploy.DeployOptions(
             wait=True,
             on_event=print_event,
             on_traffic=traffic_printer(spec.deploy.min_requests),
@@ -174,10 +174,10 @@ def _conclusion(result: RunSummary) -> Iterator[tuple[str, str]]:
         yield "card", result.card
 
 
-def run_grid(grid: Sequence[Point], options: Options, as_json: bool) -> RunSummary:
+def run_grid(grid: Sequence[Point], options: RunOptions, as_json: bool) -> RunSummary:
     """Train at every point, print the results, and run the best one to its end."""
     console = RunConsole(stderr=as_json)
-    trained: list[Trained] = []
+    trained: list[GridTraining] = []
     for number, point in enumerate(grid, 1):
         console.print(
             f"training {number} of {len(grid)}: {' '.join(point.settings)}",
@@ -191,20 +191,20 @@ def run_grid(grid: Sequence[Point], options: Options, as_json: bool) -> RunSumma
         except StepError as error:
             if progress.record is None or progress.record.step(TRAINING).status != "failed":
                 raise  # what comes before the training is the same for all
-            trained.append(Trained(point, progress.record, None))
+            trained.append(GridTraining(point, progress.record, None))
             console.print(str(error), highlight=False, markup=False)
     best = best_of(trained)
     console.print("\non the validation split:")
     console.print(_table(trained, best), "")
     # without `fresh`: what was trained above is not trained again
-    to_the_end = Options(options.home, settings=best.point.settings)
+    to_the_end = RunOptions(options.home, settings=best.point.settings)
     result = carry_out(windows(best.point.spec)[-1], to_the_end, as_json)
     if as_json:
         answer(Grid(trainings=tuple(map(_row, trained)), best=result))
     return result
 
 
-def _table(trained: Sequence[Trained], best: Trained) -> Table:
+def _table(trained: Sequence[GridTraining], best: GridTraining) -> Table:
     """The trainings of a grid, from the lowest validation loss on."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("", no_wrap=True)
@@ -227,7 +227,7 @@ def _table(trained: Sequence[Trained], best: Trained) -> Table:
     return table
 
 
-def _row(training: Trained) -> GridRow:
+def _row(training: GridTraining) -> GridRow:
     validation: Mapping[str, float] = {}
     if training.summary is not None:
         validation = training.summary.validation
@@ -243,7 +243,7 @@ def _row(training: Trained) -> GridRow:
 
 def run_rehearsal(spec: Spec, fault_text: str, home: Path, as_json: bool) -> int:
     """Train twice and compare; returns the exit code, 0 when equal, 1 when not."""
-    fault = Fault.parse(fault_text)
+    fault = RehearsedFault.parse(fault_text)
     every = spec.train.checkpoint.every
     # SIGTERM leaves time for a checkpoint, a kill and a hang do not
     if fault.kind != "term" and (every is None or fault.step <= every):

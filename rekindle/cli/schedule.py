@@ -25,7 +25,7 @@ from rekindle.cli.options import (
 from rekindle.cli.submit import show
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Schedule, ScheduleDeleted, Schedules
-from rekindle.platforms.local.schedule import Here, Job
+from rekindle.platforms.local.schedule import CronJob, Here
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.submission import Definition, Lowered
 from rekindle.spec.cron import starts, unsteady
@@ -151,7 +151,7 @@ def _set_here(
     scheduler = Here(printed)
     lowered = scheduler.lowered(schedule)
     command = (sys.executable, "-m", "rekindle.cli.main", *arguments, f"--home={home}")
-    job = Job(spec.name, command, Path.cwd(), home)
+    job = CronJob(spec.name, command, Path.cwd(), home)
     # printed also where this machine could not keep them
     for path, text in scheduler.files(job, schedule).items():
         click.echo(f"{path}:\n{text.rstrip()}\n", err=not printed)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.run import Options, windows
+from rekindle.app.run import RunOptions, windows
 from rekindle.app.submit import submit_spec
 from rekindle.app.watch import Act, turn
 from rekindle.cli.options import Overrides, moment, of_config, platform, shared, tell, yes
@@ -90,7 +90,7 @@ def _act(spec: Spec, platform: str | None, home: Path, yes: bool, as_json: bool)
     """What runs a turn that is due: on the platform, or here where it is None."""
 
     def run_here(begun: Turn) -> tuple[str, str, Outcome | None]:
-        result = carry_out(spec, Options(home, because=begun.because), as_json)
+        result = carry_out(spec, RunOptions(home, because=begun.because), as_json)
         if result.gate is None:
             return result.run_id, result.status, "success"
         decision = gate_text(result.gate.decision, result.run_id)

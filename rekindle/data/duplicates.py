@@ -31,7 +31,7 @@ from rekindle.data.examples import SPLITS, ExamplesFile, ExamplesPart, ExamplesW
 from rekindle.data.executor import Executor, Order
 from rekindle.data.signals import UNSPACED
 from rekindle.data.split import content_hashes, stored_hashes
-from rekindle.data.store import Entry, Store, made_once
+from rekindle.data.store import Entry, PieceStore, made_once
 from rekindle.data.validate import Findings
 from rekindle.spec.identity import digest
 
@@ -53,7 +53,7 @@ _FACTORS = _RANDOM[_WORDS:]
 Entries = npt.NDArray[np.void]
 
 
-def find_leaks(store: Store, files: Sequence[ExamplesPart], executor: Executor) -> Findings:
+def find_leaks(store: PieceStore, files: Sequence[ExamplesPart], executor: Executor) -> Findings:
     """Every content that stands in more than one split. The `path` of a file is its entry
     in the store, where it is called after its split."""
     findings = Findings()
@@ -64,7 +64,7 @@ def find_leaks(store: Store, files: Sequence[ExamplesPart], executor: Executor) 
 
 
 def drop_copies(
-    store: Store, files: Sequence[ExamplesPart], which: str, executor: Executor
+    store: PieceStore, files: Sequence[ExamplesPart], which: str, executor: Executor
 ) -> tuple[list[ExamplesPart], dict[str, Counter[str]]]:
     """The files without later copies, new where they had some;
     the copies' labels by split."""
@@ -88,7 +88,7 @@ def drop_copies(
 
 
 def _compare(
-    store: Store, files: Sequence[ExamplesPart], which: str, executor: Executor
+    store: PieceStore, files: Sequence[ExamplesPart], which: str, executor: Executor
 ) -> tuple[list[str], list[Entry]]:
     """Have all hashes compared; returns the keys of the groups,
     and what is known of each."""
@@ -131,7 +131,7 @@ def _runs(file: ExamplesPart, most: int) -> Iterator[tuple[int, int, int]]:
 
 
 @made_once
-def hash_run(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
+def hash_run(order: Order, item: Entry, store: PieceStore, folder: Path) -> dict[str, Any]:
     """With the hashes of a run of rows, dealt into groups."""
     which = order["which"]
     name = f"{item['split']}.arrow"
@@ -193,14 +193,14 @@ def _deal(folder: Path, values: Entries, group_of: npt.NDArray[Any], groups: int
     (folder / _STARTS).write_bytes(starts.astype("<i8").tobytes())
 
 
-def _dealt(store: Store, key: str, group: int, kind: np.dtype[Any]) -> Entries:
+def _dealt(store: PieceStore, key: str, group: int, kind: np.dtype[Any]) -> Entries:
     """The values of one group."""
     start, end = np.frombuffer(store.part(key, _STARTS, 8 * group, 8 * group + 16), "<i8")
     size = kind.itemsize
     return np.frombuffer(store.part(key, _DEALT, int(start) * size, int(end) * size), kind)
 
 
-def _of_group(store: Store, runs: Sequence[tuple[str, int]], group: int) -> Entries:
+def _of_group(store: PieceStore, runs: Sequence[tuple[str, int]], group: int) -> Entries:
     """The entries of one group, equal hashes in the order of files and rows."""
     parts = [np.empty(0, _ENTRY)]
     for key, file in runs:
@@ -216,7 +216,7 @@ def _of_group(store: Store, runs: Sequence[tuple[str, int]], group: int) -> Entr
 
 
 @made_once
-def compare_group(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
+def compare_group(order: Order, item: Entry, store: PieceStore, folder: Path) -> dict[str, Any]:
     """With the later copies among one group of hashes, dealt to their files; or `leaks`,
     the findings of contents that stand in several splits."""
     entries = _of_group(store, order["runs"], item["group"])
@@ -231,7 +231,7 @@ def compare_group(order: Order, item: Entry, store: Store, folder: Path) -> dict
 
 
 def _leaks(
-    store: Store, files: Sequence[Any], entries: Entries, same: npt.NDArray[np.bool_]
+    store: PieceStore, files: Sequence[Any], entries: Entries, same: npt.NDArray[np.bool_]
 ) -> Findings:
     """A run of equal hashes with more than one split is a leak."""
     findings = Findings()
@@ -254,7 +254,7 @@ def _leaks(
     return findings
 
 
-def _describe(store: Store, files: Sequence[Any], entry: np.void) -> tuple[str, str]:
+def _describe(store: PieceStore, files: Sequence[Any], entry: np.void) -> tuple[str, str]:
     """Where a row stands, and its content."""
     key, split, batches = files[entry["file"]]
     ends = np.cumsum(batches)
@@ -268,7 +268,7 @@ def _describe(store: Store, files: Sequence[Any], entry: np.void) -> tuple[str, 
 
 
 @made_once
-def thin(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
+def thin(order: Order, item: Entry, store: PieceStore, folder: Path) -> dict[str, Any]:
     """With a file of examples without its copies, if it has any, and their labels."""
     dealt = [_dealt(store, key, item["file"], _ROW) for key in order["groups"]]
     copied_rows = np.unique(np.concatenate(dealt))

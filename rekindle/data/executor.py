@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rekindle.data.store import Store
+from rekindle.data.store import PieceStore
 from rekindle.errors import DataError, Problem, RekindleError, RequestError, StepError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.heartbeat import beat
@@ -233,7 +233,7 @@ class Nodes:
 
     apart = False
 
-    def __init__(self, local: Local, store: Store, place: Rendezvous) -> None:
+    def __init__(self, local: Local, store: PieceStore, place: Rendezvous) -> None:
         self.local = local
         self.store = store
         self.place = place
@@ -403,7 +403,7 @@ def _reach(address: str) -> None:
         ) from None
 
 
-def executor_of(data: DataSpec, store: Store, worth: int) -> Executor:
+def executor_of(data: DataSpec, store: PieceStore, worth: int) -> Executor:
     """The executor that `data.executor` asks for, with at most one worker a core, and as
     many as the work is `worth`, where `data.workers` leaves it open; RequestError where
     there is none."""

@@ -22,7 +22,7 @@ from rekindle.data.pieces import cut, source_of
 from rekindle.data.records import RecordsHash, Span, inside, read_times, to_datetime
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, open_source
-from rekindle.data.store import Store
+from rekindle.data.store import PieceStore
 from rekindle.data.validate import Findings
 from rekindle.data.window import Window, parse_window, resolve
 from rekindle.engines import engine_of
@@ -277,7 +277,7 @@ def _map_pieces(
 ) -> tuple[list[Any], Mapping[str, str]]:
     """What a function below returns for each piece of a source;
     and the hashes of its files."""
-    executor = executor_of(data, Store(""), source.extent()[1] // WORTH_BYTES)
+    executor = executor_of(data, PieceStore(""), source.extent()[1] // WORTH_BYTES)
     pieces, contents, location = cut(source, data, executor)
     order = {
         "data": data.model_dump(mode="json"),

@@ -34,7 +34,7 @@ from rekindle.data.records import RecordsHash, Span, before, inside, read_times
 from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.split import Times, digit_counts, hash_splits, time_cuts, time_splits
-from rekindle.data.store import Entry, Store, made_once
+from rekindle.data.store import Entry, PieceStore, made_once
 from rekindle.data.validate import Findings, check_splits
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError, RequestError
@@ -77,7 +77,7 @@ def ingest(
     with tempfile.TemporaryDirectory(prefix=".pieces-", dir=out) as scratch:
         ingestion = _Ingestion(data, modality, window, source, scratch)
         if ingestion.in_pieces and store:
-            ingestion.store = Store(store)
+            ingestion.store = PieceStore(store)
         # what is not in pieces the first node reads alone
         if Rendezvous.current().node_rank and not ingestion.in_pieces:
             return None
@@ -107,7 +107,7 @@ class _Part:
         self.in_pieces = isinstance(self.opened, FileSource | HubSource)
         self.contents: dict[str, str] = {}
 
-    def cut(self, order: dict[str, Any], store: Store, source: str) -> None:
+    def cut(self, order: dict[str, Any], store: PieceStore, source: str) -> None:
         """Have the source measured: its pieces become the items,
         and `order` is for them."""
         _, size_bytes = self.opened.extent()
@@ -175,7 +175,7 @@ class _Ingestion:
         self.modality = modality
         self.window = parse_window(window)
         self.source = source
-        self.store = Store(root)
+        self.store = PieceStore(root)
         self.parts = [
             _Part(part, modality, self.window, number) for number, part in enumerate(data.parts)
         ]
@@ -403,7 +403,7 @@ def _count(files: Iterable[ExamplesPart]) -> int:
 
 
 @made_once
-def ingest_piece(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
+def ingest_piece(order: Order, item: Entry, store: PieceStore, folder: Path) -> dict[str, Any]:
     """Of a piece of the source, or of all of it. Raises DataError where files are not
     those that were measured."""
     data = DataSpec.model_validate(order["data"])
@@ -526,7 +526,7 @@ class _Piece:
 
 def count_times(order: Order, item: Entry) -> list[list[int]]:
     """How often the times of an undivided piece have each digit (see `digit_counts`)."""
-    with Store(order["store"]).reading(item["key"], _TIMES) as path:
+    with PieceStore(order["store"]).reading(item["key"], _TIMES) as path:
         total = digit_counts(np.load(path), order["prefix"], order["bits"])
     # most of the 65,536 digits do not occur
     (digits,) = np.nonzero(total)
@@ -534,7 +534,7 @@ def count_times(order: Order, item: Entry) -> list[list[int]]:
 
 
 @made_once
-def divide_piece(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
+def divide_piece(order: Order, item: Entry, store: PieceStore, folder: Path) -> dict[str, Any]:
     """Of an undivided piece, divided by the cuts."""
     data = DataSpec.model_validate(order["data"])
     schema = examples.schema_of(order["modality"], data.slices, data.is_numeric)

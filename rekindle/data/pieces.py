@@ -47,7 +47,7 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class SourcePiece:
     """Files, a part of one, or of a data set of the hub: what `source_of` takes, and what
     its rows depend on."""
 
@@ -106,11 +106,11 @@ def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: s
 
 def cut(
     source: Source, data: DataSpec, executor: Executor
-) -> tuple[list[Piece], dict[str, str], dict[str, Any]]:
+) -> tuple[list[SourcePiece], dict[str, str], dict[str, Any]]:
     """The pieces of a source, none if it has none; the hash of each of its files by path,
     and the order for workers that read a piece by `source_of`."""
     if isinstance(source, HubSource):
-        return [Piece({"hub": part}, [part]) for part in source.parts()], {}, {}
+        return [SourcePiece({"hub": part}, [part]) for part in source.parts()], {}, {}
     if not isinstance(source, FileSource):
         return [], {}, {}
     blocks = measure_files(source, data.source, executor)
@@ -238,7 +238,7 @@ def contents(blocks: Mapping[str, Sequence[Block]]) -> dict[str, str]:
     return hashes
 
 
-def pieces(source: FileSource, blocks: Mapping[str, Sequence[Block]]) -> list[Piece]:
+def pieces(source: FileSource, blocks: Mapping[str, Sequence[Block]]) -> list[SourcePiece]:
     """The pieces of a source whose files were measured, in the order of its rows."""
     hashes = contents(blocks)
     groups = list[list[tuple[SourceFile, str]]]()
@@ -257,7 +257,7 @@ def pieces(source: FileSource, blocks: Mapping[str, Sequence[Block]]) -> list[Pi
             partition = file.partition
             group_bytes = file.size
         groups[-1].append((file, hashes[file.path]))
-    return [Piece.of(*zip(*group, strict=True)) for group in groups]
+    return [SourcePiece.of(*zip(*group, strict=True)) for group in groups]
 
 
 def _parts(

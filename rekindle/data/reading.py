@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rekindle.data.manifest import SHARD, Shards, check_shard, open_shard, whole_manifest
-from rekindle.data.store import Store
+from rekindle.data.store import PieceStore
 from rekindle.errors import DataError, RequestError
 from rekindle.formats import size
 from rekindle.records import ShardFile
@@ -40,7 +40,7 @@ def shared_shards(folder: Path, marks: Path, cache: Path, store: str) -> Shards:
 class _Reading:
     def __init__(self, folder: Path, marks: Path, cache: Path, store: str) -> None:
         self.manifest = whole_manifest(folder)
-        self.away = Store(store) if self.manifest.disk_bytes else None
+        self.away = PieceStore(store) if self.manifest.disk_bytes else None
         self.marks = marks
         self.files = cache if self.away else folder
         for path in (self.marks, self.files):
@@ -95,7 +95,7 @@ class _Reading:
             with self._whole(file):
                 pass
 
-    def _fetch(self, store: Store, shard: ShardFile, path: Path) -> None:
+    def _fetch(self, store: PieceStore, shard: ShardFile, path: Path) -> None:
         draft = path.with_name(f".{path.name}")
         draft.unlink(missing_ok=True)
         try:

@@ -27,7 +27,7 @@ from rekindle.data.manifest import ASSETS, MANIFEST, SHARD, folder_fingerprint, 
 from rekindle.data.order import best_fit
 from rekindle.data.quarantine import QUARANTINE, leave_out
 from rekindle.data.split import stored_hashes
-from rekindle.data.store import Entry, Store, made_once
+from rekindle.data.store import Entry, PieceStore, made_once
 from rekindle.data.validate import MOST, Findings
 from rekindle.errors import DataError
 from rekindle.launch.events import emit
@@ -64,7 +64,7 @@ def shard(
     settings = _fit(task, examples, data, model, assets, summary)
     tokenizer = folder_fingerprint(assets)
     with tempfile.TemporaryDirectory(prefix=".shards-", dir=out) as scratch:
-        shard_store = Store(store or scratch)
+        shard_store = PieceStore(store or scratch)
         stay_in_store = bool(store and data.disk_gb)
         made_of = [
             code(),
@@ -359,7 +359,7 @@ def _indices(column: pa.Array, labels: dict[str, int]) -> pa.Array:
 
 
 @made_once
-def encode(order: Order, item: Entry, store: Store, folder: Path) -> dict[str, Any]:
+def encode(order: Order, item: Entry, store: PieceStore, folder: Path) -> dict[str, Any]:
     """Of a shard: `encoded` examples, `rows` of them that hold something to learn from,
     their `tokens`; `refused` that the task cannot encode, and `refusals`: ids of the
     first with why."""

@@ -34,7 +34,7 @@ _ENTRY = "entry.json"
 _FETCHED: dict[str, Path] = {}
 
 
-class Store:
+class PieceStore:
     """The entries below `root`, a path or an fsspec URI."""
 
     def __init__(self, root: str) -> None:
@@ -228,7 +228,7 @@ def made_once(make: Callable[..., dict[str, Any]]) -> Callable[[Entry, Entry], E
 
     @functools.wraps(make)
     def entry(order: Entry, item: Entry) -> Entry:
-        store = Store(order["store"])
+        store = PieceStore(order["store"])
         key = item["key"]
         existing = store.find(key)
         if existing:

@@ -25,7 +25,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rekindle.evaluate.scores.base import Floats, Ints, Scores
+from rekindle.evaluate.scores.base import Floats, Ints, ModelScores
 from rekindle.records import LOWER_IS_BETTER
 from rekindle.spec.model import GateSpec
 
@@ -204,7 +204,7 @@ def _tail_of(values_R: Floats) -> tuple[float, float]:
     return float(end), float(nearer - end)
 
 
-def gain_of(metric: str, candidate: Scores, champion: Scores) -> float:
+def gain_of(metric: str, candidate: ModelScores, champion: ModelScores) -> float:
     """Candidate minus champion in `metric`, more is better."""
     gain = candidate.metrics[metric] - champion.metrics[metric]
     return -gain if metric in LOWER_IS_BETTER else gain
@@ -213,8 +213,8 @@ def gain_of(metric: str, candidate: Scores, champion: Scores) -> float:
 def bounds_of(
     spec: GateSpec,
     metric: str,
-    candidate: Scores,
-    champion: Scores,
+    candidate: ModelScores,
+    champion: ModelScores,
     clusters_N: Ints | None = None,
     tail: float = 0.5,
 ) -> Bounds:
@@ -270,7 +270,7 @@ def _weights(seed: int, resamples: int, units_N: Ints, sizes_N: Floats) -> Itera
 
 
 def deviation_of(
-    spec: GateSpec, metric: str, scores: Scores, clusters_N: Ints | None = None
+    spec: GateSpec, metric: str, scores: ModelScores, clusters_N: Ints | None = None
 ) -> float:
     """The standard deviation of a model's own `metric`, had other examples been drawn;
     with one more example that it answers right, so that it is not 0 where all are

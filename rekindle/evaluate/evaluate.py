@@ -42,7 +42,7 @@ from rekindle.evaluate.bounds import (
     least_that_differ,
     units_in,
 )
-from rekindle.evaluate.scores import SCORES, Scores
+from rekindle.evaluate.scores import SCORES, ModelScores
 from rekindle.evaluate.scores.base import Ints
 from rekindle.evaluate.scores.classes import MOST_CURVES
 from rekindle.formats import fixed
@@ -159,7 +159,9 @@ def _incomparable_check(record: records.Scores) -> list[Check]:
     return [Check(name=name, passed=False, detail=detail)]
 
 
-def _with_answers(reference: Reference | None, ours: Scores, rows: pa.Table) -> Reference | None:
+def _with_answers(
+    reference: Reference | None, ours: ModelScores, rows: pa.Table
+) -> Reference | None:
     """The reference with the candidate's answers to the first row of each content: how
     often it predicts each class, and of rows that lie evenly how sure it is, or the
     predicted numbers."""
@@ -179,7 +181,7 @@ def _with_answers(reference: Reference | None, ours: Scores, rows: pa.Table) -> 
     return reference.model_copy(update=update)
 
 
-def _contenders(record: records.Scores, rows: pa.Table) -> tuple[Scores, Scores | None]:
+def _contenders(record: records.Scores, rows: pa.Table) -> tuple[ModelScores, ModelScores | None]:
     """Candidate and champion, if there is one, on these rows."""
     objective = SCORES[record.objective]
     ours = objective.of(rows, "candidate", record.candidate)
@@ -225,7 +227,7 @@ def _audit(spec: GateSpec, metric: str, record: records.Scores, rows: pa.Table) 
     )
 
 
-def candidate_scores(scores: Path, audit: float, salt: str) -> tuple[Scores, object]:
+def candidate_scores(scores: Path, audit: float, salt: str) -> tuple[ModelScores, object]:
     """The candidate's scores on the rows that judge, of the folder `scores`, and the
     right answers: the classes and the label of each example, or into how many targets
     each text was cut."""
@@ -238,7 +240,7 @@ def candidate_scores(scores: Path, audit: float, salt: str) -> tuple[Scores, obj
     return ours, (record.candidate.labels, rows.column("label").to_pylist())
 
 
-def _classes(ours: Scores, theirs: Scores | None) -> tuple[ClassResult, ...]:
+def _classes(ours: ModelScores, theirs: ModelScores | None) -> tuple[ClassResult, ...]:
     """The candidate's result for each class, with the champion's F1."""
     champion_f1 = {part.label: part.f1 for part in theirs.classes()} if theirs else {}
     results = []
@@ -253,8 +255,8 @@ def _slices(
     metric: str,
     rows: pa.Table,
     columns: Sequence[str],
-    ours: Scores,
-    theirs: Scores | None,
+    ours: ModelScores,
+    theirs: ModelScores | None,
     clusters_N: Ints | None,
 ) -> list[Slice]:
     """Metrics for each value of each slice column, in order of column and value."""
@@ -285,8 +287,8 @@ def _against(
     spec: GateSpec,
     metric: str,
     part: Slice,
-    ours: Scores,
-    theirs: Scores,
+    ours: ModelScores,
+    theirs: ModelScores,
     clusters_N: Ints | None,
 ) -> Slice:
     """The slice with what the champion reaches, and how often a model as good as the
@@ -302,7 +304,7 @@ def _against(
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class GateVerdict:
     """The decision, its reason in one sentence, and every check behind it."""
 
     promote: bool
@@ -314,14 +316,14 @@ class Verdict:
 def judge(
     spec: EvaluateSpec,
     metric: str,
-    candidate: Scores,
-    champion: Scores | None,
+    candidate: ModelScores,
+    champion: ModelScores | None,
     slices: Sequence[Slice],
     slice_metric: str,
     further: Sequence[Check] = (),
     clusters_N: Ints | None = None,
     confidence: float | None = None,
-) -> Verdict:
+) -> GateVerdict:
     """The verdict in `metric`, on slices `slice_metric`, with `further` checks, if any;
     `confidence` of the comparison with the champion is the gate's, or what looks leave of
     it."""
@@ -350,10 +352,12 @@ def judge(
     checks += further
     failed = "; ".join(check.detail for check in checks if not check.passed)
     reason = failed or _praise(spec, metric, candidate, comparison)
-    return Verdict(not failed, reason, tuple(checks), comparison)
+    return GateVerdict(not failed, reason, tuple(checks), comparison)
 
 
-def _floor_checks(spec: EvaluateSpec, candidate: Scores, slices: Sequence[Slice]) -> list[Check]:
+def _floor_checks(
+    spec: EvaluateSpec, candidate: ModelScores, slices: Sequence[Slice]
+) -> list[Check]:
     """Whether the candidate reaches each floor, on all rows and on large slices."""
     checks = []
     for name, floor in spec.floor.items():
@@ -369,7 +373,7 @@ def _floor_checks(spec: EvaluateSpec, candidate: Scores, slices: Sequence[Slice]
 
 
 def _gain_check(
-    spec: GateSpec, comparison: Comparison, champion: Scores, clusters_N: Ints | None
+    spec: GateSpec, comparison: Comparison, champion: ModelScores, clusters_N: Ints | None
 ) -> Check:
     """Whether the candidate is better than the champion, or not worse,
     as the gate asks."""
@@ -393,7 +397,9 @@ def _gain_check(
     )
 
 
-def _too_few_to_tell(spec: GateSpec, metric: str, champion: Scores, clusters_N: Ints | None) -> str:
+def _too_few_to_tell(
+    spec: GateSpec, metric: str, champion: ModelScores, clusters_N: Ints | None
+) -> str:
     """How many test rows are needed,
     where these cannot show what is asked in any case."""
     tail = (1 - spec.confidence) / 2
@@ -425,7 +431,7 @@ def _too_few_to_tell(spec: GateSpec, metric: str, champion: Scores, clusters_N: 
     )
 
 
-def churn_of(ours: Scores, theirs: Scores) -> Churn | None:
+def churn_of(ours: ModelScores, theirs: ModelScores) -> Churn | None:
     """How often two contenders answer differently; None without classes or answers."""
     our_answers = ours.answers()
     their_answers = theirs.answers()
@@ -442,7 +448,7 @@ def churn_of(ours: Scores, theirs: Scores) -> Churn | None:
     )
 
 
-def _churn_check(spec: GateSpec, churn: Churn | None, champion: Scores | None) -> list[Check]:
+def _churn_check(spec: GateSpec, churn: Churn | None, champion: ModelScores | None) -> list[Check]:
     if spec.max_churn is None or champion is None:
         return []
     if churn is None:
@@ -464,7 +470,7 @@ def _champion_drop(
     spec: GateSpec,
     metric: str,
     record: records.Scores,
-    theirs: Scores | None,
+    theirs: ModelScores | None,
     clusters_N: Ints | None,
 ) -> ChampionDrop | None:
     """How much worse the champion does on these rows than on those that it was judged on,
@@ -581,9 +587,9 @@ def _first_miss(
     return None
 
 
-def refused(name: str, detail: str) -> Verdict:
+def refused(name: str, detail: str) -> GateVerdict:
     """The verdict where nothing can be compared: one check that did not pass says why."""
-    return Verdict(False, detail, (Check(name=name, passed=False, detail=detail),), None)
+    return GateVerdict(False, detail, (Check(name=name, passed=False, detail=detail),), None)
 
 
 def _clusters(rows: pa.Table, column: str | None) -> Ints | None:
@@ -600,7 +606,7 @@ def _clusters(rows: pa.Table, column: str | None) -> Ints | None:
     return np.array(clusters, np.int64)
 
 
-def _too_few(scores: Scores, clusters_N: Ints | None, column: str | None) -> str:
+def _too_few(scores: ModelScores, clusters_N: Ints | None, column: str | None) -> str:
     """What makes the rows tell as little as a few do, if anything: few clusters, or
     answers most of which belong to a few of them, or to a few long examples."""
     sizes_N = scores.sizes_N
@@ -633,8 +639,8 @@ def _confidence_of_look(spec: GateSpec, earlier: int) -> float:
 def compare(
     spec: GateSpec,
     metric: str,
-    candidate: Scores,
-    champion: Scores,
+    candidate: ModelScores,
+    champion: ModelScores,
     clusters_N: Ints | None = None,
 ) -> Comparison:
     """Candidate minus champion in `metric`, more is better, with its interval."""
@@ -669,7 +675,7 @@ def _floor(
     return Check(name=check, passed=passed, detail=detail, value=value, threshold=floor)
 
 
-def _finite(scores: Scores, who: str) -> Check:
+def _finite(scores: ModelScores, who: str) -> Check:
     """Whether all metrics and predictions of a contender are numbers."""
     bad = sorted(name for name, value in scores.metrics.items() if not math.isfinite(value))
     if not scores.finite:
@@ -732,7 +738,9 @@ def holm(
     return is_sure
 
 
-def _praise(spec: EvaluateSpec, metric: str, ours: Scores, comparison: Comparison | None) -> str:
+def _praise(
+    spec: EvaluateSpec, metric: str, ours: ModelScores, comparison: Comparison | None
+) -> str:
     """The reason of a verdict that promotes."""
     value = fixed(ours.metrics[metric])
     if comparison is None:

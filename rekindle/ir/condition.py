@@ -67,7 +67,7 @@ class Value:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reference:
+class ParameterReference:
     """The value of an input parameter of the node that carries the condition."""
 
     parameter: str
@@ -87,7 +87,7 @@ class Cast:
         return str(self.term)
 
 
-Term = Value | Reference | Cast
+Term = Value | ParameterReference | Cast
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,7 +276,7 @@ class _Parser:
         self.at += 1
         match kind:
             case "parameter":
-                return Reference(value)
+                return ParameterReference(value)
             case "cast":
                 inner = self.bracketed(self.term)
                 return Cast("int", inner) if value == "int" else Cast("double", inner)
@@ -304,7 +304,7 @@ def _kind_of_term(term: Term, types: Mapping[str, str], where: str) -> Kind | No
             if _kind_of_term(inner, types, where) != "number":
                 raise UnsupportedError(f"{to}() of `{inner}`, which is not a number", where=where)
             return "number"
-        case Reference(name):
+        case ParameterReference(name):
             if name not in types:
                 message = f"the condition reads `{name}`, which is not an input here"
                 raise UnsupportedError(message, where=where)
@@ -320,7 +320,7 @@ def _value(term: Term, values: Mapping[str, Any]) -> Any:
             if _kind_of_value(number) != "number":
                 raise StepError(f"{to}() of `{inner}`, which is {number!r} and no number")
             return int(number) if to == "int" else float(number)
-        case Reference(name):
+        case ParameterReference(name):
             if values.get(name) is None:
                 raise StepError(f"the condition needs `{term}`, which has no value")
             return values[name]

@@ -57,7 +57,7 @@ class FirstOf:
 
 
 @dataclasses.dataclass(frozen=True)
-class Text:
+class TemplatedConstant:
     """A constant with Templates in it, which read the other inputs of its own node: `values`."""
 
     value: Any
@@ -72,7 +72,7 @@ class Typed:
     kind: str
 
 
-Source = ir.Constant | Given | Output | Listed | FirstOf | Text | Typed
+Source = ir.Constant | Given | Output | Listed | FirstOf | TemplatedConstant | Typed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +131,7 @@ def sources(source: Source) -> Iterator[Given | Output]:
         case Listed(items) | FirstOf(items):
             for item in items:
                 yield from sources(item)
-        case Text(_, values):
+        case TemplatedConstant(_, values):
             for item in values.values():
                 yield from sources(item)
         case Typed(inner, _):
@@ -289,7 +289,7 @@ class _Flattening:
                 parameters[name] = self.as_received(node, path, name, source, guarded)
         plain = {name: source for name, source in parameters.items() if name not in texts}
         for name, value in texts.items():
-            parameters[name] = Text(value, plain)
+            parameters[name] = TemplatedConstant(value, plain)
         return _Scope(parameters, _artifacts(node, scope, ended))
 
     def as_received(
@@ -324,7 +324,7 @@ class _Flattening:
             case FirstOf(items):
                 kinds = {self.kind_of(item) for item in items}
                 return kinds.pop() if len(kinds) == 1 else None
-            case Text(value, _):
+            case TemplatedConstant(value, _):
                 return "STRING" if isinstance(value, Template) else None
             case Typed(_, kind):
                 return kind

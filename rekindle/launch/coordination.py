@@ -37,7 +37,7 @@ from rekindle.launch import heartbeats, tunnel
 from rekindle.launch.heartbeats import Cause
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.tunnel import NotAuthenticError, Seal
-from rekindle.launch.worker_group import POLL_SECONDS, Halt, Report, Start
+from rekindle.launch.worker_group import POLL_SECONDS, GroupStart, Halt, Report
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Disconnected(Exception):
     """The other end is gone."""
 
 
-class Line:
+class Connection:
     """Messages over one connection, made here or accepted; Disconnected where no answer
     comes."""
 
@@ -140,10 +140,10 @@ class Coordinator(threading.Thread):
         self.selector.register(self.server, selectors.EVENT_READ)
         self.store: socket.socket  # where torch's listens on loopback in this restart
         self.way = contextlib.ExitStack()  # to that store
-        self.unproven: dict[Line, None] = {}  # the oldest first
+        self.unproven: dict[Connection, None] = {}  # the oldest first
         self.refused = 0
-        self.joined: dict[int, Line] = {}  # ready for the next restart
-        self.at_work: dict[int, Line] = {}
+        self.joined: dict[int, Connection] = {}  # ready for the next restart
+        self.at_work: dict[int, Connection] = {}
         self.reports: dict[int, Report] = {}
         self.next_restart = 0
         self.halt_at: float | None = None
@@ -173,13 +173,13 @@ class Coordinator(threading.Thread):
 
     def _welcome(self) -> None:
         with contextlib.suppress(OSError):
-            line = Line(self.server.accept()[0], self.place.secret, accepts=True)
+            line = Connection(self.server.accept()[0], self.place.secret, accepts=True)
             self.unproven[line] = None
             self.selector.register(line.socket, selectors.EVENT_READ, line)
             if len(self.unproven) > tunnel.MOST_UNPROVEN:
                 self._drop(next(iter(self.unproven)))
 
-    def _read(self, line: Line) -> None:
+    def _read(self, line: Connection) -> None:
         if line.socket.fileno() < 0:
             return  # it made room for a newer one
         try:
@@ -198,7 +198,7 @@ class Coordinator(threading.Thread):
                 log.warning("closed a connection of a peer that is not of this job: %r", error)
             self._drop(line)
 
-    def _join(self, line: Line, message: Message) -> None:
+    def _join(self, line: Connection, message: Message) -> None:
         node = message["node"]
         restart = message["restart"]
         if not isinstance(node, int) or not isinstance(restart, int):
@@ -264,14 +264,14 @@ class Coordinator(threading.Thread):
         lines = {node: line for node, line in self.at_work.items() if node not in self.reports}
         self._tell(lines, "halt", stacks=halt.stacks)
 
-    def _tell(self, lines: Mapping[int, Line], kind: str, **fields: Any) -> None:
+    def _tell(self, lines: Mapping[int, Connection], kind: str, **fields: Any) -> None:
         for line in list(lines.values()):
             try:
                 line.send(kind, **fields)
             except Disconnected:
                 self._drop(line)
 
-    def _drop(self, line: Line) -> None:
+    def _drop(self, line: Connection) -> None:
         """Close a connection; a node at work that has not reported is lost with it."""
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(line.socket)
@@ -295,7 +295,7 @@ def _node_gone(place: Rendezvous, node: int) -> Cause:
     return Cause("node", first_rank, time.time(), message, fix=fix)
 
 
-def _node_of(lines: Mapping[int, Line], line: Line) -> int | None:
+def _node_of(lines: Mapping[int, Connection], line: Connection) -> int | None:
     for node, other_line in lines.items():
         if other_line is line:
             return node
@@ -313,21 +313,21 @@ class Member:
         self.stopped = stopped
         self.coordinator = coordinator
         self.way = contextlib.ExitStack()  # to the store of node rank 0
-        self.line: Line | None = None
+        self.line: Connection | None = None
         self.messages: list[Message] = []  # of this restart, since the ranks run
 
     def close(self) -> None:
         self._hang_up()
         self.way.close()
 
-    def meet(self, restart: int) -> Start:
+    def meet(self, restart: int) -> GroupStart:
         """Wait for all nodes, and return the restart that they begin now; PreemptedError
         where they do not, or a stop."""
         self.messages = []
         patience_seconds = self.place.patience_seconds
         deadline = time.monotonic() + patience_seconds
         missing: list[int] = [0]  # until the coordinator says more
-        joined_line: Line | None = None
+        joined_line: Connection | None = None
         while time.monotonic() < deadline and not self.stopped():
             if self.line is None or joined_line is not self.line:
                 joined_line = self._join(restart)
@@ -345,17 +345,17 @@ class Member:
         fix = "start all nodes again: the same command resumes from the last checkpoint"
         raise PreemptedError(what, where=f"{self.place.address}:{self.place.port}", fix=fix)
 
-    def _start(self, restart: int, port: int) -> Start:
+    def _start(self, restart: int, port: int) -> GroupStart:
         """The start of a restart: how the ranks of this node reach the store, whose exit
         listens on `port` of node 0."""
         if self.coordinator is not None:
             store = self.coordinator.store
-            return Start(restart, store.getsockname()[1], store)
+            return GroupStart(restart, store.getsockname()[1], store)
         self.way.close()
         where = (self.place.address, port)
         end = tunnel.entrance(self.place.secret, f"store {restart}", where)
         self.way.callback(end.close)
-        return Start(restart, end.port)
+        return GroupStart(restart, end.port)
 
     def poll(self) -> Halt | None:
         """Whether our ranks have to end because others did."""
@@ -382,14 +382,14 @@ class Member:
         self._hang_up()
         return Report("lost", _node_gone(self.place, 0), report.expired, report.asked)
 
-    def _join(self, restart: int) -> Line | None:
+    def _join(self, restart: int) -> Connection | None:
         """Say that we are ready, and return the connection; None where there is none."""
         place = self.place
         try:
             if self.line is None:
                 where = (place.address, place.port)
                 connection = socket.create_connection(where, _ANSWER_SECONDS)
-                self.line = Line(connection, place.secret, accepts=False)
+                self.line = Connection(connection, place.secret, accepts=False)
             self.line.send("join", nodes=place.nodes, node=place.node_rank, restart=restart)
         except (OSError, Disconnected):
             self._hang_up()

@@ -19,7 +19,7 @@ Kind = Literal["kill", "term", "hang"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Fault:
+class RehearsedFault:
     """`kind` happens while step `step`, counted from 1, is computed: rank 1 is killed
     (`kill`) or sleeps for ever (`hang`), or the launcher gets SIGTERM (`term`). `folder`
     outlives restarts and holds the mark that it has happened."""

@@ -29,7 +29,7 @@ from rekindle.launch.events import emit
 from rekindle.launch.heartbeats import Cause
 from rekindle.launch.process import on_signal
 from rekindle.launch.rendezvous import SECRET, Rendezvous
-from rekindle.launch.worker_group import Halt, Report, Start, WorkerGroup
+from rekindle.launch.worker_group import GroupStart, Halt, Report, WorkerGroup
 from rekindle.spec.model import TrainSpec
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def torchrun(
         restart = 0
         starved_at = None  # the step in which the kernel killed a rank for its memory
         while True:
-            start = team.meet(restart) if team else Start(restart)
+            start = team.meet(restart) if team else GroupStart(restart)
             restart = start.restart
             if team and restart == 0:
                 in_effect = {**os.environ, **own_rendezvous.network(), **variables}

@@ -82,7 +82,7 @@ class Halt:
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class GroupStart:
     """The `restart` that begins, and where on loopback ranks of several nodes reach
     torch's store; on node rank 0 the socket at which it is to listen."""
 
@@ -125,7 +125,7 @@ class WorkerGroup:
         if self.agent is not None and self.agent.poll() is None:
             self.agent.send_signal(signal.SIGTERM)
 
-    def run(self, start: Start, on_poll: Callable[[], Halt | None]) -> Report:
+    def run(self, start: GroupStart, on_poll: Callable[[], Halt | None]) -> Report:
         """One life; `on_poll` is called some times a second and may end it."""
         self.status.mkdir(parents=True, exist_ok=True)
         (self.status / "status.json").unlink(missing_ok=True)
@@ -141,7 +141,7 @@ class WorkerGroup:
 class _Attempt:
     """One life of a worker group: its agent, from its start to `close`."""
 
-    def __init__(self, group: WorkerGroup, start: Start) -> None:
+    def __init__(self, group: WorkerGroup, start: GroupStart) -> None:
         self.group = group
         self.restart = start.restart
         self.status = group.status
@@ -178,7 +178,7 @@ class _Attempt:
             for handle in handles:
                 os.close(handle)
 
-    def _command(self, start: Start, handles: Sequence[int], module: str) -> list[str]:
+    def _command(self, start: GroupStart, handles: Sequence[int], module: str) -> list[str]:
         """The module that starts the ranks, and its arguments. `handles` are the lifeline
         and on node rank 0 of several the socket of the store."""
         group = self.group
@@ -361,7 +361,7 @@ class _Attempt:
 def argv(
     script: Sequence[str],
     place: Rendezvous,
-    start: Start,
+    start: GroupStart,
     store: Sequence[int] = (),
     is_bound: bool = False,
 ) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from rekindle.outputs import Calibration
 from rekindle.plan.cluster import Cluster
-from rekindle.plan.constants import CPU, Profile, profile_of, spread_of, stamp
+from rekindle.plan.constants import CPU, Calibrated, profile_of, spread_of, stamp
 from rekindle.plan.search import Option
 from rekindle.plan.steptime import StepTime
 from rekindle.plan.work import Work
@@ -32,7 +32,7 @@ class Speeds:
 
     measured: Sequence[Calibration] = ()
 
-    def profile(self, gpu: str, compiled: bool, engine: str) -> Profile:
+    def profile(self, gpu: str, compiled: bool, engine: str) -> Calibrated:
         """The profile of a GPU, corrected by what was measured on it."""
         published = profile_of(gpu, compiled, engine)
         current = [run for run in self._like(gpu, compiled, engine) if run.constants == stamp()]

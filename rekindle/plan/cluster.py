@@ -13,7 +13,7 @@ from rekindle.spec.layout import Layout
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class RankGroup:
     """`size` ranks on `nodes` that exchange `bytes_per_second` each, one way,
     at the peak."""
 
@@ -38,7 +38,7 @@ class Cluster:
     def gpus(self) -> int:
         return self.gpus_per_node * self.nodes
 
-    def group(self, size: int, distance: int) -> Group:
+    def group(self, size: int, distance: int) -> RankGroup:
         """`size` ranks, each `distance` from the next: 16 neighbours on nodes of 8 with
         400 GB/s inside and 200 between exchange 200 GB/s; 2 of them that are 8 apart 25.
         """
@@ -47,15 +47,15 @@ class Cluster:
         # a link that is not known is taken as no limit; the plan's notes say so
         inside_speed = self.inside_bytes_per_second or float("inf")
         if nodes == 1:
-            return Group(size, 1, inside_speed)
+            return RankGroup(size, 1, inside_speed)
         node_speed = self.between_bytes_per_second or float("inf")
         slowest = node_speed * ranks_in_node / self.gpus_per_node
         if ranks_in_node > 1:
             slowest = min(inside_speed, slowest)
-        return Group(size, nodes, slowest)
+        return RankGroup(size, nodes, slowest)
 
 
-def groups(cluster: Cluster, layout: Layout) -> dict[str, Group]:
+def groups(cluster: Cluster, layout: Layout) -> dict[str, RankGroup]:
     """Groups by axis; `weights` are the ranks that share the shards of weights:
     those of shard and cp."""
     groups_by_axis = {}

@@ -16,7 +16,7 @@ CPU = "CPU"
 
 
 @dataclasses.dataclass(frozen=True)
-class Profile:
+class Calibrated:
     """Constants, the half-width of the interval around what is predicted with them
     (`spread`, a share: nine of ten rows lay within it, or it is `guessed`), and what they
     stand on. `factor` is what a measured training took, over what they predicted."""
@@ -50,7 +50,7 @@ def spread_of(kind: str) -> float:
     return float(rows(FILE)["spread"][kind])
 
 
-def profile_of(gpu: str, compiled: bool = False, engine: str = "rekindle") -> Profile:
+def profile_of(gpu: str, compiled: bool = False, engine: str = "rekindle") -> Calibrated:
     """The profile of a GPU of the catalog; one that was not measured borrows that of the
     most similar one, and is less sure."""
     table = rows(FILE)
@@ -81,4 +81,4 @@ def profile_of(gpu: str, compiled: bool = False, engine: str = "rekindle") -> Pr
         spread = max(spread, table["spread"]["other_engine"])
         basis = f"{basis}; not measured with {engine}"
     guessed = other_engine or measured_gpu is None
-    return Profile(Constants(**numbers), spread, basis, guessed=guessed)
+    return Calibrated(Constants(**numbers), spread, basis, guessed=guessed)

@@ -23,7 +23,7 @@ from rekindle.plan.fleet import Fleet, fleets
 from rekindle.plan.memory import memory, needed, offloaded_bytes, snapshot_bytes
 from rekindle.plan.request import Asked, as_on_a_cpu, asked_of
 from rekindle.plan.search import Option, Rejected
-from rekindle.plan.spot import Needs, Offer, Spot, weigh
+from rekindle.plan.spot import Offer, Spot, SpotNeeds, weigh
 from rekindle.plan.steptime import step_time
 from rekindle.spec.layout import AXES
 from rekindle.spec.model import DEFAULT_EPOCHS, Spec
@@ -177,7 +177,7 @@ def _assumed(name: str) -> float:
     return value
 
 
-def training(choice: Choice, steps: int) -> risk.Work:
+def training(choice: Choice, steps: int) -> risk.InterruptibleWork:
     """What saving, starting and waiting take, as far as it is known."""
     option = choice.option
     work = option.work
@@ -188,7 +188,7 @@ def training(choice: Choice, steps: int) -> risk.Work:
     # every rank copies its share at once; every node writes its own to the store
     ranks = option.cluster.gpus
     store_seconds = checkpoint_bytes / (_assumed("store_bytes_per_second") * choice.fleet.nodes)
-    return risk.Work(
+    return risk.InterruptibleWork(
         steps=steps,
         step_seconds=option.step.seconds,
         save_seconds=checkpoint_bytes / ranks / _assumed("save_bytes_per_second"),
@@ -207,7 +207,7 @@ def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
     if steps is None or on_demand_usd is None or spot_usd is None:
         return None
     limits = spec.resources
-    needs = Needs(limits.max_run_hours, limits.budget_usd, limits.deadline_hours)
+    needs = SpotNeeds(limits.max_run_hours, limits.budget_usd, limits.deadline_hours)
     every = None
     if "every" in spec.train.checkpoint.model_fields_set:
         every = spec.train.checkpoint.every

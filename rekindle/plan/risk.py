@@ -65,7 +65,7 @@ def hazard(choice: str | float) -> Hazard:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class InterruptibleWork:
     """A training. A save holds it up for `save_seconds` and is committed `commit_seconds`
     later. `wait_seconds` is the mean time until machines are there, at the start and
     after each interruption: exponential."""
@@ -94,7 +94,7 @@ class Segment:
     count: int = 1
 
 
-def segments(work: Work, every: int) -> tuple[Segment, ...]:
+def segments(work: InterruptibleWork, every: int) -> tuple[Segment, ...]:
     """The first segment, whose `through` lacks start and tail, those in the middle,
     the last."""
     saves = math.ceil(work.steps / every)
@@ -109,7 +109,7 @@ def segments(work: Work, every: int) -> tuple[Segment, ...]:
     return first, middle, last
 
 
-def _segment(work: Work, steps: int, shortest_seconds: float) -> Segment:
+def _segment(work: InterruptibleWork, steps: int, shortest_seconds: float) -> Segment:
     """A segment of so many steps, which takes at least `shortest_seconds`."""
     trained = steps * work.step_seconds
     return Segment(
@@ -118,7 +118,7 @@ def _segment(work: Work, steps: int, shortest_seconds: float) -> Segment:
     )
 
 
-def uninterrupted_seconds(work: Work, every: int) -> float:
+def uninterrupted_seconds(work: InterruptibleWork, every: int) -> float:
     """Running time without an interruption: start, steps, saves, and the last commit."""
     first, *later_segments = segments(work, every)
     return first.anew + sum(segment.count * segment.through for segment in later_segments)
@@ -139,7 +139,7 @@ class Expectation:
         return self.running_hours * price_usd_per_hour
 
 
-def expected(work: Work, every: int, per_hour: float) -> Expectation:
+def expected(work: InterruptibleWork, every: int, per_hour: float) -> Expectation:
     """Expected hours with a save every `every` steps and `per_hour` interruptions of the
     cluster; infinite where an attempt has next to no chance to get through.
 
@@ -170,7 +170,7 @@ def expected(work: Work, every: int, per_hour: float) -> Expectation:
     )
 
 
-def _interruptions(work: Work, every: int, rate: float) -> float:
+def _interruptions(work: InterruptibleWork, every: int, rate: float) -> float:
     """Expected interruptions of a training that goes back to the last commit."""
     first, *later_segments = segments(work, every)
     in_later_segments = 0.0
@@ -206,7 +206,7 @@ def daly_seconds(save_seconds: float, mtbf_seconds: float) -> float:
     return young * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_seconds
 
 
-def interval(work: Work, per_hour: float) -> int:
+def interval(work: InterruptibleWork, per_hour: float) -> int:
     """Optimizer steps between two saves: Daly's estimate, or what divides the work evenly
     near it, whichever is expected to take less. Never shorter than a save takes to be
     committed, nor longer than an hour, or the time in which saves take 1 %: other things

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rekindle.plan.cluster import Cluster
-from rekindle.plan.constants import Profile, profile_of
+from rekindle.plan.constants import Calibrated, profile_of
 from rekindle.plan.memory import Memory, least_bytes, memory, needed
 from rekindle.plan.request import Asked, on_gpu
 from rekindle.plan.steptime import StepTime, step_time
@@ -39,7 +39,7 @@ class Option:
     cluster: Cluster
     memory: Memory
     step: StepTime
-    profile: Profile
+    profile: Calibrated
     examples: int
     proven: bool = True
     measured_sequence: int = 0

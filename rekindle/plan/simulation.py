@@ -21,7 +21,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from rekindle.plan.risk import Work, expected, segments, uninterrupted_seconds
+from rekindle.plan.risk import InterruptibleWork, expected, segments, uninterrupted_seconds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +54,7 @@ class Fallback:
 
 
 @dataclasses.dataclass(frozen=True)
-class Runs:
+class SimulatedRuns:
     """Hours of many runs, one entry each: with the waits, and those that are paid."""
 
     wall: Numbers
@@ -70,19 +70,19 @@ class Runs:
         return float(keeps_both.mean())
 
 
-def simulate(work: Work, every: int, per_hour: float) -> Runs:
+def simulate(work: InterruptibleWork, every: int, per_hour: float) -> SimulatedRuns:
     """Trainings with a save every `every` steps;
     without end where attempts hardly get through."""
     import numpy as np
 
     if expected(work, every, per_hour).interruptions > MOST_INTERRUPTIONS:
-        return Runs(np.array([math.inf]), np.array([math.inf]))
-    attempts = _Attempts(work, every, per_hour, RUNS)
-    return Runs(attempts.wall / 3600, attempts.running / 3600)
+        return SimulatedRuns(np.array([math.inf]), np.array([math.inf]))
+    attempts = _AttemptDraws(work, every, per_hour, RUNS)
+    return SimulatedRuns(attempts.wall / 3600, attempts.running / 3600)
 
 
 def fallback(
-    work: Work, every: int, per_hour: float, deadline_hours: float, runs: int = RUNS
+    work: InterruptibleWork, every: int, per_hour: float, deadline_hours: float, runs: int = RUNS
 ) -> Fallback:
     """Chance of the fallback and expected paid hours of both kinds. Right where a save is
     committed before the next one is due, as `interval` sees to, and a hair early
@@ -92,7 +92,7 @@ def fallback(
     slack = latest - work.restart_seconds - work.commit_seconds
     if slack < segments(work, every)[0].through:
         return Fallback(latest >= 0, slack / 3600, 1.0, 0.0, total / 3600)
-    attempts = _Attempts(work, every, per_hour, runs, slack)
+    attempts = _AttemptDraws(work, every, per_hour, runs, slack)
     return Fallback(
         feasible=True,
         slack_hours=slack / 3600,
@@ -102,13 +102,18 @@ def fallback(
     )
 
 
-class _Attempts:
+class _AttemptDraws:
     """Runs from one interruption to the next until none is left, at most `most`; fewer
     where each is interrupted often, whose times scatter less. With a `slack` until they
     are given up."""
 
     def __init__(
-        self, work: Work, every: int, per_hour: float, most: int, slack: float = math.inf
+        self,
+        work: InterruptibleWork,
+        every: int,
+        per_hour: float,
+        most: int,
+        slack: float = math.inf,
     ) -> None:
         import numpy as np
 

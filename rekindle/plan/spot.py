@@ -11,7 +11,7 @@ from typing import Literal
 
 from rekindle.formats import duration
 from rekindle.plan import risk
-from rekindle.plan.risk import Expectation, Hazard, Reclaims, Work, interval
+from rekindle.plan.risk import Expectation, Hazard, InterruptibleWork, Reclaims, interval
 from rekindle.plan.simulation import Fallback, fallback, simulate
 
 # Below so many saves and starts between two interruptions time grows like an exponential
@@ -30,7 +30,7 @@ class Offer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Needs:
+class SpotNeeds:
     """What is asked of the training, and with which chance. Hours count from the first
     request for machines, waits included; by `deadline_hours` it is done for sure, on
     demand if need be."""
@@ -78,11 +78,11 @@ class Spot:
 
 
 def weigh(
-    work: Work,
+    work: InterruptibleWork,
     hazard: Hazard,
     nodes: int,
     offer: Offer,
-    needs: Needs,
+    needs: SpotNeeds,
     every: int | None = None,
 ) -> Spot:
     """Everything about spot machines for one training on `nodes` nodes,
@@ -99,7 +99,7 @@ def weigh(
     return Spot(chosen, hazard, at("independent"), at("together"))
 
 
-def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> int:
+def best_interval(work: InterruptibleWork, per_hour: float, offer: Offer, needs: SpotNeeds) -> int:
     """Steps between two saves: `interval`,
     or with a deadline a cheaper fraction of it."""
     longest = interval(work, per_hour)
@@ -120,7 +120,9 @@ def best_interval(work: Work, per_hour: float, offer: Offer, needs: Needs) -> in
     return min(sorted(candidates, reverse=True), key=cost_usd)
 
 
-def outlook_at(work: Work, every: int, per_hour: float, offer: Offer, needs: Needs) -> Outlook:
+def outlook_at(
+    work: InterruptibleWork, every: int, per_hour: float, offer: Offer, needs: SpotNeeds
+) -> Outlook:
     """What to expect at `per_hour` interruptions of all machines together;
     no reasons yet."""
     mean = risk.expected(work, every, per_hour)
@@ -150,7 +152,9 @@ def outlook_at(work: Work, every: int, per_hour: float, offer: Offer, needs: Nee
     )
 
 
-def _reasons(outlook: Outlook, work: Work, on_demand_usd: float, needs: Needs) -> Iterator[str]:
+def _reasons(
+    outlook: Outlook, work: InterruptibleWork, on_demand_usd: float, needs: SpotNeeds
+) -> Iterator[str]:
     """What speaks against spot machines, the plainest first."""
     changeover_hours = (work.whole_save_seconds + work.restart_seconds) / 3600
     if outlook.mtbf_hours < FEWEST_CHANGEOVERS * changeover_hours:
@@ -174,11 +178,11 @@ def _reasons(outlook: Outlook, work: Work, on_demand_usd: float, needs: Needs) -
         yield f"{outlook.in_both:.0%} chance to {limits}"
 
 
-def _usd(needs: Needs) -> str:
+def _usd(needs: SpotNeeds) -> str:
     return f"{needs.budget_usd or 0.0:,.2f}".removesuffix(".00")
 
 
-def _missed_limits(outlook: Outlook, needs: Needs) -> Iterator[str]:
+def _missed_limits(outlook: Outlook, needs: SpotNeeds) -> Iterator[str]:
     """Limits that are kept too rarely. With on-demand machines at the end it is never
     later than the deadline, and the budget is kept at least where they are not needed."""
     rescue = outlook.fallback

@@ -16,7 +16,7 @@ from typing import Literal
 
 from rekindle.plan import quantised, updates
 from rekindle.plan.attention import BACKWARD_PRODUCTS, WRITTEN, Kernel, written_seconds
-from rekindle.plan.cluster import Cluster, Group, groups
+from rekindle.plan.cluster import Cluster, RankGroup, groups
 from rekindle.plan.shape import ModelShape
 from rekindle.plan.work import Kernels, Work, Zero
 
@@ -367,7 +367,7 @@ class _Model:
 
     # Exchanging
 
-    def _ring(self, group: Group, size_bytes: float) -> float:
+    def _ring(self, group: RankGroup, size_bytes: float) -> float:
         """All-gather of `size_bytes` in all, or reduce-scatter."""
         if group.size == 1:
             return 0.0
@@ -376,7 +376,7 @@ class _Model:
         hops = group.size * self.constants.hop_seconds
         return size_bytes * share / self._speed(group) + hops
 
-    def _speed(self, group: Group) -> float:
+    def _speed(self, group: RankGroup) -> float:
         """What large collectives reach, in bytes a second."""
         if group.nodes == 1:
             return group.bytes_per_second * self.constants.inside_efficiency
@@ -503,7 +503,7 @@ class _ZeroModel(_Model):
 
 
 @dataclasses.dataclass(frozen=True)
-class Traffic:
+class BlockTraffic:
     """Bytes a token that a block moves through the GPU's memory besides products and
     attention. `stream` is that of the residual stream (norms and sums), `inner` that
     between the divided matrices (activation, rotary positions); each forward, backward.
@@ -517,7 +517,7 @@ class Traffic:
     inner: tuple[float, float]
 
 
-def traffic(shape: ModelShape, kernels: Kernels, dropout: bool = False) -> Traffic:
+def traffic(shape: ModelShape, kernels: Kernels, dropout: bool = False) -> BlockTraffic:
     """What a block of a model in 16 bits moves. A GPT-2 block, eager, 768 wide: 20
     d_model + 16 d_model forward."""
     # two norms in a block
@@ -552,7 +552,7 @@ def traffic(shape: ModelShape, kernels: Kernels, dropout: bool = False) -> Traff
     inner_backward = gate_backward * shape.ffn + turn_backward * rotated
     # gradients of biases read the whole gradient of what comes out
     inner_backward += sum(2.0 * m.outputs for m in shape.matrices if m.bias)
-    return Traffic((stream_forward, stream_backward), (inner_forward, inner_backward))
+    return BlockTraffic((stream_forward, stream_backward), (inner_forward, inner_backward))
 
 
 def _norm_traffic(shape: ModelShape, kernels: Kernels, norms: int) -> tuple[float, float]:

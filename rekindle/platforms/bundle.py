@@ -191,7 +191,7 @@ def _encoded(
             return {"first": [_encoded(item, given, known) for item in items]}
         case ir.Typed(inner_source, kind):
             return {"received": _encoded(inner_source, given, known), "type": kind}
-        case ir.Text(value, values):
+        case ir.TemplatedConstant(value, values):
             inner = {name: _encoded(item, given, known) for name, item in values.items()}
             text = filled(value, lambda template: {"template": lower(template)})
             return {"text": text, "values": inner}

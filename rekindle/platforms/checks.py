@@ -38,7 +38,7 @@ class NotChecked(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
+class PlatformCheck:
     """`ask` returns what was found; RequestError is a problem, any other error leaves it
     open. `where` is a field of the config, or a name on the platform. `early` ones are
     few and quick, and are also asked before a submission; those behind a `login` only if
@@ -68,7 +68,7 @@ def may(fixes: Mapping[str, str], missing: Collection[str], who: str = "you") ->
     return ", ".join(fixes)
 
 
-def about(section: str, client: object) -> Callable[..., Check]:
+def about(section: str, client: object) -> Callable[..., PlatformCheck]:
     """A maker of checks of fields of `section`, each made by `ask(client, *args)`."""
 
     def check(
@@ -78,14 +78,14 @@ def about(section: str, client: object) -> Callable[..., Check]:
         *args: object,
         early: bool = False,
         login: bool = False,
-    ) -> Check:
+    ) -> PlatformCheck:
         bound_ask = functools.partial(ask, client, *args)
-        return Check(name, f"platforms.{section}.{field}", bound_ask, early, login)
+        return PlatformCheck(name, f"platforms.{section}.{field}", bound_ask, early, login)
 
     return check
 
 
-def run_checks(checks: Iterable[Check], early: bool = False) -> tuple[ReadinessCheck, ...]:
+def run_checks(checks: Iterable[PlatformCheck], early: bool = False) -> tuple[ReadinessCheck, ...]:
     """What all checks found, or the early ones, in their order."""
     before_login = []  # with the login itself
     after_login = []
@@ -112,12 +112,12 @@ def run_checks(checks: Iterable[Check], early: bool = False) -> tuple[ReadinessC
 
 
 def answered(
-    checks: Sequence[Check], patience_seconds: float = PATIENCE_SECONDS
+    checks: Sequence[PlatformCheck], patience_seconds: float = PATIENCE_SECONDS
 ) -> tuple[ReadinessCheck, ...]:
     """What they found, in their order; those that take longer are left alone."""
     answers: dict[int, tuple[ReadinessCheck, ...]] = {}
 
-    def ask(number: int, check: Check) -> None:
+    def ask(number: int, check: PlatformCheck) -> None:
         answers[number] = _answer(check)
 
     # daemons: what hangs shall not keep the process
@@ -145,7 +145,7 @@ def problems(results: Iterable[ReadinessCheck]) -> tuple[Problem, ...]:
     return tuple(Problem(check.said, check.where, check.fix) for check in failed_checks)
 
 
-def _answer(check: Check) -> tuple[ReadinessCheck, ...]:
+def _answer(check: PlatformCheck) -> tuple[ReadinessCheck, ...]:
     """What a check found: one row, or one a problem."""
     row = functools.partial(ReadinessCheck, name=check.name)
     try:
@@ -165,6 +165,6 @@ def _answer(check: Check) -> tuple[ReadinessCheck, ...]:
         return (_unasked(check, f"the answer cannot be read ({type(error).__name__})"),)
 
 
-def _unasked(check: Check, why: str) -> ReadinessCheck:
+def _unasked(check: PlatformCheck, why: str) -> ReadinessCheck:
     message = masked(why)  # a service may send back what it was sent
     return ReadinessCheck(name=check.name, where=check.where, state="not asked", said=message)

@@ -36,7 +36,7 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Attempt:
     """One attempt of a step; times in seconds since 1970. An unknown state counts as
     alive."""
 
@@ -84,20 +84,20 @@ class Start:
 class GiveUp:
     """The last attempt ended for this cause, and there is no other."""
 
-    job: Job
+    job: Attempt
     cause: Cause
     why: str
 
 
-Action = Start | Job | GiveUp  # a Job is followed, unless it has succeeded
+Action = Start | Attempt | GiveUp  # a Job is followed, unless it has succeeded
 
 
 def decide(
-    jobs: Sequence[Job], cause: Callable[[Job], Cause], allowed: Allowed
-) -> tuple[Action, list[Job]]:
+    jobs: Sequence[Attempt], cause: Callable[[Attempt], Cause], allowed: Allowed
+) -> tuple[Action, list[Attempt]]:
     """What to do, and the jobs to cancel first."""
     ordered = sorted(jobs, key=lambda job: (job.created, job.name))
-    attempts: list[Job] = []  # all but those that were created while an older attempt was alive
+    attempts: list[Attempt] = []  # all but those that were created while an older attempt was alive
     for job in ordered:
         before = attempts[-1] if attempts else None
         if before is None or (before.ended is not None and before.ended <= job.created):
@@ -110,7 +110,9 @@ def decide(
     return followed or _next(attempts, cause, allowed), surplus
 
 
-def _next(attempts: Sequence[Job], cause: Callable[[Job], Cause], allowed: Allowed) -> Action:
+def _next(
+    attempts: Sequence[Attempt], cause: Callable[[Attempt], Cause], allowed: Allowed
+) -> Action:
     """The next attempt, if there is one; none is alive."""
     remaining_seconds = allowed.seconds - sum(job.ran_seconds for job in attempts)
     if not attempts:
@@ -157,7 +159,7 @@ class Launcher(abc.ABC):
                     case GiveUp(job):
                         self.follow(job)
                         return self.give_up(action)
-                    case Job():
+                    case Attempt():
                         self.follow(action)
                         if action.state == SUCCEEDED:
                             return self.deliver(action)
@@ -189,11 +191,11 @@ class Launcher(abc.ABC):
         """Why the run, or this step of it, is at its end; "" while it goes on."""
 
     @abc.abstractmethod
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[Attempt]:
         """All jobs of this step that there are."""
 
     @abc.abstractmethod
-    def cause(self, job: Job) -> Cause:
+    def cause(self, job: Attempt) -> Cause:
         """Why an ended job did not succeed."""
 
     @abc.abstractmethod
@@ -202,15 +204,15 @@ class Launcher(abc.ABC):
         it."""
 
     @abc.abstractmethod
-    def follow(self, job: Job) -> None:
+    def follow(self, job: Attempt) -> None:
         """Show what is new about the job that counts, once a poll and once at its end."""
 
     @abc.abstractmethod
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: Attempt) -> None:
         """Have the platform end it."""
 
     @abc.abstractmethod
-    def deliver(self, job: Job) -> int:
+    def deliver(self, job: Attempt) -> int:
         """Hand the results of the job that succeeded to the pipeline; the exit code."""
 
     @abc.abstractmethod

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rekindle.outputs import Schedule
     from rekindle.platforms.alarms import Monitoring
     from rekindle.platforms.cache_diff import CacheKey
-    from rekindle.platforms.checks import Check, Needs
-    from rekindle.platforms.snapshot import Log, RunSnapshot
+    from rekindle.platforms.checks import Needs, PlatformCheck
+    from rekindle.platforms.snapshot import LogPiece, RunSnapshot
     from rekindle.platforms.submission import Definition, Lowered, RunTag, SubmittedRun
     from rekindle.records import ArtifactRecord, StepRecord
     from rekindle.serve.messages import ServedModel
@@ -99,7 +99,7 @@ class Platform:
         """The run as it is now, its steps by the names of the outline."""
         return self._module("runs").describe(self.settings, id)
 
-    def read_log(self, id: str, step: StepRecord, cursor: str) -> Log:
+    def read_log(self, id: str, step: StepRecord, cursor: str) -> LogPiece:
         """What a step printed since `cursor`; all of it where that is empty."""
         return self._module("runs").read_log(self.settings, id, step, cursor)
 
@@ -144,7 +144,7 @@ class Platform:
         """The least that steps need, as a file of the platform's own kind."""
         return self._module("doctor").permissions(self.settings, needs)
 
-    def checks(self, definition: Definition | None, needs: Needs) -> Iterator[Check]:
+    def checks(self, definition: Definition | None, needs: Needs) -> Iterator[PlatformCheck]:
         """The checks of the config and of what would be sent; none where it does not say
         where."""
         return self._module("doctor").checks(self.settings, definition, needs)

@@ -25,7 +25,7 @@ class RunSnapshot:
 
 
 @dataclasses.dataclass(frozen=True)
-class Log:
+class LogPiece:
     """A piece of a step's log, and where the next one begins."""
 
     text: str

@@ -7,7 +7,7 @@ import mlflow
 import pandas as pd
 
 from rekindle.registry.signature import MAX_NEW_TOKENS
-from rekindle.serve.work import Options, RefusedError
+from rekindle.serve.work import RefusedError, WritingOptions
 from rekindle.tasks import TokenTask
 from rekindle.tasks.base import ANSWERS
 from rekindle.train.modelfolder import ANY_CODE, open_model
@@ -39,7 +39,7 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
             return self._written(self.model.task, list(model_input["text"]), params or {})
         modality = self.model.task.modality
         inputs = list(model_input if modality == "image" else model_input[modality])
-        answers = self.classifier.answers(inputs, Options())
+        answers = self.classifier.answers(inputs, WritingOptions())
         for refused in answers:
             if isinstance(refused, RefusedError):
                 raise refused

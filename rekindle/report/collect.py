@@ -27,7 +27,7 @@ _SHOWN["profile"] = records.Profile
 
 
 @dataclasses.dataclass(frozen=True)
-class Findings:
+class RunFindings:
     """The records of one run, as far as they exist, and the file behind each kind;
     `history` by ascending step; `plan` from before it; `notes` says what could not be
     read."""
@@ -57,7 +57,7 @@ class Findings:
         return tuple(warnings)
 
 
-def _loss_warnings(findings: Findings) -> tuple[str, ...]:
+def _loss_warnings(findings: RunFindings) -> tuple[str, ...]:
     """Whether the model learnt little, or its training rows by heart,
     or was still learning."""
     rows = findings.history
@@ -89,7 +89,7 @@ def _loss_warnings(findings: Findings) -> tuple[str, ...]:
     return ()
 
 
-def collect(run: records.RunRecord, *, history: bool = True) -> Findings:
+def collect(run: records.RunRecord, *, history: bool = True) -> RunFindings:
     """Everything the steps of `run` recorded, without the long `history` if so asked."""
     files = _record_files(run)
     notes: list[str] = []
@@ -113,7 +113,7 @@ def collect(run: records.RunRecord, *, history: bool = True) -> Findings:
             fields["plan"] = Planned.model_validate(dict(run.plan))
         except ValidationError as error:
             notes.append(f"The plan cannot be shown: {_why(error, Path('run.json'))}.")
-    return Findings(**fields, history=rows, notes=tuple(notes), files=files)
+    return RunFindings(**fields, history=rows, notes=tuple(notes), files=files)
 
 
 def _record_files(run: records.RunRecord) -> dict[str, Path]:
@@ -180,7 +180,7 @@ def _why(error: Exception, path: Path) -> str:
 
 
 def summarised(
-    record: records.RunRecord, findings: Findings | None = None, card: str = ""
+    record: records.RunRecord, findings: RunFindings | None = None, card: str = ""
 ) -> records.RunSummary:
     """The run and what its steps found; `card` is the path of its card."""
     if findings is None:
@@ -208,7 +208,7 @@ def summarised(
     )
 
 
-def gate_of(findings: Findings) -> records.GateSummary | None:
+def gate_of(findings: RunFindings) -> records.GateSummary | None:
     """Whether the model of this run is the champion now, and why or why not."""
     evidence = findings.evidence
     if evidence is None:
@@ -227,7 +227,7 @@ def gate_of(findings: Findings) -> records.GateSummary | None:
     )
 
 
-def model_of(findings: Findings) -> records.ModelSummary | None:
+def model_of(findings: RunFindings) -> records.ModelSummary | None:
     """Where the registry holds the model."""
     if findings.registration is None:
         return None

@@ -19,16 +19,16 @@ from rekindle.errors import first_line
 from rekindle.outputs import Compared, ComparedFact, ComparedMetric, ComparedRun
 from rekindle.records import Churn, Comparison, RunRecord, write_atomically
 from rekindle.report import page, plots
-from rekindle.report.collect import Findings, gate_of, model_of
+from rekindle.report.collect import RunFindings, gate_of, model_of
 from rekindle.report.plots import Series
 from rekindle.report.texts import lower_is_better, shorten, shorten_middle
 from rekindle.report.training import Curve, points, running_mean, window
 
 if TYPE_CHECKING:
-    from rekindle.evaluate.scores import Scores
+    from rekindle.evaluate.scores import ModelScores
 
-    Judged = tuple[Scores, Any]
-Pair = tuple[RunRecord, Findings]
+    Judged = tuple[ModelScores, Any]
+Pair = tuple[RunRecord, RunFindings]
 Row = tuple[str, ...]
 _TRAINING = "finetune"  # the step of the shipped pipeline that trains
 # rows of the table -> fields of `Churn`
@@ -50,7 +50,7 @@ def compared(runs: Sequence[Pair]) -> Compared:
     )
 
 
-def _run(record: RunRecord, findings: Findings) -> ComparedRun:
+def _run(record: RunRecord, findings: RunFindings) -> ComparedRun:
     """What a run came to, as the comparison lists it."""
     gate = gate_of(findings)
     model = model_of(findings)
@@ -89,7 +89,7 @@ def _leaves(value: object, path: str = "") -> dict[str, object]:
     return leaves
 
 
-def _data(findings: Findings) -> dict[str, object]:
+def _data(findings: RunFindings) -> dict[str, object]:
     """What the data of a run were, by name."""
     facts: dict[str, object] = {}
     if findings.fingerprint:
@@ -190,7 +190,7 @@ def _changes(
     return {name: compare(GateSpec(), name, scores, base_scores) for name in names}
 
 
-def _judged(record: RunRecord, findings: Findings, notes: list[str]) -> Judged | None:
+def _judged(record: RunRecord, findings: RunFindings, notes: list[str]) -> Judged | None:
     """What the run's model scored and what was right, or None with a note."""
     if findings.evidence is None:
         notes.append(f"{record.run_id} was not evaluated.")

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from rekindle import formats
 from rekindle.records import ClassResult, Evidence, RunRecord, Slice
 from rekindle.report import plots, texts, verdicts
-from rekindle.report.collect import Findings
+from rekindle.report.collect import RunFindings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ def by_class(evidence: Evidence) -> list[ClassResult]:
     return sorted(evidence.classes, key=lambda part: (part.f1 or 0.0, -part.rows))
 
 
-def slices(run: RunRecord, findings: Findings) -> list[SliceTable]:
+def slices(run: RunRecord, findings: RunFindings) -> list[SliceTable]:
     """A table for each column that was sliced by."""
     if not findings.evidence:
         return []

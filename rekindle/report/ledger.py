@@ -84,9 +84,9 @@ class Entry(NamedTuple):
         return fields
 
     @property
-    def verdict(self) -> verdicts.Verdict:
+    def verdict(self) -> verdicts.CardVerdict:
         """What came of it."""
-        return verdicts.Verdict(**json.loads(self.body)[1])
+        return verdicts.CardVerdict(**json.loads(self.body)[1])
 
     def cost(self, prices: PriceBook) -> Cost:
         """What a run on a platform cost."""

@@ -6,11 +6,11 @@ import contextlib
 import yaml
 
 from rekindle.records import RunRecord, ShardManifest
-from rekindle.report.collect import Findings
+from rekindle.report.collect import RunFindings
 from rekindle.spec.identity import file_sha256
 
 
-def evidence_sha256(findings: Findings) -> str:
+def evidence_sha256(findings: RunFindings) -> str:
     """Hash of the file of the evidence; "" where there is none."""
     with contextlib.suppress(OSError, KeyError):
         return file_sha256(findings.files["evidence"])

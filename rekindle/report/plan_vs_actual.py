@@ -14,7 +14,7 @@ from rekindle.catalog.machines import recognised
 from rekindle.outputs import Planned
 from rekindle.records import HistoryRow, RunRecord, TrainingSummary
 from rekindle.report import texts
-from rekindle.report.collect import Findings
+from rekindle.report.collect import RunFindings
 
 WARM_UP = 5  # steps: caches, allocators and clocks settle
 FEWEST = 5  # steps that a median needs
@@ -43,7 +43,7 @@ class Figure(NamedTuple):
         return self.name, self.say(expected), interval, self.say(self.happened), verdict
 
 
-class Compared(NamedTuple):
+class ComparedPlan(NamedTuple):
     """Rows of `Figure.row`, what to know of them,
     and the command by which later plans use them."""
 
@@ -61,7 +61,7 @@ def measured(history: Sequence[HistoryRow]) -> tuple[tuple[HistoryRow, ...], int
     return tuple(timed[left_out:]), left_out
 
 
-def compared(run: RunRecord, findings: Findings) -> Compared | None:
+def compared(run: RunRecord, findings: RunFindings) -> ComparedPlan | None:
     """Plan and outcome, where there was a plan."""
     plan = findings.plan
     if plan is None:
@@ -81,7 +81,7 @@ def compared(run: RunRecord, findings: Findings) -> Compared | None:
             run.run_id,
         ]
         command = shlex.join(arguments)
-    return Compared(rows, remarks, command)
+    return ComparedPlan(rows, remarks, command)
 
 
 def otherwise_trained(plan: Planned, trained: TrainingSummary | None) -> str:
@@ -109,7 +109,7 @@ def otherwise_trained(plan: Planned, trained: TrainingSummary | None) -> str:
     return "; ".join(clauses)
 
 
-def _figures(plan: Planned, run: RunRecord, findings: Findings) -> Iterator[Figure]:
+def _figures(plan: Planned, run: RunRecord, findings: RunFindings) -> Iterator[Figure]:
     """The figures that were planned, each with what happened;
     the time of a step first."""
     chosen = plan.chosen
@@ -141,7 +141,7 @@ def _figures(plan: Planned, run: RunRecord, findings: Findings) -> Iterator[Figu
         yield Figure("Dollars, estimated", likely_usd, usd, formats.usd)
 
 
-def _peak(findings: Findings) -> float | None:
+def _peak(findings: RunFindings) -> float | None:
     """Most memory of a GPU; what is resident on a CPU is something else."""
     if findings.training is None or findings.training.device in ("", _CPU):
         return None
@@ -157,7 +157,7 @@ def _hours(run: RunRecord) -> float | None:
     return step.seconds / 3600
 
 
-def _remarks(plan: Planned, run: RunRecord, findings: Findings, otherwise: str) -> Iterator[str]:
+def _remarks(plan: Planned, run: RunRecord, findings: RunFindings, otherwise: str) -> Iterator[str]:
     """What to know before the figures are compared."""
     chosen = plan.chosen
     nodes = f"{chosen.nodes} x " if chosen.nodes > 1 else ""

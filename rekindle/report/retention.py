@@ -12,11 +12,11 @@ from typing import NamedTuple
 from rekindle import formats
 from rekindle.errors import RekindleError, first_line
 from rekindle.outputs import HomeItem
-from rekindle.platforms.local.removal import NAME, Needs, survey
+from rekindle.platforms.local.removal import NAME, HomeNeeds, survey
 from rekindle.platforms.local.store import is_alive
 from rekindle.platforms.snapshot import ENDED_RUN
 from rekindle.records import Registration, RunRecord
-from rekindle.report.collect import Findings, collect
+from rekindle.report.collect import RunFindings, collect
 from rekindle.report.ledger import Entry, ledger
 from rekindle.serve.messages import Wanted
 from rekindle.spec.model import RetentionSpec
@@ -35,7 +35,7 @@ class _ReadRun(NamedTuple):
 
     stamp: object
     record: RunRecord
-    findings: Findings
+    findings: RunFindings
     names: set[str]
 
 
@@ -85,7 +85,7 @@ class Retention:
                     unsure = True
             if run.findings.training:
                 finished.add(run.findings.training.run_key)
-        needs = Needs(
+        needs = HomeNeeds(
             runs=runs,
             used=frozenset(used),
             live=frozenset(live),

@@ -18,14 +18,14 @@ from rekindle.records import (
     StepRecord,
 )
 from rekindle.report import texts
-from rekindle.report.collect import Findings
+from rekindle.report.collect import RunFindings
 
 _CHANCE = 0.025  # one-sided, as of an interval of 95 %
 Tone = Literal["good", "bad", "wait", "quiet"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class CardVerdict:
     """`word` for a badge, `sentence` for a person,
     `reason` as the gate or the error put it."""
 
@@ -43,7 +43,7 @@ class Headline(NamedTuple):
     champion: float | None = None
 
 
-def verdict(run: RunRecord, findings: Findings) -> Verdict:
+def verdict(run: RunRecord, findings: RunFindings) -> CardVerdict:
     """What the reader wants to know first."""
     if run.status != "succeeded":
         return _unfinished(run, findings)
@@ -53,29 +53,31 @@ def verdict(run: RunRecord, findings: Findings) -> Verdict:
         return _judged(findings.evidence)
     if run.platform != "local" and not run.steps:
         sentence = f"Finished on {run.platform}, which has its steps and logs."
-        return Verdict("quiet", "finished", sentence)
+        return CardVerdict("quiet", "finished", sentence)
     if run.settings:
         return _trained_in_grid(run, findings)
     # a pipeline of the user's own may have no gate
     done = sum(step.status == "succeeded" for step in run.steps)
     steps = "1 step" if done == 1 else f"{done} steps"
-    return Verdict("quiet", "finished", f"Finished: {steps} done, and no gate in this pipeline.")
+    return CardVerdict(
+        "quiet", "finished", f"Finished: {steps} done, and no gate in this pipeline."
+    )
 
 
-def _judged(evidence: Evidence) -> Verdict:
+def _judged(evidence: Evidence) -> CardVerdict:
     """The verdict on a run whose pipeline has a gate and registers no model."""
     if evidence.promote:
         sentence = "The gate passed; this run registered no model."
-        return Verdict("quiet", "passed", sentence, evidence.reason)
+        return CardVerdict("quiet", "passed", sentence, evidence.reason)
     sentence = "Refused by the gate; this run registered no model."
-    return Verdict("bad", "refused", sentence, evidence.reason)
+    return CardVerdict("bad", "refused", sentence, evidence.reason)
 
 
-def _trained_in_grid(run: RunRecord, findings: Findings) -> Verdict:
+def _trained_in_grid(run: RunRecord, findings: RunFindings) -> CardVerdict:
     """The verdict on one training of a grid, which the gate does not see alone."""
     loss = findings.training.validation.get("loss") if findings.training else None
     score = "" if loss is None else f": validation loss {formats.metric(loss)}"
-    return Verdict(
+    return CardVerdict(
         "quiet",
         "trained",
         f"A training of a grid, with {' '.join(run.settings)}{score}. "
@@ -83,7 +85,7 @@ def _trained_in_grid(run: RunRecord, findings: Findings) -> Verdict:
     )
 
 
-def gate_metric(run: RunRecord, findings: Findings) -> str:
+def gate_metric(run: RunRecord, findings: RunFindings) -> str:
     """The metric that decides: the compared one, else the configured one,
     else accuracy."""
     if findings.evidence and findings.evidence.comparison:
@@ -93,7 +95,7 @@ def gate_metric(run: RunRecord, findings: Findings) -> str:
     return configured if isinstance(configured, str) else "accuracy"
 
 
-def headline(run: RunRecord, findings: Findings) -> Headline | None:
+def headline(run: RunRecord, findings: RunFindings) -> Headline | None:
     """The gate's metric on held-out data; without it, the first metric that there is."""
     evidence = findings.evidence
     if not evidence or not evidence.metrics:
@@ -116,7 +118,7 @@ def failed_steps(run: RunRecord) -> tuple[StepRecord, ...]:
     return tuple(under_way)
 
 
-def _unfinished(run: RunRecord, findings: Findings) -> Verdict:
+def _unfinished(run: RunRecord, findings: RunFindings) -> CardVerdict:
     """The verdict on a run that has not succeeded, or not yet."""
     if run.status == "running":
         sentence = f"Running on {run.platform} when last looked at."
@@ -125,7 +127,7 @@ def _unfinished(run: RunRecord, findings: Findings) -> Verdict:
                 "Still running, or killed: the record was never closed. "
                 "If nothing is at work on it, resume it."
             )
-        return Verdict("wait", "running", sentence)
+        return CardVerdict("wait", "running", sentence)
     steps = failed_steps(run)
     where = f" in step {steps[0].name}" if steps else ""
     # a run may fail after it has promoted its model
@@ -139,16 +141,16 @@ def _unfinished(run: RunRecord, findings: Findings) -> Verdict:
     reason = (error.strip().splitlines() or [""])[0].strip()
     if run.status == "submitting":
         sentence = "Sent, or about to be; it is not known whether it arrived. Submit it again."
-        return Verdict("wait", "submitting", sentence, reason)
+        return CardVerdict("wait", "submitting", sentence, reason)
     if run.status == "cancelled":
-        return Verdict("wait", "cancelled", f"Cancelled{where}. {champion}", reason)
+        return CardVerdict("wait", "cancelled", f"Cancelled{where}. {champion}", reason)
     if run.status == "preempted":
         sentence = f"Stopped from outside{where}, after a save. {champion}"
-        return Verdict("wait", "preempted", sentence, reason)
-    return Verdict("bad", "failed", f"Failed{where}. {champion}", reason)
+        return CardVerdict("wait", "preempted", sentence, reason)
+    return CardVerdict("bad", "failed", f"Failed{where}. {champion}", reason)
 
 
-def _registered(registration: Registration, findings: Findings) -> Verdict:
+def _registered(registration: Registration, findings: RunFindings) -> CardVerdict:
     """The verdict on a run that has registered a model,
     or found its own among those that are registered."""
     model = f"version {registration.version} of {registration.name}"
@@ -156,18 +158,18 @@ def _registered(registration: Registration, findings: Findings) -> Verdict:
     if registration.decision == "rolled_back":
         reason = registration.tags.get("rolled_back_for", "") or reason
         sentence = f"Rolled back: {model} was champion, and is not promoted again by itself."
-        return Verdict("bad", "rolled back", sentence, reason)
+        return CardVerdict("bad", "rolled back", sentence, reason)
     if not registration.created:
         nothing_new = f"Nothing new: the same work is already {model}"
         if "champion" in registration.aliases:
             sentence = f"{nothing_new}, the champion. No version was made."
-            return Verdict("good", "champion", sentence, reason)
+            return CardVerdict("good", "champion", sentence, reason)
         sentence = f"{nothing_new}, a challenger. No version was made."
-        return Verdict("quiet", "unchanged", sentence, reason)
+        return CardVerdict("quiet", "unchanged", sentence, reason)
     if registration.decision == "promoted":
-        return Verdict("good", "promoted", f"Promoted: {model} is now the champion.", reason)
+        return CardVerdict("good", "promoted", f"Promoted: {model} is now the champion.", reason)
     if registration.decision == "approval_needed":
-        return Verdict(
+        return CardVerdict(
             "wait",
             "approval needed",
             f"Waiting for approval: {model} passed the gate and becomes champion when a person "
@@ -179,7 +181,7 @@ def _registered(registration: Registration, findings: Findings) -> Verdict:
     if champion_version:
         remains = f"version {champion_version} stays champion"
     sentence = f"Refused: {model} is kept as a challenger, {remains}."
-    return Verdict("bad", "refused", sentence, reason)
+    return CardVerdict("bad", "refused", sentence, reason)
 
 
 def improvement(

@@ -25,7 +25,7 @@ from rekindle.serve.inputs import Inputs
 from rekindle.serve.load import load_served
 from rekindle.serve.messages import ServedModel
 from rekindle.serve.wire import json_bytes
-from rekindle.serve.work import Model, Options, Prediction, RefusedError
+from rekindle.serve.work import Model, Prediction, RefusedError, WritingOptions
 from rekindle.spec.identity import digest
 from rekindle.spec.model import ColumnsSpec, DataSpec, SplitSpec
 from rekindle.train.storage import Storage, storage_of
@@ -188,7 +188,7 @@ def _answered_rows(model: Model, inputs: Inputs, part: list[Row]) -> list[Predic
             problems.append(Problem(f"and {len(bad) - SHOWN} more rows like these"))
         raise DataError(problems)
     rows = list[Prediction]()
-    answers = model.answers(contents, Options())
+    answers = model.answers(contents, WritingOptions())
     for (place, row_id, _), answer in zip(part, answers, strict=True):
         if isinstance(answer, RefusedError):
             raise StepError(f"no prediction: {answer}", where=place)

@@ -38,7 +38,7 @@ FILE_ROWS = 5_000
 MOST_BYTES = 128 << 20  # of contents that wait
 
 
-class _Row(NamedTuple):
+class _LoggedRow(NamedTuple):
     time: dt.datetime
     id: str
     content: Any
@@ -61,7 +61,7 @@ class PredictionLog:
         if evidence and evidence.smoke:
             self._proofs = {row.content for row in evidence.smoke.rows}
         self._storage = storage_of(f"{to.root.rstrip('/')}/{model.name}")
-        self._rows = deque[_Row]()
+        self._rows = deque[_LoggedRow]()
         self._bytes = 0
         # of `_rows` and `_bytes`, which requests and the thread change
         self._lock = threading.Lock()
@@ -86,7 +86,7 @@ class PredictionLog:
                 if len(self._rows) >= MOST_ROWS or self._bytes + size > MOST_BYTES:
                     self.dropped += 1
                 else:
-                    self._rows.append(_Row(now, row_id, content, prediction, seconds))
+                    self._rows.append(_LoggedRow(now, row_id, content, prediction, seconds))
                     self._bytes += size
         # a full file is not waited for
         if len(self._rows) >= FILE_ROWS or self._bytes > MOST_BYTES // 2:
@@ -125,7 +125,7 @@ class PredictionLog:
                 for _ in rows:
                     self._bytes -= _size_of(self._rows.popleft().content)
 
-    def _write(self, rows: list[_Row]) -> None:
+    def _write(self, rows: list[_LoggedRow]) -> None:
         table = list[dict[str, object]]()
         for row in rows:
             text = _text_of(row.content)
@@ -138,7 +138,7 @@ class PredictionLog:
         name = f"date={first:%Y-%m-%d}/hour={first:%H}/{secrets.token_hex(8)}.parquet"
         self._storage.put_new(name, sink.getvalue().to_pybytes())
 
-    def _logged(self, row: _Row, text: str) -> dict[str, object]:
+    def _logged(self, row: _LoggedRow, text: str) -> dict[str, object]:
         return {
             "id": row.id,
             "time": row.time,

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from rekindle.serve.wire import JSON, Body, json_bytes, parse, read_body
-from rekindle.serve.work import MOST_TOKENS, Answer, Options, Prediction, RefusedError, Work
+from rekindle.serve.work import MOST_TOKENS, Answer, Prediction, RefusedError, Work, WritingOptions
 
 if TYPE_CHECKING:
     from rekindle.serve.inputs import Inputs
@@ -96,7 +96,7 @@ async def _begin_stream(
     request: Request,
     body: Completion | Chat,
     content: Any,
-    options: Options,
+    options: WritingOptions,
     head: dict[str, object],
     reread: Reread,
 ) -> Response:
@@ -125,7 +125,7 @@ async def _begin_stream(
     return StreamingResponse(stream.events(texts), media_type="text/event-stream")
 
 
-def _contents(body: Completion | Chat, inputs: Inputs) -> tuple[list[Any], Options]:
+def _contents(body: Completion | Chat, inputs: Inputs) -> tuple[list[Any], WritingOptions]:
     """What the body asks of a model with these inputs. Raises RefusedError where the
     model answers at another route."""
     is_chat = isinstance(body, Chat)
@@ -141,7 +141,7 @@ def _contents(body: Completion | Chat, inputs: Inputs) -> tuple[list[Any], Optio
     }
     # parsed as from JSON, so that what is out of
     # bounds is refused as a field of the body is
-    options = parse(Options, json_bytes(settings))
+    options = parse(WritingOptions, json_bytes(settings))
     return inputs.contents([{inputs.column: content}]), options
 
 

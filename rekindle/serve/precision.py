@@ -28,7 +28,7 @@ from rekindle.serve.inputs import Inputs
 from rekindle.serve.load import model_for
 from rekindle.serve.messages import ServedModel
 from rekindle.serve.smoke import instance_of
-from rekindle.serve.work import Answer, Model, Options, RefusedError
+from rekindle.serve.work import Answer, Model, RefusedError, WritingOptions
 from rekindle.serve.writer import Writer
 from rekindle.train.modelfolder import ModelFolder, open_model
 from rekindle.train.pieces import HALF, SURE_CHARACTERS, TEST
@@ -104,9 +104,9 @@ def _loss_of_labels(
     seconds = 0.0
     for contents, labels_of in _batches(opened, examples):
         began = time.perf_counter()
-        answers_before = before.answers(contents, Options())
+        answers_before = before.answers(contents, WritingOptions())
         answered = time.perf_counter()
-        answers = lower.answers(contents, Options())
+        answers = lower.answers(contents, WritingOptions())
         seconds_before += answered - began
         seconds += time.perf_counter() - answered
         for row_labels, answer_before, answer in zip(
@@ -193,7 +193,7 @@ def _proof(model: ServedModel, opened: ModelFolder, lower: Model, proof: Smoke) 
     inputs = Inputs.of(model, opened)
     tolerance = max(proof.tolerance, HALF)
     contents = [inputs.content(instance_of(row, inputs), row.id) for row in proof.rows]
-    options = Options(max_new_tokens=proof.tokens) if proof.tokens else Options()
+    options = WritingOptions(max_new_tokens=proof.tokens) if proof.tokens else WritingOptions()
     rows = list[SmokeRow]()
     clear_rows = list[SmokeRow]()
     for row, answer in zip(proof.rows, lower.answers(contents, options), strict=True):

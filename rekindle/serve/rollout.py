@@ -70,7 +70,7 @@ class Endpoint(Protocol):
 
 
 @dataclasses.dataclass
-class Log:
+class RolloutLog:
     """The events of a deployment, in `storage`."""
 
     storage: Storage
@@ -135,7 +135,7 @@ class Rollout:
     call."""
 
     endpoint: Endpoint
-    log: Log
+    log: RolloutLog
     spec: DeploySpec
     wait: bool
     on_traffic: Callable[[RolloutEvent, Traffic], None]

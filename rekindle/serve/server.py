@@ -37,7 +37,15 @@ from rekindle.serve.load import load_served
 from rekindle.serve.log import PredictionLog
 from rekindle.serve.messages import ASK_SHADOW, BOUNDS_MS, ServedModel, ServeJob, Shadowed
 from rekindle.serve.smoke import instance_of, smoke
-from rekindle.serve.work import Answer, Event, Options, Prediction, RefusedError, Waiting, Work
+from rekindle.serve.work import (
+    Answer,
+    Event,
+    Prediction,
+    RefusedError,
+    Waiting,
+    Work,
+    WritingOptions,
+)
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +63,7 @@ _DECISION = ("label", "tags", "text")
 _ASK_SHADOW = next(iter(ASK_SHADOW)).encode()
 Decode = Callable[[list[int]], str]
 Started = asyncio.Future[tuple[Inputs, Decode]]
-Reread = Callable[[Inputs], tuple[list[Any], Options]]
+Reread = Callable[[Inputs], tuple[list[Any], WritingOptions]]
 """What the body of a request asks of a model with these inputs; raises RefusedError."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -441,7 +449,7 @@ class Server:
             def read(inputs: Inputs) -> wire.WireRequest:
                 return form(body, request.headers, inputs, self.about)
 
-            def reread(inputs: Inputs) -> tuple[list[Any], Options]:
+            def reread(inputs: Inputs) -> tuple[list[Any], WritingOptions]:
                 again = read(inputs)
                 return again.contents, again.options
 
@@ -462,7 +470,7 @@ class Server:
         self,
         request: Request,
         contents: list[Any],
-        options: Options,
+        options: WritingOptions,
         reread: Reread,
         ids: Sequence[str] = (),
     ) -> list[Prediction]:

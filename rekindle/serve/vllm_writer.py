@@ -14,7 +14,7 @@ from typing import Any
 
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.serve.work import Answer, Event, Work, failure_of, not_finite
-from rekindle.serve.writer import LanguageModel, Text
+from rekindle.serve.writer import LanguageModel, TextUnderWay
 from rekindle.tasks.causal_lm import CausalLM
 from rekindle.train.modelfolder import ModelFolder
 
@@ -35,7 +35,7 @@ class VllmWriter(LanguageModel):
         config = self.engine.vllm_config
         super().__init__(opened, task, config.model_config.max_model_len)
         self.most: int = config.scheduler_config.max_num_seqs
-        self.texts: dict[str, Text] = {}
+        self.texts: dict[str, TextUnderWay] = {}
         self.number = 0  # of the newest request, its name in the engine
         self.room = self.most
 
@@ -68,7 +68,7 @@ class VllmWriter(LanguageModel):
         self.busy = bool(self.texts)
         return events
 
-    def _add_request(self, text: Text) -> None:
+    def _add_request(self, text: TextUnderWay) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rekindle.data.columns import scalar_text
 from rekindle.serve.inputs import Inputs
-from rekindle.serve.work import Options, Prediction, RefusedError
+from rekindle.serve.work import Prediction, RefusedError, WritingOptions
 from rekindle.tasks.base import ANSWERS
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Predict(Body):
     """`POST /predict`."""
 
     instances: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_INSTANCES)
-    parameters: Options | None = None
+    parameters: WritingOptions | None = None
 
 
 class Tensor(Body):
@@ -79,7 +79,7 @@ class WireRequest:
     may fill its `headers`. `ids` are those of the contents, if these have any."""
 
     contents: list[Any]
-    options: Options
+    options: WritingOptions
     render: Callable[[list[Prediction]], bytes]
     media: str = JSON
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -162,9 +162,9 @@ def infer(
     contents = inputs.contents([{inputs.column: value} for value in values])
     # what is left of the parameters are those of the model
     is_binary_default: object = request.parameters.pop("binary_data_output", False)
-    options: Options | None = None
+    options: WritingOptions | None = None
     if request.parameters:
-        options = parse(Options, json_bytes(request.parameters))
+        options = parse(WritingOptions, json_bytes(request.parameters))
     options = _options(options, inputs)
     answer_headers = dict[str, str]()
     about_model = {
@@ -284,10 +284,10 @@ def _as_csv(predictions: list[Prediction]) -> bytes:
     return file.getvalue().encode()
 
 
-def _options(options: Options | None, inputs: Inputs) -> Options:
+def _options(options: WritingOptions | None, inputs: Inputs) -> WritingOptions:
     if options is not None and not inputs.form:
         raise RefusedError(400, "parameters: this model is no language model and has none")
-    return options or Options()
+    return options or WritingOptions()
 
 
 def parse(kind: type[_Parsed], body: bytes) -> _Parsed:

@@ -34,7 +34,7 @@ class RefusedError(Exception):
         self.reason = reason
 
 
-class Options(BaseModel):
+class WritingOptions(BaseModel):
     """How a language model writes: at most so many tokens; the most probable ones at temperature 0,
     else drawn by the seed."""
 
@@ -56,7 +56,7 @@ class Work:
     options name none."""
 
     content: Any
-    options: Options
+    options: WritingOptions
     answer: asyncio.Future[Answer] | None = None
     pieces: asyncio.Queue[int | None] | None = None
     gone: bool = False
@@ -97,7 +97,7 @@ class Model:
             events += self.turn(again[half:])
         return events
 
-    def answers(self, contents: Iterable[Any], options: Options) -> list[Answer]:
+    def answers(self, contents: Iterable[Any], options: WritingOptions) -> list[Answer]:
         """The prediction, or RefusedError, of each content, in order;
         without a thread."""
         works = [Work(content, options) for content in contents]

@@ -23,7 +23,7 @@ MOST_ROWS = 16
 
 
 @dataclasses.dataclass(eq=False)
-class Text:
+class TextUnderWay:
     """An instance under way: its prompt, and what is written."""
 
     work: Work
@@ -43,7 +43,7 @@ class LanguageModel(Model):
         self.positions = positions or 1 << 62
         self.stops = stop_tokens(opened.settings)
 
-    def text(self, work: Work) -> Text:
+    def text(self, work: Work) -> TextUnderWay:
         """An instance that begins. A prompt that leaves no room is cut off in front, to
         half of the positions at least. Raises RekindleError for a chat that the template
         refuses."""
@@ -59,9 +59,9 @@ class LanguageModel(Model):
         draw = torch.Generator()
         draw.manual_seed(seed)
         limit = min(length, self.positions - len(prompt))
-        return Text(work, prompt, limit, len(prompt) < len(ids), draw)
+        return TextUnderWay(work, prompt, limit, len(prompt) < len(ids), draw)
 
-    def prediction(self, text: Text) -> Prediction:
+    def prediction(self, text: TextUnderWay) -> Prediction:
         """The answer of a text that is whole."""
         is_stopped = bool(text.written) and text.written[-1] in self.stops
         ids = text.written[:-1] if is_stopped else text.written
@@ -79,9 +79,9 @@ class LanguageModel(Model):
         """The text of tokens."""
         return self.task.decoded(ids, self.opened.path)
 
-    def begin_texts(self, new: list[Work], events: list[Event]) -> list[Text]:
+    def begin_texts(self, new: list[Work], events: list[Event]) -> list[TextUnderWay]:
         """The texts of new instances; for those that cannot begin, `events` gets why."""
-        texts = list[Text]()
+        texts = list[TextUnderWay]()
         for work in new:
             try:
                 texts.append(self.text(work))
@@ -130,7 +130,7 @@ class Writer(LanguageModel):
             self._drop_others([text not in texts for text in self.texts])
         return events
 
-    def _prefill(self, texts: list[Text], events: list[Event]) -> None:
+    def _prefill(self, texts: list[TextUnderWay], events: list[Event]) -> None:
         """Run the prompts through the network, and write the first token of each."""
         longest = max(len(text.prompt) for text in texts)
         rows = list[list[int]]()
@@ -163,7 +163,7 @@ class Writer(LanguageModel):
         return logits_BV
 
     def _add_tokens(
-        self, texts: list[Text], logits_BV: torch.Tensor, events: list[Event]
+        self, texts: list[TextUnderWay], logits_BV: torch.Tensor, events: list[Event]
     ) -> list[bool]:
         """Write the next token of each text; returns whether it goes on behind it."""
         stays = list[bool]()
@@ -187,7 +187,7 @@ class Writer(LanguageModel):
                 events.append((text.work, self.prediction(text)))
         return stays
 
-    def _join(self, texts: list[Text], mask_BT: torch.Tensor, cache: Any) -> None:
+    def _join(self, texts: list[TextUnderWay], mask_BT: torch.Tensor, cache: Any) -> None:
         """Put new texts below those under way."""
         if self.texts:
             width = max(self.mask_BT.shape[1], mask_BT.shape[1])
@@ -220,7 +220,7 @@ class Writer(LanguageModel):
         texts = [text for text, stay in zip(self.texts, stays, strict=True) if stay]
         self._keep(texts, mask_BT[:, first:], self.cache)
 
-    def _keep(self, texts: list[Text], mask_BT: Any = None, cache: Any = None) -> None:
+    def _keep(self, texts: list[TextUnderWay], mask_BT: Any = None, cache: Any = None) -> None:
         self.texts = texts
         self.mask_BT = mask_BT
         self.cache = cache

@@ -75,7 +75,7 @@ def read_document(path: Path) -> Document:
 def parse_document(text: str, origin: str) -> Document:
     """The mapping in `text`; `origin` names it in errors."""
     node = _compose(text, origin)
-    reader = _Reader(origin)
+    reader = _YamlReader(origin)
     values = reader.value(node, (), 0) if node is not None else {}
     if not isinstance(values, dict):
         kinds = {list: "list", str: "text", type(None): "null", bool: "boolean"}
@@ -92,7 +92,7 @@ def parse_value(text: str) -> Any:
     if text.strip()[:1] in ("@", "`", "%"):  # reserved in YAML, so that no value begins so
         return text.strip()
     node = _compose(text, "--set", _QUOTE)
-    reader = _Reader("--set")
+    reader = _YamlReader("--set")
     value = reader.value(node, (), 0) if node is not None else None
     if reader.problems:
         raise SpecError(reader.problems)
@@ -137,7 +137,7 @@ def _syntax_fix(message: str) -> str:
     return "correct the syntax"
 
 
-class _Reader:
+class _YamlReader:
     def __init__(self, origin: str) -> None:
         self.origin = origin
         self.lines: dict[KeyPath, str] = {}

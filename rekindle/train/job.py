@@ -20,7 +20,7 @@ from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.train.modelfolder import weights_sha256
 
 
-class Stored:
+class StoredAsJson:
     """Base of dataclasses that lie on disk as JSON, for each rank to read."""
 
     def write(self, path: Path) -> None:
@@ -33,7 +33,7 @@ class Stored:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job(Stored):
+class Job(StoredAsJson):
     """What is to be trained, as the step writes it for its ranks."""
 
     task: str

@@ -43,7 +43,7 @@ from rekindle.records import Sample, Smoke, SmokeRow, canonical_json
 from rekindle.spec.identity import TRAINING, digest, source_hash
 from rekindle.spec.model import MustPass, TrainSpec
 from rekindle.tasks.base import SCALE
-from rekindle.train.job import Stored
+from rekindle.train.job import StoredAsJson
 from rekindle.train.modelfolder import ModelFolder, hash_prefixes, open_model, trained_on
 from rekindle.train.storage import storage_of
 
@@ -174,7 +174,7 @@ def _file(name: Name) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoreJob(Stored):
+class ScoreJob(StoredAsJson):
     """What is to be scored, as rank 0's node writes it for all ranks."""
 
     turns: tuple[ScoringTurn, ...]

@@ -143,7 +143,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class JoinedTensors:
     """Stored tensors that one rule makes parameters of, and `rule`, a transform of
     transformers. `sources` are (stored name, the rule's pattern for it), in the rule's
     order; `first` is the parameter that the rule is called for."""
@@ -170,7 +170,7 @@ class Match:
     used, for saving."""
 
     copied: Mapping[str, str]
-    joined: Mapping[str, Group]
+    joined: Mapping[str, JoinedTensors]
     fresh: tuple[str, ...]
     unused: tuple[str, ...]
     rules: tuple[Any, ...]
@@ -190,7 +190,7 @@ def match(
     _refuse_quantised(network, {name: stored[name].dtype for name in read}, unused, folder)
     _refuse_more_layers(network, read, unused, folder)
     shapes = {name: stored[source].shape for name, source in renamings.items()}
-    joined: dict[str, Group] = {}
+    joined: dict[str, JoinedTensors] = {}
     for group in groups:
         for name, shape in _shapes_made(group, stored, network, folder).items():
             joined[name] = group
@@ -229,7 +229,7 @@ def match(
 
 def _assigned(
     network: Any, stored: Mapping[str, StoredTensor], wanted: Mapping[str, Shape]
-) -> tuple[dict[str, str], list[Group], list[str], list[Any]]:
+) -> tuple[dict[str, str], list[JoinedTensors], list[str], list[Any]]:
     """Parameters that are copied, groups, stored names without use, and the rules that
     were used: what `convert_and_load_state_dict_in_model` of transformers does with
     names."""
@@ -259,7 +259,7 @@ def _assigned(
             copied[renamed] = name
         else:
             sources.setdefault(renamed, []).append((name, pattern))
-    groups = [Group(first, tuple(m), by_pattern[m[0][1]]) for first, m in sources.items()]
+    groups = [JoinedTensors(first, tuple(m), by_pattern[m[0][1]]) for first, m in sources.items()]
     return copied, groups, unused, [rule for rule in mapping if rule.was_used()]
 
 
@@ -268,7 +268,7 @@ def _shapes_of(network: nn.Module) -> dict[str, Shape]:
 
 
 def _shapes_made(
-    group: Group, stored: Mapping[str, StoredTensor], network: nn.Module, folder: Path
+    group: JoinedTensors, stored: Mapping[str, StoredTensor], network: nn.Module, folder: Path
 ) -> dict[str, Shape]:
     """Names and shapes of what a group makes, by making it without values."""
     import torch
@@ -471,7 +471,9 @@ class Saving:
                 yield apply_renamings(stored, self._renamings), whole
 
 
-def _reversed_rules(network: Any, names: Iterable[str]) -> tuple[dict[str, Group], list[Any]]:
+def _reversed_rules(
+    network: Any, names: Iterable[str]
+) -> tuple[dict[str, JoinedTensors], list[Any]]:
     """The group that writes a parameter, of those that are not copied; and the renamings."""
     if not hasattr(network, "config"):
         return {}, []
@@ -500,8 +502,8 @@ def _reversed_rules(network: Any, names: Iterable[str]) -> tuple[dict[str, Group
             apply_renamings(name, renamings)  # some begin to hold once a name was seen
         else:
             sources.setdefault(first, []).append((name, pattern))
-    groups: dict[str, Group] = {}
+    groups: dict[str, JoinedTensors] = {}
     for first, members in sources.items():
-        group = Group(first, tuple(members), by_pattern[members[0][1]])
+        group = JoinedTensors(first, tuple(members), by_pattern[members[0][1]])
         groups |= dict.fromkeys((name for name, _ in members), group)
     return groups, renamings

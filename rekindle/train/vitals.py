@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from rekindle import formats
 from rekindle.errors import Problem, RekindleError
-from rekindle.launch.fault import Fault
+from rekindle.launch.fault import RehearsedFault
 from rekindle.launch.heartbeats import HeartbeatFile, Phase, stacks_path
 from rekindle.spec import heartbeat
 
@@ -28,7 +28,7 @@ _LONGEST_TEXT = 2_000
 _HERE = Path(__file__).parent
 
 
-class Place(NamedTuple):
+class MemoryPlace(NamedTuple):
     """Where the engine makes tensors of a term of `rekindle plan`."""
 
     file: str
@@ -38,8 +38,8 @@ class Place(NamedTuple):
     term: str
 
 
-def _place(file: str, functions: str, term: str) -> Place:
-    return Place(file, frozenset(functions.split()), term)
+def _place(file: str, functions: str, term: str) -> MemoryPlace:
+    return MemoryPlace(file, frozenset(functions.split()), term)
 
 
 # The first place that an innermost frame fits holds: functions stand before the rest of a file.
@@ -129,7 +129,7 @@ class Vitals:
         self._stacks = stacks_path(status, rank).open("w")
         faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)
         faulthandler.enable()  # a crash in C++ leaves the stacks in the log
-        self._fault = Fault.current(rank)
+        self._fault = RehearsedFault.current(rank)
         self.held: dict[str, int] = {}
         heartbeat.connect(self._signs.go_on)
 

@@ -25,7 +25,7 @@ from rekindle.errors import DataError
 from rekindle.spec.heartbeat import beat
 from rekindle.train import quantised
 from rekindle.train.modules import Origin
-from rekindle.train.stored import Group, Match, StoredTensor, headers_of, match
+from rekindle.train.stored import JoinedTensors, Match, StoredTensor, headers_of, match
 
 Interval = tuple[int, int]
 
@@ -159,7 +159,7 @@ class WeightSource:
         self.storages: dict[str, tuple[int, torch.Size, tuple[int, ...], torch.dtype]] = {}
         self.include(network, "")
         self._last: tuple[str, torch.Tensor] | None = None
-        self._last_group: tuple[Group, dict[str, torch.Tensor]] | None = None
+        self._last_group: tuple[JoinedTensors, dict[str, torch.Tensor]] | None = None
 
     def include(self, network: nn.Module, part: str = ".lora_") -> None:
         """Note where the parameters with `part` in their names lie, to give them values later."""
@@ -186,7 +186,7 @@ class WeightSource:
             return self._joined(self.match.joined[name])[name][index]
         return self.checkpoint.slice(self.match.copied[name])[index]  # type: ignore[no-any-return]
 
-    def _joined(self, group: Group) -> dict[str, torch.Tensor]:
+    def _joined(self, group: JoinedTensors) -> dict[str, torch.Tensor]:
         """The whole parameters that a group makes; remembers the last one's."""
         if self._last_group is not None and self._last_group[0] is group:
             return self._last_group[1]

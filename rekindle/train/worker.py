@@ -68,7 +68,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, obj
     began_in = resumed.state.get("precision") if resumed is not None else None
     job = dataclasses.replace(job, train=with_precision(job.train, device, began_in))
     arrange(job.train, device)
-    start = Start.of(job, task, shards, device)
+    start = TrainingStart.of(job, task, shards, device)
     # asked of the whole network, which `parts` cuts up
     cost = StepCost.of(start.network, frozen=job.model.lora is not None)
     parts = start.parts(fresh=resumed is None)
@@ -104,7 +104,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, obj
     return {"status": "done", "step": last_step}
 
 
-def _prove(start: "Start", trainer: Trainer, packing: Packing) -> dict[str, str]:
+def _prove(start: "TrainingStart", trainer: Trainer, packing: Packing) -> dict[str, str]:
     """What is proven before the first step, by subject, in words; all ranks have to call it."""
     job = start.job
     parts = trainer.parts
@@ -238,7 +238,7 @@ def _cell(job: Job, layout: Layout) -> Cell | None:
     return cell_of(KIND_OF[job.task], layout, job.train, job.model.lora is not None)
 
 
-class Start:
+class TrainingStart:
     """The network before it is divided, and where its values come from."""
 
     def __init__(

@@ -74,7 +74,7 @@ def measure(folder: Path, count: int) -> None:
     from rekindle.train.history import History
     from rekindle.train.loop import RunLength, StepLog, StopFlag, Trainer
     from rekindle.train.throughput import Clock, Profiler
-    from rekindle.train.worker import Start, order_of
+    from rekindle.train.worker import TrainingStart, order_of
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
     cpu = torch.device("cpu")
@@ -83,7 +83,7 @@ def measure(folder: Path, count: int) -> None:
         job = given.job(0, given.folder / "ours")
         job = dataclasses.replace(job, train=rank.with_precision(job.train, cpu, None))
         task, shards = load_task(given.task), given.opened()
-        parts = Start.of(job, task, shards, cpu).parts(fresh=True)
+        parts = TrainingStart.of(job, task, shards, cpu).parts(fresh=True)
         length = RunLength(10**6, order_of(job, task, shards, parts))
         return Trainer(task, shards, job.train, length, parts, 0)
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rekindle.app.grid import Trained, best_of, points
+from rekindle.app.grid import GridTraining, best_of, points
 from rekindle.errors import RequestError, SpecError, StepError
 from rekindle.records import RunRecord, TrainingSummary
 
@@ -85,11 +85,12 @@ def test_a_grid_with_a_wrong_value_is_refused_whole(config, override, error, say
 )
 def test_a_training_whose_loss_is_no_number_is_not_the_best(losses):
     trained = [
-        Trained(None, None, TrainingSummary.model_construct(validation={"loss": x})) for x in losses
+        GridTraining(None, None, TrainingSummary.model_construct(validation={"loss": x}))
+        for x in losses
     ]
     assert best_of(trained) is trained[losses.index(0.5)]
     with pytest.raises(StepError, match="no training of the grid"):
-        best_of([Trained(None, None, None)])
+        best_of([GridTraining(None, None, None)])
 
 
 def run(config, *words):

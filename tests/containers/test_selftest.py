@@ -15,7 +15,7 @@ import pytest
 from containers import selftest
 from containers.selftest import Check
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.worker_group import Start, argv
+from rekindle.launch.worker_group import GroupStart, argv
 
 ROOT = Path(__file__).parents[2]
 
@@ -171,7 +171,7 @@ def test_a_base_image_whose_torch_is_out_of_range_is_refused_before_anything_is_
 
 
 def test_ranks_of_one_node_meet_where_no_name_can_be_looked_up():
-    assert "--local-addr=127.0.0.1" in argv(["-m", "x"], Rendezvous(), Start(0))
+    assert "--local-addr=127.0.0.1" in argv(["-m", "x"], Rendezvous(), GroupStart(0))
 
 
 @pytest.mark.parametrize("image", ["cpu", "train"])

@@ -35,7 +35,7 @@ from rekindle.data.files import _LineRange
 from rekindle.data.fingerprint import fingerprint
 from rekindle.data.ingest import ingest
 from rekindle.data.manifest import open_shards
-from rekindle.data.store import Store
+from rekindle.data.store import PieceStore
 from rekindle.errors import DataError, RequestError, StepError
 from rekindle.launch.rendezvous import VARIABLE, Rendezvous
 from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec
@@ -656,4 +656,4 @@ def test_a_cluster_that_does_not_listen_is_refused_at_once(tmp_path, monkeypatch
         monkeypatch.setenv("CLUSTER", f"{scheme}://127.0.0.1:{free.getsockname()[1]}")
         data = DataSpec(source="x", executor=executor, executor_address="CLUSTER")
         with pytest.raises(RequestError, match=r"nothing answers at \w+://127.0.0.1:\d+"):
-            executor_of(data, Store(str(tmp_path)), 1)
+            executor_of(data, PieceStore(str(tmp_path)), 1)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from rekindle.app.champion import registry_of
-from rekindle.app.deploy import Options, deploy
+from rekindle.app.deploy import DeployOptions, deploy
 from rekindle.errors import RolledBackError
 from rekindle.launch.process import owned
 from rekindle.platforms.local.endpoint import LocalEndpoint
@@ -141,7 +141,7 @@ def test_a_command_goes_by_who_is_champion_when_it_acts(cli):
             return True
 
         with pytest.raises(RolledBackError, match="version 2 was rolled back, version 1 answers"):
-            deploy(spec, place, Options(may=another))
+            deploy(spec, place, DeployOptions(may=another))
         champion = cli.json("champion", "digits", "--home", home)
         assert (champion["version"], champion["change"]["how"]) == ("3", "gate")
         with owned(folder, lambda: None):

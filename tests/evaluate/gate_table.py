@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rekindle.evaluate.evaluate import _too_few, compare
-from rekindle.evaluate.scores import ClassScores, NumberScores, Scores, TokenScores
+from rekindle.evaluate.scores import ClassScores, ModelScores, NumberScores, TokenScores
 from rekindle.records import LOWER_IS_BETTER
 from rekindle.spec.model import GateSpec
 
@@ -26,7 +26,7 @@ PROMISED = 0.025
 DOCS = Path(__file__).parents[2] / "docs" / "gate.md"
 BEGIN, END = "<!-- results: make gate-table writes them -->", "<!-- end of results -->"
 
-Draw = Callable[[np.random.Generator], tuple[Scores, Scores, Any]]
+Draw = Callable[[np.random.Generator], tuple[ModelScores, ModelScores, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ def pair_of_right(
 def differing(rows: int, share: float, gain: float = 0.0) -> Draw:
     """One of the two is right in a `share` of rows; `gain` shifts which."""
 
-    def draw(random: np.random.Generator) -> tuple[Scores, Scores, Any]:
+    def draw(random: np.random.Generator) -> tuple[ModelScores, ModelScores, Any]:
         drawn_N, both_N = random.random(rows), random.random(rows) < 0.85
         fixed_N = drawn_N < (share + gain) / 2
         broken_N = ~fixed_N & (drawn_N < share)
@@ -81,7 +81,7 @@ def differing(rows: int, share: float, gain: float = 0.0) -> Draw:
 def breaking(rows: int, loss: float) -> Draw:
     """The candidate breaks a share of right answers and fixes none."""
 
-    def draw(random: np.random.Generator) -> tuple[Scores, Scores, Any]:
+    def draw(random: np.random.Generator) -> tuple[ModelScores, ModelScores, Any]:
         right_N = random.random(rows) < 0.9
         kept_N = right_N & (random.random(rows) >= loss / 0.9)
         return *pair_of_right(random, kept_N, right_N), None
@@ -92,7 +92,7 @@ def breaking(rows: int, loss: float) -> Draw:
 def clustered(sizes: list[int], shift: float = 0.15) -> Draw:
     """What makes one of the models better belongs to a cluster."""
 
-    def draw(random: np.random.Generator) -> tuple[Scores, Scores, Any]:
+    def draw(random: np.random.Generator) -> tuple[ModelScores, ModelScores, Any]:
         clusters_N = np.repeat(np.arange(len(sizes)), sizes)
         shift_N = np.repeat(random.normal(0, shift, len(sizes)), sizes)
         drawn_2N = random.random((2, len(clusters_N)))
@@ -107,7 +107,7 @@ def rarely_wrong(rows: int) -> Draw:
     champion, wrong = -math.log(0.8), -math.log(1e-6)
     better = (champion - 0.01 * wrong) / 0.99
 
-    def draw(random: np.random.Generator) -> tuple[Scores, Scores, Any]:
+    def draw(random: np.random.Generator) -> tuple[ModelScores, ModelScores, Any]:
         labels_N = random.integers(0, 2, rows)
         wrong_N = random.random(rows) < 0.01
         candidate = classes_of(np.where(wrong_N, 1e-6, math.exp(-better)), labels_N)
@@ -119,7 +119,7 @@ def rarely_wrong(rows: int) -> Draw:
 def calibrated(rows: int, gain: float = 0.0) -> Draw:
     """Two classifiers that share part of what they see; well behaved."""
 
-    def draw(random: np.random.Generator) -> tuple[Scores, Scores, Any]:
+    def draw(random: np.random.Generator) -> tuple[ModelScores, ModelScores, Any]:
         labels_N, shared_N = random.integers(0, 2, rows), random.standard_normal(rows)
         signs_N = 1 - 2 * labels_N
         models = []
@@ -135,7 +135,7 @@ def calibrated(rows: int, gain: float = 0.0) -> Draw:
 def numbers(rows: int, sigma: float, gain: float = 0.0) -> Draw:
     """Errors of a log-normal law."""
 
-    def draw(random: np.random.Generator) -> tuple[Scores, Scores, Any]:
+    def draw(random: np.random.Generator) -> tuple[ModelScores, ModelScores, Any]:
         true_N = random.normal(0, 1, rows)
         models = []
         for scale in (1 - gain, 1.0):
@@ -150,7 +150,7 @@ def numbers(rows: int, sigma: float, gain: float = 0.0) -> Draw:
 def far_off(rows: int) -> Draw:
     """The candidate's numbers are five deviations off in 0.04 % of rows: R² falls by 0.01."""
 
-    def draw(random: np.random.Generator) -> tuple[Scores, Scores, Any]:
+    def draw(random: np.random.Generator) -> tuple[ModelScores, ModelScores, Any]:
         true_N = random.normal(0, 1, rows)
         champion = NumberScores(true_N + random.normal(0, 0.3, rows), true_N, 1.0)
         off_N = np.where(random.random(rows) < 0.0004, 5.0, 0.0)
@@ -164,7 +164,7 @@ def far_off(rows: int) -> Draw:
 def broken_texts(rows: int) -> Draw:
     """One text in a thousand costs the candidate ten nats a token more: the margin of 0.01."""
 
-    def draw(random: np.random.Generator) -> tuple[Scores, Scores, Any]:
+    def draw(random: np.random.Generator) -> tuple[ModelScores, ModelScores, Any]:
         targets_N = random.integers(10, 40, rows).astype(float)
         theirs_N = random.normal(3, 0.2, rows)
         ours_N = theirs_N + np.where(random.random(rows) < 0.001, 10.0, 0.0)
@@ -180,7 +180,7 @@ def broken_texts(rows: int) -> Draw:
 def texts(rows: int, gain: float = 0.0) -> Draw:
     """Two language models on texts of uneven length."""
 
-    def draw(random: np.random.Generator) -> tuple[Scores, Scores, Any]:
+    def draw(random: np.random.Generator) -> tuple[ModelScores, ModelScores, Any]:
         targets_N = np.maximum(1, random.lognormal(3, 0.8, rows).astype(int)).astype(float)
         hard_N = random.normal(3, 0.5, rows)
         models = [
@@ -201,7 +201,7 @@ def texts(rows: int, gain: float = 0.0) -> Draw:
 def rare_class(rows: int) -> Draw:
     """Three classes, one of 3 % of the rows; a fifth of the answers are guesses."""
 
-    def draw(random: np.random.Generator) -> tuple[Scores, Scores, Any]:
+    def draw(random: np.random.Generator) -> tuple[ModelScores, ModelScores, Any]:
         labels_N = random.choice(3, rows, p=[0.6, 0.37, 0.03])
         models = []
         for _ in range(2):
@@ -306,13 +306,15 @@ POWER = [
 ]
 
 
-def _better_in_clusters(random: np.random.Generator) -> tuple[Scores, Scores, Any]:
+def _better_in_clusters(random: np.random.Generator) -> tuple[ModelScores, ModelScores, Any]:
     clusters_N = np.repeat(np.arange(30), 10)
     drawn_2N = random.random((2, 300))
     return *pair_of_right(random, drawn_2N[0] < 0.85, drawn_2N[1] < 0.75), clusters_N
 
 
-def before(gate: GateSpec, case: Case, ours: Scores, theirs: Scores, clusters: Any) -> float:
+def before(
+    gate: GateSpec, case: Case, ours: ModelScores, theirs: ModelScores, clusters: Any
+) -> float:
     """The lower bound that decided before: a percentile of resampled rows or clusters."""
     generator = np.random.default_rng(0)
     units = len(ours) if clusters is None else int(clusters.max()) + 1

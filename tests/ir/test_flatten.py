@@ -7,7 +7,16 @@ import yaml
 
 from rekindle.errors import UnsupportedError
 from rekindle.ir.features import uses
-from rekindle.ir.flatten import FirstOf, Given, Listed, Output, Text, Typed, flatten, sources
+from rekindle.ir.flatten import (
+    FirstOf,
+    Given,
+    Listed,
+    Output,
+    TemplatedConstant,
+    Typed,
+    flatten,
+    sources,
+)
 from rekindle.ir.graph import Constant, Graph
 from rekindle.ir.placeholders import Reference, Template
 from rekindle.ir.read.pipeline import read
@@ -99,7 +108,7 @@ def test_placeholders_in_the_default_of_a_component_are_text_that_is_put_togethe
     inputs["at"] = {"parameterType": "STRING", "defaultValue": "{{$.pipeline_root}}/x"}
     first, _ = flatten(read(yaml.safe_dump(spec)), {})
     root = Template((Reference(("run", "pipeline_root")), "/x"))
-    assert first.parameters == {"n": Constant(3), "at": Text(root, {"n": Constant(3)})}
+    assert first.parameters == {"n": Constant(3), "at": TemplatedConstant(root, {"n": Constant(3)})}
 
 
 def looped_over(items: str, kind: str) -> Graph:

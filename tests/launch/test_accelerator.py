@@ -7,7 +7,7 @@ from torch.distributed.run import parse_args
 
 from rekindle.launch import process
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.worker_group import Start, argv
+from rekindle.launch.worker_group import GroupStart, argv
 from rekindle.train.rank import connect
 
 
@@ -25,9 +25,9 @@ def test_the_allocator_grows_its_segments_unless_the_user_has_set_it(environment
 
 
 def test_torchrun_takes_the_option_that_binds_ranks_to_the_processors_beside_their_gpu():
-    bound = argv(["train.py"], Rendezvous(), Start(0), is_bound=True)
+    bound = argv(["train.py"], Rendezvous(), GroupStart(0), is_bound=True)
     assert parse_args(bound).numa_binding == "node"
-    assert parse_args(argv(["train.py"], Rendezvous(), Start(0))).numa_binding is None
+    assert parse_args(argv(["train.py"], Rendezvous(), GroupStart(0))).numa_binding is None
 
 
 def test_ranks_are_bound_where_there_are_several_nodes_and_numactl(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rekindle.launch.coordination import Disconnected, Line, Member, judge
+from rekindle.launch.coordination import Connection, Disconnected, Member, judge
 from rekindle.launch.heartbeats import Cause
 from rekindle.launch.worker_group import Report
 from tests.support.launch_coordination import SECRET, Nodes
@@ -156,8 +156,8 @@ def test_a_stranger_on_the_port_does_no_harm(nodes):
 def test_the_last_word_of_somebody_who_hangs_up_is_heard():
     with socket.create_server(("127.0.0.1", 0)) as server:
         connection = socket.create_connection(server.getsockname())
-        other = Line(server.accept()[0], SECRET, accepts=True)
-        line = Line(connection, SECRET, accepts=False)
+        other = Connection(server.accept()[0], SECRET, accepts=True)
+        line = Connection(connection, SECRET, accepts=False)
     line.send("join")
     while not other.receive():
         time.sleep(0.01)

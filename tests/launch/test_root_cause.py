@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.errors import CheckpointError, RequestError
 from rekindle.launch import heartbeats
-from rekindle.launch.fault import Fault
+from rekindle.launch.fault import RehearsedFault
 from rekindle.launch.heartbeats import (
     Heartbeat,
     HeartbeatFile,
@@ -262,7 +262,7 @@ def test_a_lost_peer_is_told_from_an_own_error():
 
 
 def test_a_fault_is_read_from_its_text():
-    assert Fault.parse("hang@step=12") == Fault("hang", 12)
+    assert RehearsedFault.parse("hang@step=12") == RehearsedFault("hang", 12)
     for wrong in ("kill", "kill@step=0", "melt@step=3", "kill@step=x"):
         with pytest.raises(RequestError, match="kill@step=5"):
-            Fault.parse(wrong)
+            RehearsedFault.parse(wrong)

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from rekindle.plan.risk import Work
+from rekindle.plan.risk import InterruptibleWork
 
 WAIT, START, TRAIN, HOLD, SAVE, FINISH, OVER = range(7)
 SOON = 1e-9
@@ -38,7 +38,7 @@ def standard_error(values: np.ndarray) -> float:
     return float(values.std() / math.sqrt(len(values)) / values.mean())
 
 
-def remaining_seconds(work: Work, every: int, saved: int) -> float:
+def remaining_seconds(work: InterruptibleWork, every: int, saved: int) -> float:
     """From the start of machines that nobody takes away to the last commit, by going through it."""
     clock, landed = work.restart_seconds, -math.inf
     while saved < work.steps:
@@ -52,7 +52,9 @@ def remaining_seconds(work: Work, every: int, saved: int) -> float:
 class _Simulation:
     """All runs side by side; each turn moves every unfinished one to its next event."""
 
-    def __init__(self, work: Work, every: int, per_hour: float, runs: int, seed: int) -> None:
+    def __init__(
+        self, work: InterruptibleWork, every: int, per_hour: float, runs: int, seed: int
+    ) -> None:
         self.work, self.every, self.rate = work, every, per_hour / 3600
         self.rng = np.random.default_rng(seed)
         self.state = np.full(runs, WAIT)
@@ -167,7 +169,12 @@ class _Simulation:
 
 
 def simulate(
-    work: Work, every: int, per_hour: float, runs: int, seed: int, deadline: Deadline | None = None
+    work: InterruptibleWork,
+    every: int,
+    per_hour: float,
+    runs: int,
+    seed: int,
+    deadline: Deadline | None = None,
 ) -> Runs:
     """`runs` trainings with a save every `every` steps and `per_hour` interruptions."""
     simulation = _Simulation(work, every, per_hour, runs, seed)

@@ -9,12 +9,12 @@ from typing import get_args
 import numpy as np
 
 from rekindle.catalog.tables import presets
-from rekindle.plan.risk import Reclaims, Work, hazard
+from rekindle.plan.risk import InterruptibleWork, Reclaims, hazard
 from rekindle.plan.simulation import simulate
-from rekindle.plan.spot import Needs, Offer, Outlook, weigh
+from rekindle.plan.spot import Offer, Outlook, SpotNeeds, weigh
 
 # ten hours of steps on eight nodes; prices are round, so that nobody takes them for an offer
-WORK = Work(
+WORK = InterruptibleWork(
     steps=36_000,
     step_seconds=1.0,
     save_seconds=10.0,
@@ -24,7 +24,7 @@ WORK = Work(
 )
 NODES = 8
 OFFER = Offer(spot_usd_per_hour=100.0, on_demand_usd_per_hour=250.0)
-NEEDS = Needs(max_run_hours=16.0, budget_usd=1_500.0, deadline_hours=16.0)
+NEEDS = SpotNeeds(max_run_hours=16.0, budget_usd=1_500.0, deadline_hours=16.0)
 HEADINGS = (
     "hazard",
     "reclaims",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.plan.risk import Work, interval, uninterrupted_seconds
+from rekindle.plan.risk import InterruptibleWork, interval, uninterrupted_seconds
 from rekindle.plan.simulation import fallback
 from tests.plan.events import Deadline, simulate, standard_error
 from tests.plan.scenarios import MTBF_HOURS, RUNS, SETTINGS
@@ -51,14 +51,14 @@ def test_chance_and_cost_of_the_fallback_are_those_of_many_runs(
 
 
 def test_it_may_fall_behind_by_the_deadline_less_what_all_of_it_takes_with_one_more_start() -> None:
-    work = Work(steps=720, step_seconds=10, save_seconds=30, restart_seconds=120)
+    work = InterruptibleWork(steps=720, step_seconds=10, save_seconds=30, restart_seconds=120)
     # two hours of steps, 2 min for each start, 12 saves of half a minute, 5 min until machines are there
     found = fallback(work, 60, 1.0, 4.0)
     assert found.slack_hours == pytest.approx(4 - (7200 + 2 * 120 + 12 * 30) / 3600)
 
 
 def test_a_deadline_that_on_demand_machines_miss_is_not_feasible() -> None:
-    work = Work(steps=720, step_seconds=10, save_seconds=30, restart_seconds=120)
+    work = InterruptibleWork(steps=720, step_seconds=10, save_seconds=30, restart_seconds=120)
     least = uninterrupted_seconds(work, 60) / 3600
     assert not fallback(work, 60, 1.0, least - 0.05).feasible
     just = fallback(work, 60, 1.0, least + 0.01)
@@ -69,7 +69,7 @@ def test_a_deadline_that_on_demand_machines_miss_is_not_feasible() -> None:
 @given(works, everys, rates, st.floats(1.0, 4.0))
 @settings(max_examples=30)
 def test_more_time_never_makes_the_fallback_likelier(
-    work: Work, every: int, per_hour: float, share: float
+    work: InterruptibleWork, every: int, per_hour: float, share: float
 ) -> None:
     least = uninterrupted_seconds(work, every) / 3600
     deadlines = (share * least, share * least + 0.1, 2 * share * least + 1)

@@ -13,7 +13,7 @@ from rekindle.plan import risk
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import profile_of
 from rekindle.plan.memory import memory
-from rekindle.plan.spot import Needs, Offer, weigh
+from rekindle.plan.spot import Offer, SpotNeeds, weigh
 from rekindle.plan.steptime import step_time
 from rekindle.plan.tensors import Rank
 from tests.plan.fresh import case, finalist_of, shape_of
@@ -160,11 +160,11 @@ def test_a_step_takes_longer_with_more_work_and_no_longer_with_faster_links(one,
 )
 def test_a_longer_run_costs_more_on_either_kind_of_machine(steps, more, step, save, often, nodes):
     runs = [
-        risk.Work(steps=n, step_seconds=step, save_seconds=save, restart_seconds=120)
+        risk.InterruptibleWork(steps=n, step_seconds=step, save_seconds=save, restart_seconds=120)
         for n in (steps, steps + more)
     ]
     hazard = risk.hazard(often)
-    short, long = (weigh(run, hazard, nodes, Offer(100.0, 250.0), Needs()) for run in runs)
+    short, long = (weigh(run, hazard, nodes, Offer(100.0, 250.0), SpotNeeds()) for run in runs)
     alone = [risk.uninterrupted_seconds(run, risk.interval(run, 0.0)) for run in runs]
     assert alone[0] < alone[1], "on demand"
     for end in ("independent", "together"):

@@ -18,7 +18,7 @@ from rekindle.errors import RequestError
 from rekindle.plan.risk import (
     LARGEST_SHARE,
     LONGEST_SECONDS,
-    Work,
+    InterruptibleWork,
     daly_seconds,
     expected,
     hazard,
@@ -30,7 +30,7 @@ from tests.plan.scenarios import MTBF_HOURS, RUNS, SETTINGS
 from tests.support.plan_risk import everys, rates, runs_of, works
 
 ROOT = Path(__file__).parents[2]
-HOUR = Work(steps=360, step_seconds=10.0, save_seconds=30.0, restart_seconds=120.0)
+HOUR = InterruptibleWork(steps=360, step_seconds=10.0, save_seconds=30.0, restart_seconds=120.0)
 
 
 # The hazard
@@ -70,7 +70,9 @@ def test_with_saves_that_block_and_no_wait_it_is_dalys_formula_and_a_first_start
     m, tau, save, start, solve = 24 * 3600, 100 * 60, 300.0, 600.0, 500 * 3600
     daly = m * math.exp(start / m) * (math.exp((tau + save) / m) - 1) * solve / tau
     first = m * (math.exp(start / m) - 1)
-    work = Work(steps=500 * 60, step_seconds=60, save_seconds=save, restart_seconds=start)
+    work = InterruptibleWork(
+        steps=500 * 60, step_seconds=60, save_seconds=save, restart_seconds=start
+    )
     assert expected(work, 100, 1 / 24).wall_hours * 3600 == pytest.approx(daly + first, rel=1e-12)
 
 
@@ -85,7 +87,7 @@ def test_without_interruptions_it_is_one_wait_one_start_the_steps_and_the_saves(
 
 def test_what_can_never_get_through_takes_for_ever() -> None:
     found = expected(
-        Work(steps=1000, step_seconds=10, save_seconds=1, restart_seconds=1), 1000, 9e3
+        InterruptibleWork(steps=1000, step_seconds=10, save_seconds=1, restart_seconds=1), 1000, 9e3
     )
     assert math.isinf(found.wall_hours)
     assert math.isinf(found.cost_usd(1.0))
@@ -157,7 +159,7 @@ def test_no_other_interval_within_the_bounds_is_more_than_half_a_percent_better(
 
 
 def test_nothing_is_risked_longer_than_an_hour_unless_saves_are_dear() -> None:
-    week = Work(steps=60_000, step_seconds=10, save_seconds=20, restart_seconds=100)
+    week = InterruptibleWork(steps=60_000, step_seconds=10, save_seconds=20, restart_seconds=100)
     assert interval(week, 0.0) * 10 <= LONGEST_SECONDS
     dear = dataclasses.replace(week, save_seconds=300)
     assert interval(dear, 0.0) * 10 == pytest.approx(300 / LARGEST_SHARE, rel=0.05)
@@ -171,7 +173,7 @@ SLIGHT = 1 + 1e-9
 
 @given(works, everys, rates)
 def test_it_never_takes_less_than_without_interruptions_and_adds_up(
-    work: Work, every: int, per_hour: float
+    work: InterruptibleWork, every: int, per_hour: float
 ) -> None:
     found = expected(work, every, per_hour)
     least = uninterrupted_seconds(work, every) / 3600
@@ -185,7 +187,7 @@ def test_it_never_takes_less_than_without_interruptions_and_adds_up(
 
 @given(works, everys, rates, st.floats(1.0, 10.0))
 def test_more_interruptions_never_take_less(
-    work: Work, every: int, per_hour: float, more: float
+    work: InterruptibleWork, every: int, per_hour: float, more: float
 ) -> None:
     less, most = expected(work, every, per_hour), expected(work, every, per_hour * more)
     assert less.wall_hours <= most.wall_hours * SLIGHT
@@ -194,7 +196,9 @@ def test_more_interruptions_never_take_less(
 
 
 @given(works, everys, rates, st.integers(1, 5_000))
-def test_more_steps_never_take_less(work: Work, every: int, per_hour: float, more: int) -> None:
+def test_more_steps_never_take_less(
+    work: InterruptibleWork, every: int, per_hour: float, more: int
+) -> None:
     longer = dataclasses.replace(work, steps=work.steps + more)
     less, most = expected(work, every, per_hour), expected(longer, every, per_hour)
     assert less.wall_hours <= most.wall_hours * SLIGHT
@@ -202,7 +206,7 @@ def test_more_steps_never_take_less(work: Work, every: int, per_hour: float, mor
 
 @given(works, everys, st.floats(1e-6, 0.3), st.integers(1, 64))
 def test_more_nodes_never_take_less_and_one_node_is_the_same_at_both_ends(
-    work: Work, every: int, per_node_hour: float, nodes: int
+    work: InterruptibleWork, every: int, per_node_hour: float, nodes: int
 ) -> None:
     found = hazard(per_node_hour)
     together = expected(work, every, found.per_hour(nodes, "together"))
@@ -215,7 +219,7 @@ def test_more_nodes_never_take_less_and_one_node_is_the_same_at_both_ends(
 @given(works, st.floats(0, 4.0))
 @settings(max_examples=200)
 def test_the_interval_is_a_whole_number_of_steps_within_its_bounds(
-    work: Work, per_hour: float
+    work: InterruptibleWork, per_hour: float
 ) -> None:
     every = interval(work, per_hour)
     assert isinstance(every, int)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rekindle.plan.risk import Work, expected, interval, uninterrupted_seconds
+from rekindle.plan.risk import InterruptibleWork, expected, interval, uninterrupted_seconds
 from rekindle.plan.simulation import FEWEST_RUNS, MOST_INTERRUPTIONS, simulate
 from tests.plan.events import simulate as followed
 from tests.plan.scenarios import MTBF_HOURS, RUNS, SETTINGS
@@ -57,7 +57,7 @@ def test_times_and_costs_scatter_as_those_of_thirty_thousand_runs(
 
 @pytest.mark.slow
 def test_hundreds_of_interruptions_are_counted_too() -> None:
-    work = Work(2_500, 10.0, 1.0, 5.0, wait_seconds=60.0)
+    work = InterruptibleWork(2_500, 10.0, 1.0, 5.0, wait_seconds=60.0)
     found = followed(work, 1, 60.0, 1_000, seed=5)
     assert found.interruptions.mean() > 500
     drawn = simulate(work, 1, 60.0)
@@ -67,7 +67,7 @@ def test_hundreds_of_interruptions_are_counted_too() -> None:
 
 
 def test_with_thousands_of_interruptions_there_are_fewer_runs_whose_means_are_as_right() -> None:
-    work = Work(100_000, 10.0, 5.0, 60.0, wait_seconds=300.0)
+    work = InterruptibleWork(100_000, 10.0, 5.0, 60.0, wait_seconds=300.0)
     drawn, mean = simulate(work, 20, 10.0), expected(work, 20, 10.0)
     assert mean.interruptions > 2_000
     assert FEWEST_RUNS <= drawn.wall.size < 1_000
@@ -76,7 +76,7 @@ def test_with_thousands_of_interruptions_there_are_fewer_runs_whose_means_are_as
 
 
 def test_without_interruptions_only_the_first_wait_is_left_to_chance() -> None:
-    work = Work(360, 10.0, 30.0, 120.0, wait_seconds=600.0)
+    work = InterruptibleWork(360, 10.0, 30.0, 120.0, wait_seconds=600.0)
     drawn = simulate(work, 60, 0.0)
     assert drawn.at_most(running_hours=3899 / 3600) == 0.0
     assert drawn.at_most(running_hours=3901 / 3600) == 1.0
@@ -85,19 +85,19 @@ def test_without_interruptions_only_the_first_wait_is_left_to_chance() -> None:
 
 
 def test_where_no_attempt_gets_through_there_is_no_distribution() -> None:
-    never = simulate(Work(1000, 10.0, 1.0, 1.0), 1000, 9e3)
+    never = simulate(InterruptibleWork(1000, 10.0, 1.0, 1.0), 1000, 9e3)
     assert (never.at_most(wall_hours=1e9), never.at_most(running_hours=1e9)) == (0.0, 0.0)
 
 
 def test_it_is_deterministic() -> None:
-    work = Work(100_000, 1.0, 20.0, 180.0, commit_seconds=30.0, wait_seconds=600.0)
+    work = InterruptibleWork(100_000, 1.0, 20.0, 180.0, commit_seconds=30.0, wait_seconds=600.0)
     assert (simulate(work, 300, 0.8).wall == simulate(work, 300, 0.8).wall).all()
 
 
 @given(works, everys, rates)
 @settings(max_examples=50)
 def test_no_run_takes_less_than_one_without_interruptions(
-    work: Work, every: int, per_hour: float
+    work: InterruptibleWork, every: int, per_hour: float
 ) -> None:
     if expected(work, every, 10 * per_hour).interruptions > MOST_INTERRUPTIONS:
         return

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from rekindle.plan.risk import Work, hazard, interval, uninterrupted_seconds
-from rekindle.plan.spot import Needs, Offer, weigh
+from rekindle.plan.risk import InterruptibleWork, hazard, interval, uninterrupted_seconds
+from rekindle.plan.spot import Offer, SpotNeeds, weigh
 from tests.docs.blocks import ROOT
 from tests.plan.spot_table import HEADINGS, NEEDS, NODES, OFFER, WORK, table
 
@@ -33,18 +33,18 @@ def _kinds(reasons: tuple[str, ...]) -> list[str]:
 
 
 def test_both_ends_are_shown_with_one_interval_for_both() -> None:
-    spot = weigh(WORK, hazard("rough"), 8, CHEAP, Needs())
+    spot = weigh(WORK, hazard("rough"), 8, CHEAP, SpotNeeds())
     assert (spot.independent.mtbf_hours, spot.together.mtbf_hours) == pytest.approx((1.25, 10.0))
     assert spot.every == interval(WORK, 0.8)
     assert spot.independent.expected_usd > spot.together.expected_usd
     assert spot.viable == "yes"
     assert (spot.independent.in_time, spot.independent.fallback) == (None, None)
-    one = weigh(WORK, hazard("rough"), 1, CHEAP, Needs())
+    one = weigh(WORK, hazard("rough"), 1, CHEAP, SpotNeeds())
     assert one.independent == one.together
 
 
 def test_the_users_interval_is_taken_as_it_is_on_demand_too() -> None:
-    spot = weigh(WORK, hazard(0.0), 8, Offer(250.0, 250.0), Needs(), every=100)
+    spot = weigh(WORK, hazard(0.0), 8, Offer(250.0, 250.0), SpotNeeds(), every=100)
     assert spot.every == 100
     # a start, ten hours, 360 saves of 10 s, and the last commit
     usd = (300 + 36_000 + 3_600 + 60) / 3600 * 250
@@ -52,25 +52,25 @@ def test_the_users_interval_is_taken_as_it_is_on_demand_too() -> None:
 
 
 def test_machines_that_hardly_start_before_they_go_are_a_reason() -> None:
-    spot = weigh(WORK, hazard("hostile"), 8, CHEAP, Needs())
+    spot = weigh(WORK, hazard("hostile"), 8, CHEAP, SpotNeeds())
     assert spot.viable == "only if reclaimed together"
     assert spot.independent.mtbf_hours == pytest.approx(1 / 2.4)
     assert spot.independent.reasons[0] == (
         "an interruption every 25 min, and 6 min 10 s go into saving and starting again"
     )
-    assert weigh(WORK, hazard(30.0), 8, CHEAP, Needs()).viable == "no"
+    assert weigh(WORK, hazard(30.0), 8, CHEAP, SpotNeeds()).viable == "no"
 
 
 def test_spot_at_nearly_the_same_price_is_dearer_after_what_is_lost() -> None:
-    spot = weigh(WORK, hazard("rough"), 8, Offer(230.0, 250.0), Needs())
+    spot = weigh(WORK, hazard("rough"), 8, Offer(230.0, 250.0), SpotNeeds())
     assert _kinds(spot.independent.reasons) == ["dear"]
     assert spot.together.reasons == ()
-    same = weigh(WORK, hazard(0.0), 8, Offer(250.0, 250.0), Needs())
+    same = weigh(WORK, hazard(0.0), 8, Offer(250.0, 250.0), SpotNeeds())
     assert (_kinds(same.independent.reasons), same.viable) == (["dear"], "no")
 
 
 def test_limits_that_are_kept_too_rarely_are_reasons() -> None:
-    needs = Needs(max_run_hours=12.0, budget_usd=1_150.0)
+    needs = SpotNeeds(max_run_hours=12.0, budget_usd=1_150.0)
     spot = weigh(WORK, hazard("rough"), 8, CHEAP, needs)
     late, over = spot.independent.reasons
     found = spot.independent
@@ -84,7 +84,7 @@ def test_limits_that_are_kept_too_rarely_are_reasons() -> None:
 
 
 def test_two_limits_that_are_each_kept_may_be_missed_too_often_together() -> None:
-    needs = Needs(max_run_hours=13.4, budget_usd=1_170.0, chance=0.5)
+    needs = SpotNeeds(max_run_hours=13.4, budget_usd=1_170.0, chance=0.5)
     found = weigh(WORK, hazard("rough"), 8, CHEAP, needs).independent
     assert min(found.in_time or 0, found.in_budget or 0) > 0.5
     assert found.in_both < 0.5
@@ -93,9 +93,11 @@ def test_two_limits_that_are_each_kept_may_be_missed_too_often_together() -> Non
 
 
 def test_a_deadline_is_kept_on_demand_so_that_being_late_is_no_reason() -> None:
-    without = weigh(WORK, hazard("rough"), 8, CHEAP, Needs(max_run_hours=13.0))
+    without = weigh(WORK, hazard("rough"), 8, CHEAP, SpotNeeds(max_run_hours=13.0))
     assert _kinds(without.independent.reasons) == ["late"]
-    with_it = weigh(WORK, hazard("rough"), 8, CHEAP, Needs(max_run_hours=13.0, deadline_hours=13.0))
+    with_it = weigh(
+        WORK, hazard("rough"), 8, CHEAP, SpotNeeds(max_run_hours=13.0, deadline_hours=13.0)
+    )
     assert with_it.independent.reasons == ()
     assert with_it.independent.fallback is not None
     assert with_it.independent.fallback.chance > 0.3
@@ -103,7 +105,7 @@ def test_a_deadline_is_kept_on_demand_so_that_being_late_is_no_reason() -> None:
 
 
 def test_a_budget_counts_as_missed_where_on_demand_machines_may_be_needed() -> None:
-    needs = Needs(budget_usd=2_000.0, deadline_hours=13.0)
+    needs = SpotNeeds(budget_usd=2_000.0, deadline_hours=13.0)
     spot = weigh(WORK, hazard("rough"), 8, CHEAP, needs).independent
     assert spot.in_budget == pytest.approx(1.0)
     assert spot.fallback is not None
@@ -111,9 +113,9 @@ def test_a_budget_counts_as_missed_where_on_demand_machines_may_be_needed() -> N
 
 
 def test_with_a_deadline_it_saves_as_often_as_is_cheapest() -> None:
-    work = Work(720, 10.0, 5.0, 120.0, wait_seconds=60.0)
+    work = InterruptibleWork(720, 10.0, 5.0, 120.0, wait_seconds=60.0)
     lax, tight = (
-        weigh(work, hazard("calm"), 1, CHEAP, Needs(deadline_hours=h)) for h in (9.0, 2.6)
+        weigh(work, hazard("calm"), 1, CHEAP, SpotNeeds(deadline_hours=h)) for h in (9.0, 2.6)
     )
     # an hour between saves is more than the deadline leaves: nothing would be begun on spot
     assert lax.every * 10 == 3_600
@@ -123,9 +125,9 @@ def test_with_a_deadline_it_saves_as_often_as_is_cheapest() -> None:
 
 
 def test_a_deadline_that_nothing_makes_is_a_reason_and_what_cannot_end_has_no_chance() -> None:
-    spot = weigh(WORK, hazard("calm"), 8, CHEAP, Needs(deadline_hours=5.0))
+    spot = weigh(WORK, hazard("calm"), 8, CHEAP, SpotNeeds(deadline_hours=5.0))
     assert _kinds(spot.independent.reasons) == ["deadline"]
-    never = weigh(WORK, hazard(500.0), 8, CHEAP, Needs(max_run_hours=20.0, budget_usd=1e6))
+    never = weigh(WORK, hazard(500.0), 8, CHEAP, SpotNeeds(max_run_hours=20.0, budget_usd=1e6))
     assert (never.independent.in_time, never.independent.in_both) == (0.0, 0.0)
     assert _kinds(never.independent.reasons) == ["interrupted", "dear", "late", "over_budget"]
 

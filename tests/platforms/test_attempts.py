@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.platforms.launcher import Action, Allowed, Cause, GiveUp, Job, Start, decide
+from rekindle.platforms.launcher import Action, Allowed, Attempt, Cause, GiveUp, Start, decide
 from rekindle.platforms.vertex.launcher import job_of
 
 
-def job(name: str, state: str, created: float, ended: float | None = None) -> Job:
-    return Job(name, state, created, created if ended else None, ended)
+def job(name: str, state: str, created: float, ended: float | None = None) -> Attempt:
+    return Attempt(name, state, created, created if ended else None, ended)
 
 
 A, B, C = (
@@ -37,7 +37,7 @@ A, B, C = (
 DURING_A = job("b", "RUNNING", 12)
 GAVE_WAY = job("b", "CANCELLED", 12, 14)
 
-CASES: dict[str, tuple[list[Job], Action, list[Job]]] = {
+CASES: dict[str, tuple[list[Attempt], Action, list[Attempt]]] = {
     "nothing is there": ([], Start(1, 100), []),
     "one is waiting": ([A["QUEUED"]], A["QUEUED"], []),
     "one is paused": ([A["PAUSED"]], A["PAUSED"], []),
@@ -83,7 +83,7 @@ CASES: dict[str, tuple[list[Job], Action, list[Job]]] = {
 def test_what_follows_from(case: str) -> None:
     jobs, action, surplus = CASES[case]
 
-    def cause(job: Job) -> Cause:
+    def cause(job: Attempt) -> Cause:
         return {"CANCELLED": "cancelled", "EXPIRED": "expired"}.get(job.state, "failed")  # type: ignore[return-value]
 
     allowed = Allowed(failures=1, preemptions=1, seconds=100)

@@ -8,21 +8,21 @@ import pytest
 
 from rekindle.errors import Problem, RequestError, UnreachableError
 from rekindle.platforms import checks
-from rekindle.platforms.checks import Check, NotChecked, answered, problems, run_checks
+from rekindle.platforms.checks import NotChecked, PlatformCheck, answered, problems, run_checks
 from rekindle.platforms.reads import Image, images
 
 
-def fails(error: Exception, login: bool = False) -> Check:
+def fails(error: Exception, login: bool = False) -> PlatformCheck:
     def ask() -> str:
         raise error
 
-    return Check("a", "platforms.p.a", ask, login=login)
+    return PlatformCheck("a", "platforms.p.a", ask, login=login)
 
 
 def test_each_answer_is_one_of_three_and_one_question_may_find_several_problems() -> None:
     several = RequestError([Problem("one", fix="do"), Problem("two", "elsewhere", "do more")])
     asked = [
-        Check("a", "platforms.p.a", lambda: "there"),
+        PlatformCheck("a", "platforms.p.a", lambda: "there"),
         fails(NotChecked("you may not")),
         fails(several),
         fails(UnreachableError("no answer")),
@@ -52,7 +52,11 @@ def test_they_are_asked_at_once_and_one_that_hangs_holds_up_no_other() -> None:
     def hangs() -> str:
         return f"{never.wait(30)}"
 
-    asked = [Check("hangs", "", hangs), Check("a", "", met), Check("b", "", met)]
+    asked = [
+        PlatformCheck("hangs", "", hangs),
+        PlatformCheck("a", "", met),
+        PlatformCheck("b", "", met),
+    ]
     found = answered(asked, patience_seconds=0.5)
     never.set()
     assert [check.said for check in found] == ["no answer within 0.5 s", "True", "True"]
@@ -66,12 +70,12 @@ def test_they_are_asked_at_once_and_one_that_hangs_holds_up_no_other() -> None:
         (fails(NotChecked("no answer"), True), "it is not known who asks: no answer"),
     ],
 )
-def test_without_a_login_nothing_behind_it_is_asked(login: Check, says: str) -> None:
+def test_without_a_login_nothing_behind_it_is_asked(login: PlatformCheck, says: str) -> None:
     def never() -> str:
         raise AssertionError
 
-    anyhow = Check("z", "", lambda: "there")
-    behind = Check("b", "", never), Check("c", "", never, early=True)
+    anyhow = PlatformCheck("z", "", lambda: "there")
+    behind = PlatformCheck("b", "", never), PlatformCheck("c", "", never, early=True)
     found = run_checks([anyhow, login, *behind])
     assert [check.said for check in found if check.name != "a"] == ["there", says, says]
 
@@ -79,9 +83,9 @@ def test_without_a_login_nothing_behind_it_is_asked(login: Check, says: str) -> 
 def test_before_a_submission_only_what_is_quick_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     monkeypatch.setattr(checks, "EARLY_SECONDS", 0.2)
-    slow = Check("slow", "", lambda: f"{never.wait(30)}", early=True)
-    late = Check("late", "", lambda: "unasked")
-    login = Check("login", "", lambda: "me", early=True, login=True)
+    slow = PlatformCheck("slow", "", lambda: f"{never.wait(30)}", early=True)
+    late = PlatformCheck("late", "", lambda: "unasked")
+    login = PlatformCheck("login", "", lambda: "me", early=True, login=True)
     found = run_checks([login, slow, late], early=True)
     never.set()
     assert [(check.name, check.said) for check in found] == [

@@ -12,7 +12,7 @@ from rekindle import formats
 from rekindle.catalog.machines import recognised
 from rekindle.report.card import render_card
 from rekindle.report.collect import collect
-from rekindle.report.plan_vs_actual import Compared, compared, measured, otherwise_trained
+from rekindle.report.plan_vs_actual import ComparedPlan, compared, measured, otherwise_trained
 from tests.report.homes import Home
 from tests.report.plans import planned, rows, seven
 from tests.report.runs import promoted_digits
@@ -20,14 +20,14 @@ from tests.report.runs import promoted_digits
 GIB = 2**30
 
 
-def said(root: Path, **over: Any) -> Compared:
+def said(root: Path, **over: Any) -> ComparedPlan:
     run = planned(Home(root), **over)
     found = compared(run, collect(run))
     assert found
     return found
 
 
-def row(found: Compared, name: str) -> tuple[str, ...]:
+def row(found: ComparedPlan, name: str) -> tuple[str, ...]:
     (one,) = [row[1:] for row in found.rows if row[0] == name]
     return one
 
@@ -40,7 +40,7 @@ def test_a_run_without_a_plan_says_nothing_of_one(tmp_path):
 
 def test_a_training_that_went_as_planned(tmp_path):
     found = said(tmp_path)
-    assert found == Compared(
+    assert found == ComparedPlan(
         rows=(
             ("Time of a step", "31.5 s", "23.3 s to 42.5 s", "30.3 s", "inside"),
             ("Tensors on the fullest GPU", "61.2 GiB", "", "60.0 GiB", ""),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rekindle import formats
 from rekindle.records import Comparison, Evidence, Registration, RunRecord
 from rekindle.report import evaluation, plots, texts, verdicts
-from rekindle.report.collect import Findings
+from rekindle.report.collect import RunFindings
 from rekindle.report.drawing import axis, drawable, thin, time_axis
 from rekindle.report.plots import Series, heatmap, mistakes
 from rekindle.report.training import running_mean
@@ -164,7 +164,9 @@ BASE = Evidence(
 )
 
 
-def registered(decision: str, *, created: bool = True, aliases: tuple[str, ...] = ()) -> Findings:
+def registered(
+    decision: str, *, created: bool = True, aliases: tuple[str, ...] = ()
+) -> RunFindings:
     registration = Registration(
         name="m",
         version="2",
@@ -173,7 +175,7 @@ def registered(decision: str, *, created: bool = True, aliases: tuple[str, ...] 
         decision=decision,  # type: ignore[arg-type]
         tracking_uri="",
     )
-    return Findings(registration=registration, evidence=BASE)
+    return RunFindings(registration=registration, evidence=BASE)
 
 
 VERDICTS = {
@@ -204,13 +206,13 @@ VERDICTS = {
     ),
     "passed, unregistered": (
         RUN,
-        Findings(evidence=BASE),
+        RunFindings(evidence=BASE),
         "quiet",
         "The gate passed; this run registered no model.",
     ),
     "failed after the gate": (
         RUN.model_copy(update={"status": "failed"}),
-        Findings(evidence=BASE),
+        RunFindings(evidence=BASE),
         "bad",
         "Failed. No model was promoted.",
     ),

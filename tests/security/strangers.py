@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 
-from rekindle.launch.coordination import Disconnected, Line
+from rekindle.launch.coordination import Connection, Disconnected
 from rekindle.launch.tunnel import NONCE_BYTES, Seal
 
 
@@ -47,7 +47,7 @@ def send(where, noise):
 
 def with_another_secret(where):
     """A whole client of another job: whether it is hung up on."""
-    line = Line(socket.create_connection(where, timeout=20), "6" * 64, accepts=False)
+    line = Connection(socket.create_connection(where, timeout=20), "6" * 64, accepts=False)
     line.send("join", nodes=3, node=1, restart=0)
     return hung_up_on(line)
 

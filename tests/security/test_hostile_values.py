@@ -22,8 +22,8 @@ from rekindle.data.normalise import label_order
 from rekindle.errors import DataError, RequestError
 from rekindle.masking import masked
 from rekindle.outputs import ReadinessCheck
-from rekindle.platforms.kubeflow.cluster import LONGEST_LINE, Cluster
-from rekindle.platforms.launcher import Job
+from rekindle.platforms.kubeflow.cluster import LONGEST_LINE, ApiServer
+from rekindle.platforms.launcher import Attempt
 from rekindle.platforms.vertex.launcher import RUN, TASK, VertexLauncher
 from rekindle.records import ArtifactRecord, Registration, RunRecord, StepRecord, Submission
 from rekindle.report.ledger import ledger
@@ -110,7 +110,7 @@ def test_a_log_without_an_end_of_line_comes_in_pieces():
             connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + piece * 300)
 
     threading.Thread(target=serve, daemon=True).start()
-    lines = list(Cluster(f"http://127.0.0.1:{listening.getsockname()[1]}").lines("/log"))
+    lines = list(ApiServer(f"http://127.0.0.1:{listening.getsockname()[1]}").lines("/log"))
     assert "".join(lines).encode() == piece * 300
     assert max(map(len, lines)) <= 2 * LONGEST_LINE
     assert len(lines) > 5
@@ -143,7 +143,7 @@ def test_a_node_that_failed_by_itself_is_not_taken_for_a_machine_that_was_taken_
         "task": {},
     }
     launcher = VertexLauncher(payload, {}, {RUN: "r", TASK: "t"}, {})
-    job = Job("n/1", "FAILED", 1.0, 1.0, 2.0, command=("python3", f"{tmp_path}/node.pyz"))
+    job = Attempt("n/1", "FAILED", 1.0, 1.0, 2.0, command=("python3", f"{tmp_path}/node.pyz"))
     assert launcher.cause(job) == cause
 
 
@@ -208,9 +208,9 @@ while True:
 
 
 def test_looking_at_a_run_does_not_refuse_its_start(tmp_path):
-    from rekindle.platforms.local.store import Store, is_alive
+    from rekindle.platforms.local.store import HomeStore, is_alive
 
-    store = Store(tmp_path)
+    store = HomeStore(tmp_path)
     with store.hold_run("r"):
         assert is_alive(tmp_path, "r")
     # a process of its own: threads here would hold the lock while they wait for the interpreter

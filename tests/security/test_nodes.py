@@ -11,7 +11,7 @@ import pytest
 
 from rekindle.errors import RequestError
 from rekindle.launch import tunnel
-from rekindle.launch.coordination import Coordinator, Line, Member
+from rekindle.launch.coordination import Connection, Coordinator, Member
 from rekindle.launch.heartbeats import Cause
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.launch.torchrun import torchrun
@@ -101,7 +101,7 @@ def test_not_even_a_node_of_the_job_asks_for_more_than_the_restart_after_the_nex
     nodes, restart, accepted
 ):
     nodes.meet()
-    line = Line(
+    line = Connection(
         socket.create_connection(("127.0.0.1", nodes.places[0].port)), SECRET, accepts=False
     )
     line.send("join", nodes=3, node=2, restart=restart)
@@ -139,7 +139,7 @@ NO_REPORTS = {
 @pytest.mark.parametrize("what", first(4, NO_MESSAGES))
 def test_what_is_no_message_ends_only_its_own_connection_even_with_the_secret(nodes, what):
     nodes.meet()
-    line = Line(
+    line = Connection(
         socket.create_connection(("127.0.0.1", nodes.places[0].port)), SECRET, accepts=False
     )
     line.send("hello")

@@ -14,7 +14,7 @@ import torch
 
 from rekindle.records import Evidence
 from rekindle.serve.messages import ASK_SHADOW, LogTo
-from rekindle.serve.work import Options, Work
+from rekindle.serve.work import Work, WritingOptions
 from rekindle.serve.writer import Writer
 from rekindle.train.modelfolder import open_model
 from tests.serve import models
@@ -39,12 +39,14 @@ def test_more_prompts_than_room_are_written_as_the_task_writes_each(writer):
     opened = writer.opened
     alone = opened.task.generate(writer.network, PROMPTS, opened.settings, opened.path, 12)
     assert len(PROMPTS) > writer.room
-    assert [one["text"] for one in writer.answers(PROMPTS, Options(max_new_tokens=12))] == alone
+    assert [
+        one["text"] for one in writer.answers(PROMPTS, WritingOptions(max_new_tokens=12))
+    ] == alone
     assert len(set(alone)) > 8
 
 
 def test_a_seed_draws_the_same_text_alone_and_together(writer):
-    drawn = Options(max_new_tokens=8, temperature=1.0, seed=5)
+    drawn = WritingOptions(max_new_tokens=8, temperature=1.0, seed=5)
     together = writer.answers(PROMPTS, drawn)
     assert together == [writer.answers([prompt], drawn)[0] for prompt in PROMPTS]
     other = writer.answers(PROMPTS, drawn.model_copy(update={"seed": 6}))
@@ -54,10 +56,12 @@ def test_a_seed_draws_the_same_text_alone_and_together(writer):
 def test_texts_of_uneven_length_join_and_leave(writer):
     lengths = [1, 20, 3, 9, 2, 14, 5, 11]
     each = [
-        writer.answers([p], Options(max_new_tokens=n))[0]
+        writer.answers([p], WritingOptions(max_new_tokens=n))[0]
         for p, n in zip(PROMPTS, lengths, strict=False)
     ]
-    works = [Work(p, Options(max_new_tokens=n)) for p, n in zip(PROMPTS, lengths, strict=False)]
+    works = [
+        Work(p, WritingOptions(max_new_tokens=n)) for p, n in zip(PROMPTS, lengths, strict=False)
+    ]
     found, turn = {}, 0
     while len(found) < len(works):
         new = works[turn : turn + 1]  # one more joins at each turn
@@ -68,11 +72,11 @@ def test_texts_of_uneven_length_join_and_leave(writer):
 
 
 def test_a_prompt_without_room_for_an_answer_is_cut_in_front_and_marked(writer):
-    (found,) = writer.answers([[("text", "order " * 4_000)]], Options(max_new_tokens=16))
+    (found,) = writer.answers([[("text", "order " * 4_000)]], WritingOptions(max_new_tokens=16))
     assert found["truncated"] is True
     assert found["prompt_tokens"] == 4_096 - 16
     room = len(
-        writer.text(Work([("text", "order " * 4_000)], Options(max_new_tokens=4_000))).prompt
+        writer.text(Work([("text", "order " * 4_000)], WritingOptions(max_new_tokens=4_000))).prompt
     )
     assert room == 2_048, "however much may be written, half of the positions are the prompt's"
 
@@ -256,8 +260,8 @@ def test_a_chat_answers_whole_and_streamed(tmp_path):
 def test_a_temperature_next_to_nothing_fails_no_text(writer):
     """Scores divided by it would be infinite, and with them fail all texts under way."""
     works = [
-        Work(PROMPTS[0], Options(max_new_tokens=6)),
-        Work(PROMPTS[1], Options(max_new_tokens=6, temperature=1e-320)),
+        Work(PROMPTS[0], WritingOptions(max_new_tokens=6)),
+        Work(PROMPTS[1], WritingOptions(max_new_tokens=6, temperature=1e-320)),
     ]
     found = dict(writer.turn(works[:1]))
     events = writer.turn(works[1:])
@@ -268,7 +272,7 @@ def test_a_temperature_next_to_nothing_fails_no_text(writer):
 
 
 def test_texts_that_cannot_begin_leave_those_under_way_alone(writer, monkeypatch):
-    works = [Work(PROMPTS[i], Options(max_new_tokens=6)) for i in (0, 1)]
+    works = [Work(PROMPTS[i], WritingOptions(max_new_tokens=6)) for i in (0, 1)]
     events = writer.turn(works[:1])
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "argmax", lambda *_: 1 / 0)  # what a token is chosen by

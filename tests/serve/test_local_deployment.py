@@ -22,7 +22,7 @@ from rekindle.errors import RequestError
 from rekindle.launch.process import is_running
 from rekindle.platforms.local.endpoint import LocalEndpoint
 from rekindle.serve.messages import BOUNDS_MS, VERSION
-from rekindle.serve.rollout import Log, Rollout
+from rekindle.serve.rollout import Rollout, RolloutLog
 from rekindle.serve.wire import TOO_LARGE
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.model import ColumnsSpec
@@ -48,7 +48,7 @@ class Deployed:
 
     def rollout(self, spec=FAST):
         self.endpoint = LocalEndpoint(self.folder / "d", None, self.port, {"OMP_NUM_THREADS": "1"})
-        log = Log(storage_of(self.folder / "d" / "log"), self.events.append)
+        log = RolloutLog(storage_of(self.folder / "d" / "log"), self.events.append)
         return Rollout(self.endpoint, log, spec, True, lambda event, traffic: None)
 
     def own(self, version, code=OWN_TASK):

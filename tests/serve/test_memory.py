@@ -18,14 +18,14 @@ from rekindle.serve.listening import listen
 from rekindle.serve.load import load_served
 from rekindle.serve.messages import ServeJob
 from rekindle.serve.server import MOST_FAILED, Server
-from rekindle.serve.work import Options, RefusedError
+from rekindle.serve.work import RefusedError, WritingOptions
 from rekindle.train.modelfolder import open_model
 from tests.ports import free_port
 from tests.serve import models
 from tests.serve.servers import Running, running
 
 KINDS = ("text", "words", "image", "text-lm", "chat")
-FEW = Options(max_new_tokens=6)
+FEW = WritingOptions(max_new_tokens=6)
 
 
 def contents(kind):
@@ -89,17 +89,17 @@ def test_a_task_that_reads_files_at_each_request_ends_the_server_when_they_chang
     made = models.again(own)
     assert reads_at_requests(open_model(Path(made.path), made.code)) == watched
     model, _, _ = load_served(made)
-    (fine,) = model.answers(["1"], Options())
+    (fine,) = model.answers(["1"], WritingOptions())
     assert (fine["label"], model.broken) == ("high", False)
     away = offset.parent.with_name("away")
     offset.parent.rename(away)
-    (answer,) = model.answers(["1"], Options())
+    (answer,) = model.answers(["1"], WritingOptions())
     assert (answer.status, model.broken) == (500, False), "it is gone, and what reads it fails"
     away.rename(offset.parent)
-    (answer,) = model.answers(["1"], Options())
+    (answer,) = model.answers(["1"], WritingOptions())
     assert answer == fine, "it is back"
     offset.write_text("7")
-    (answer,) = model.answers(["1"], Options())
+    (answer,) = model.answers(["1"], WritingOptions())
     assert model.broken == watched
     assert not watched or (answer.status, str(answer)) == (500, "the files of the model changed")
 
@@ -270,7 +270,7 @@ def test_an_instance_that_fails_the_model_fails_no_other(tmp_path):
     """Neither where it is encoded nor where the network reads it."""
     model, _, _ = load_served(models.own(tmp_path, LIMITED))
     for wrong in ("no number", "9"):
-        first, failed, last = model.answers(["1", wrong, "-2"], Options())
+        first, failed, last = model.answers(["1", wrong, "-2"], WritingOptions())
         assert (first["label"], last["label"]) == ("high", "low")
         assert (failed.status, failed.reason) == (500, "internal")
 

@@ -17,7 +17,7 @@ from rekindle.records import Evidence
 from rekindle.serve.int8 import FULL, Int8Linear, largest_weight
 from rekindle.serve.load import load_served
 from rekindle.serve.precision import lowered
-from rekindle.serve.work import Options
+from rekindle.serve.work import WritingOptions
 from rekindle.tasks.pretrained import read_tokenizer
 from rekindle.train.modelfolder import open_model
 from tests.quick import first
@@ -50,7 +50,7 @@ def split_of(model, folder):
     network, _, _ = load_served(model)
     numbers = [str(n) for n in (1, -2, 3, -4, 5, -6, 8, -9)]
     texts = (numbers if (Path(model.path) / "task.py").is_file() else models.TEXTS) * 50
-    labels = [answer["label"] for answer in network.answers(texts, Options())]
+    labels = [answer["label"] for answer in network.answers(texts, WritingOptions())]
     table = pa.table(
         {
             "id": [str(i) for i in range(len(texts))],

@@ -10,7 +10,7 @@ from rekindle.cli.deploy import traffic_printer
 from rekindle.errors import RequestError, StepError
 from rekindle.records import RolloutEvent
 from rekindle.serve.messages import ASK_SHADOW, BOUNDS_MS, ServedModel, Traffic
-from rekindle.serve.rollout import Log, Rollout, serving, version_hours
+from rekindle.serve.rollout import Rollout, RolloutLog, serving, version_hours
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.model import ColumnsSpec
 from rekindle.train.storage import storage_of
@@ -122,7 +122,7 @@ class World:
         self.platform, self.folder, self.spec = Platform(), folder, spec
 
     def rollout(self, wait=True, shadow_of=""):
-        log = Log(storage_of(self.folder / "log"), lambda event: None)
+        log = RolloutLog(storage_of(self.folder / "log"), lambda event: None)
         before = model(shadow_of) if shadow_of else None
         return Rollout(self.platform, log, self.spec, wait, lambda event, traffic: None, before)
 

@@ -17,7 +17,7 @@ pytest.importorskip("vllm", reason="`make test-vllm` runs it where vLLM is")
 
 from rekindle.serve.load import load_served
 from rekindle.serve.vllm_writer import VLLM, VllmWriter
-from rekindle.serve.work import Options, Work
+from rekindle.serve.work import Work, WritingOptions
 from rekindle.train.modelfolder import open_model
 from tests.serve import models, servers
 from tests.serve.servers import Running, running
@@ -56,7 +56,7 @@ def by_vllm(text_model):
 
 def test_it_writes_what_the_model_was_judged_by(writer, by_vllm):
     """More prompts than its scheduler takes at once, of which some end by themselves."""
-    options = Options(max_new_tokens=40)
+    options = WritingOptions(max_new_tokens=40)
     assert len(PROMPTS) > by_vllm.room == 8
     expected = writer.answers(PROMPTS, options)
     assert by_vllm.answers(PROMPTS, options) == expected
@@ -67,14 +67,14 @@ def test_it_writes_what_the_model_was_judged_by(writer, by_vllm):
 
 def test_a_long_prompt_is_cut_in_front(writer, by_vllm):
     prompt = [[("text", "word " * 4_000)]]
-    options = Options(max_new_tokens=4)
+    options = WritingOptions(max_new_tokens=4)
     found = by_vllm.answers(prompt, options)
     assert found == writer.answers(prompt, options)
     assert found[0]["truncated"]
 
 
 def test_a_seed_draws_the_same_text_alone_and_together(by_vllm):
-    drawn = Options(max_new_tokens=8, temperature=1.0, seed=5)
+    drawn = WritingOptions(max_new_tokens=8, temperature=1.0, seed=5)
     together = by_vllm.answers(PROMPTS, drawn)
     assert together == [by_vllm.answers([prompt], drawn)[0] for prompt in PROMPTS]
     other = by_vllm.answers(PROMPTS, drawn.model_copy(update={"seed": 6}))
@@ -82,7 +82,7 @@ def test_a_seed_draws_the_same_text_alone_and_together(by_vllm):
 
 
 def test_tokens_come_one_after_another_and_a_client_that_left_makes_room(by_vllm):
-    works = [Work(prompt, Options(max_new_tokens=30)) for prompt in PROMPTS[:2]]
+    works = [Work(prompt, WritingOptions(max_new_tokens=30)) for prompt in PROMPTS[:2]]
     events = by_vllm.turn(works)
     while not events:
         events = by_vllm.turn([])
@@ -182,7 +182,7 @@ def test_an_engine_that_fails_answers_and_ends_the_server_with_an_error(text_mod
 def test_an_engine_that_fails_ends_no_other_process(text_model, environment, monkeypatch):
     by_vllm = load_served(text_model)[0]
     monkeypatch.setattr(by_vllm.engine.engine_core.engine_core, "model_executor", None)
-    answers = by_vllm.answers(PROMPTS[:3], Options(max_new_tokens=4))
+    answers = by_vllm.answers(PROMPTS[:3], WritingOptions(max_new_tokens=4))
     assert [answer.reason for answer in answers] == ["internal"] * 3
 
 
@@ -218,7 +218,7 @@ def test_end_tokens_of_a_generation_config_end_no_text_and_nan_is_no_answer(
 ):
     """Both loops judge a text by the end token of the task alone."""
     copy = shutil.copytree(text_model.path, tmp_path / "model")
-    options = Options(max_new_tokens=20)
+    options = WritingOptions(max_new_tokens=20)
     expected = writer.answers(PROMPTS[:4], options)
     tokens = json.loads((copy / "tokenizer.json").read_text())["model"]["vocab"]
     path = copy / "generation_config.json"

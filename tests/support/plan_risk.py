@@ -6,20 +6,22 @@ import functools
 
 from hypothesis import strategies as st
 
-from rekindle.plan.risk import Work, interval
+from rekindle.plan.risk import InterruptibleWork, interval
 from tests.plan.events import Runs, simulate
 from tests.plan.scenarios import RUNS, SETTINGS
 
 
 @functools.cache
-def runs_of(setting: str, mtbf_hours: float, runs: int = RUNS) -> tuple[Work, int, Runs]:
+def runs_of(
+    setting: str, mtbf_hours: float, runs: int = RUNS
+) -> tuple[InterruptibleWork, int, Runs]:
     work, every = SETTINGS[setting]
     every = every or interval(work, 1 / mtbf_hours)
     return work, every, simulate(work, every, 1 / mtbf_hours, runs, seed=20261123)
 
 
 works = st.builds(
-    Work,
+    InterruptibleWork,
     steps=st.integers(1, 20_000),
     step_seconds=st.floats(0.05, 60),
     save_seconds=st.floats(0, 300),

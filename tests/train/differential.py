@@ -177,7 +177,7 @@ def proven(trainer: Trainer) -> dict[str, object]:
     packing = prove_packing(*given)
     cuts = layout.tp * layout.pp * layout.cp > 1  # there a small network is asked, by the worker
     forward = "" if cuts else prove_forward(*given, small=lambda: None)
-    return {"packs": packing.packs, "packing": packing.said, "forward": forward}
+    return {"packs": packing.packs, "packing": packing.finding, "forward": forward}
 
 
 def run(case: dict) -> dict:

@@ -135,7 +135,7 @@ def measure(source, layout, out):
     from rekindle.train.checkpoint import Checkpointer, agreed, load
     from rekindle.train.job import Job
     from rekindle.train.weights import local_of
-    from rekindle.train.worker import Start
+    from rekindle.train.worker import TrainingStart
     from tests.train.differential import made_shards
 
     job = Job.of(
@@ -152,7 +152,7 @@ def measure(source, layout, out):
     )
     task, shards = load_task("causal_lm"), made_shards("causal_lm", packing=True)
     with Peak() as loading:
-        start = Start.of(job, task, shards, torch.device("cpu"))
+        start = TrainingStart.of(job, task, shards, torch.device("cpu"))
         parts = start.parts(fresh=True)
     shard = sum(local_of(p).nbytes for _, p in parts.parameters())
     with Peak() as exporting:

@@ -14,7 +14,7 @@ import torch
 from packaging.requirements import Requirement
 
 from rekindle.errors import UnsupportedError
-from rekindle.launch.fault import Fault
+from rekindle.launch.fault import RehearsedFault
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LayoutSpec
 from rekindle.train import compat
@@ -163,7 +163,7 @@ def test_two_ranks_train_save_lose_a_rank_and_resume(name, tmp_path):
     task, model, layout = SMOKES[name]
     train = LM_TRAIN.model_copy(update={"layout": layout})
     gang = Gang(tmp_path, written(tmp_path, task, model), 2, train, task, model)
-    gang.environment = Fault("kill", 15, str(tmp_path)).environment()
+    gang.environment = RehearsedFault("kill", 15, str(tmp_path)).environment()
     gang.start().finish()
     assert "restarting all ranks (1 of 3)" in gang.said
     assert re.search(

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from rekindle.evaluate.scores.base import Scores
+from rekindle.evaluate.scores.base import ModelScores
 from rekindle.evaluate.scores.classes import ClassScores
 from rekindle.evaluate.scores.numbers import NumberScores
 from rekindle.evaluate.scores.tags import TagScores
 from rekindle.evaluate.scores.tokens import TokenScores
 from rekindle.records import Objective
 
-SCORES: Mapping[Objective, type[Scores]] = {
+SCORES: Mapping[Objective, type[ModelScores]] = {
     "classes": ClassScores,
     "numbers": NumberScores,
     "tags": TagScores,
@@ -17,4 +17,4 @@ SCORES: Mapping[Objective, type[Scores]] = {
 }
 """By the objective of the candidate's task."""
 
-__all__ = ["SCORES", "ClassScores", "NumberScores", "Scores", "TagScores", "TokenScores"]
+__all__ = ["SCORES", "ClassScores", "ModelScores", "NumberScores", "TagScores", "TokenScores"]

@@ -28,7 +28,7 @@ def beats(
     return Check(name=name, passed=passed, detail=detail, value=value, threshold=blind)
 
 
-class Scores(Protocol):
+class ModelScores(Protocol):
     METRIC: ClassVar[str]
     """What contenders are compared in unless `evaluate.gate.metric` says otherwise."""
     SLICE_METRIC: ClassVar[str]

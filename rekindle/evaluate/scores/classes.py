@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rekindle import records
 from rekindle.errors import DataError
-from rekindle.evaluate.scores.base import EPSILON, Bools, Floats, Ints, Scores, beats
+from rekindle.evaluate.scores.base import EPSILON, Bools, Floats, Ints, ModelScores, beats
 from rekindle.records import OF_CURVES, Check, ClassResult, Contender
 
 BINS = 15
@@ -24,7 +24,7 @@ MOST_CURVES = 20  # classes: each is ranked by itself
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassScores(Scores):
+class ClassScores(ModelScores):
     """Probabilities of classes, [N, C], the true classes, [N], and their names, [C]."""
 
     probabilities_NC: Floats

@@ -13,14 +13,14 @@ from typing import ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from rekindle.evaluate.scores.base import Floats, Scores, beats
+from rekindle.evaluate.scores.base import Floats, ModelScores, beats
 from rekindle.records import NUMBER_METRICS, CalibrationBin, Check, Contender
 
 BINS = 15
 
 
 @dataclasses.dataclass(frozen=True)
-class NumberScores(Scores):
+class NumberScores(ModelScores):
     """Predicted and true numbers, [N], and the variance of the true ones of all rows."""
 
     values_N: Floats

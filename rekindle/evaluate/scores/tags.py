@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.errors import DataError
-from rekindle.evaluate.scores.base import EPSILON, Bools, Floats, Ints, Scores
+from rekindle.evaluate.scores.base import EPSILON, Bools, Floats, Ints, ModelScores
 from rekindle.evaluate.scores.classes import beats_majority, class_result, indices_of
 from rekindle.records import TAG_METRICS, Check, ClassResult, Contender
 
@@ -37,7 +37,7 @@ _PREFIXES = "BI" + _ALONE + _LAST
 
 
 @dataclasses.dataclass(frozen=True)
-class TagScores(Scores):
+class TagScores(ModelScores):
     """The true tag of each word, the predicted one (`NO_TAG` for none), and the loss of
     the true one in nats, each [W]; how many words each text has, [N]; what the tags mean;
     the `costs`, in nats a word, of further texts of the mean size."""

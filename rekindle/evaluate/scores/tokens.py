@@ -9,12 +9,12 @@ from typing import ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from rekindle.evaluate.scores.base import Floats, Scores, beats
+from rekindle.evaluate.scores.base import Floats, ModelScores, beats
 from rekindle.records import TOKEN_METRICS, Check, Contender
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenScores(Scores):
+class TokenScores(ModelScores):
     """Of each example: the loss of its targets in nats, how many were predicted right,
     how many there are, how many bytes of text they cover; each [N]. `unigram_nats` is the
     loss of the best guess that knows only how frequent each target is: the entropy of the

@@ -28,7 +28,7 @@ from rekindle.platforms.azureml.client import (
     steps,
     workspace_path,
 )
-from rekindle.platforms.checks import Check, Needs, NotChecked, about, may, rights
+from rekindle.platforms.checks import Needs, NotChecked, PlatformCheck, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import AzureMLSpec
@@ -55,7 +55,9 @@ def permissions(place: AzureMLSpec, needs: Needs) -> str:
     return "\n".join(lines)
 
 
-def checks(place: AzureMLSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
+def checks(
+    place: AzureMLSpec, definition: Definition | None, needs: Needs
+) -> Iterator[PlatformCheck]:
     if not (place.subscription and place.resource_group and place.workspace):
         return  # which of them is missing is reported elsewhere
     check_of = about("azureml", Subscription(place))

@@ -29,7 +29,7 @@ from rekindle.platforms.azureml import client as service
 from rekindle.platforms.azureml.client import Json, connected, submit, where
 from rekindle.platforms.azureml.compile import identifiers
 from rekindle.platforms.mounted import RESULT, place_of
-from rekindle.platforms.snapshot import Log, RunSnapshot, moment, step_times
+from rekindle.platforms.snapshot import LogPiece, RunSnapshot, moment, step_times
 from rekindle.platforms.submission import (
     Definition,
     RunTag,
@@ -90,11 +90,11 @@ def describe(place: AzureMLSpec, id: str) -> RunSnapshot:
     return RunSnapshot(status, tuple(steps), error, ended)
 
 
-def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> Log:
+def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> LogPiece:
     """The lines since; of several machines with their rank, an unfinished one when it
     ends."""
     if not step.log:
-        return Log("", cursor)
+        return LogPiece("", cursor)
     offsets: dict[str, int] = json.loads(cursor or "{}")  # in bytes, by file
     text = ""
     with connected(place) as client:
@@ -112,7 +112,7 @@ def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> Log:
             prefix = f"[node {node}] " if len(log_files) > 1 else ""
             lines = content.decode(errors="replace").splitlines()
             text += "".join(f"{prefix}{line}\n" for line in lines)
-    return Log(text, json.dumps(offsets))
+    return LogPiece(text, json.dumps(offsets))
 
 
 def cancel(place: AzureMLSpec, id: str) -> None:

@@ -24,7 +24,7 @@ _FIXES = {
 }
 
 
-class SecretError(Exception):
+class KeyVaultSecretError(Exception):
     """A secret cannot be read; the text names its variable and what to do."""
 
 
@@ -33,7 +33,9 @@ def read(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]
     references = {name: environment.get(PREFIX + name, "") for name in names}
     for name, url in references.items():
         if not url:
-            raise SecretError(f"the address of {name} did not reach the step as {PREFIX}{name}")
+            raise KeyVaultSecretError(
+                f"the address of {name} did not reach the step as {PREFIX}{name}"
+            )
     token = _token(environment)
     return {variable: _value(variable, url, token) for variable, url in references.items()}
 
@@ -43,7 +45,7 @@ def _token(environment: Mapping[str, str]) -> str:
     try:
         credential = _credential(environment)
     except ImportError as error:
-        raise SecretError(
+        raise KeyVaultSecretError(
             f"secrets of Key Vault need {error.name or 'azure-identity'} in the image: "
             "pip install azure-identity (azure-ai-ml with platforms.azureml.identity: user)"
         ) from None
@@ -51,7 +53,7 @@ def _token(environment: Mapping[str, str]) -> str:
     try:
         return str(credential.get_token(SCOPE).token)
     except Exception as error:  # noqa: BLE001 - azure.core's and requests'; texts may hold a token
-        raise SecretError(
+        raise KeyVaultSecretError(
             f"the step gets no token for Key Vault ({type(error).__name__}): give its compute a "
             "managed identity and set platforms.azureml.identity: managed"
         ) from None
@@ -80,8 +82,10 @@ def _value(variable: str, url: str, token: str) -> str:
         if error.status:
             reason = f"HTTP {error.status} {error.code[:80]}".strip()
         fix = _FIXES.get(error.status, "see whether the vault can be reached from the compute")
-        raise SecretError(f"cannot read {variable} from {url}: {reason}: {fix}") from None
+        raise KeyVaultSecretError(f"cannot read {variable} from {url}: {reason}: {fix}") from None
     value = response.get("value")
     if not isinstance(value, str):
-        raise SecretError(f"cannot read {variable} from {url}: it has no value that is text")
+        raise KeyVaultSecretError(
+            f"cannot read {variable} from {url}: it has no value that is text"
+        )
     return value

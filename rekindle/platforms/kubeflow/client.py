@@ -36,7 +36,7 @@ _ATTEMPTS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Server:
+class KfpServer:
     """KFP's client, and where what it says of runs is shown."""
 
     kfp: Any
@@ -120,7 +120,7 @@ def page(place: KubeflowSpec, id: str) -> str:
 
 
 @contextlib.contextmanager
-def connected(place: KubeflowSpec) -> Iterator[Server]:
+def connected(place: KubeflowSpec) -> Iterator[KfpServer]:
     """KFP's client; what it raises becomes a PlatformError, what it prints is dropped."""
     place.refuse_if_incomplete()
     import warnings
@@ -144,7 +144,7 @@ def connected(place: KubeflowSpec) -> Iterator[Server]:
         try:
             client = Client(place.host, existing_token=token, namespace=place.namespace)
             _limit_waits(client._run_api.api_client.rest_client.pool_manager)
-            yield Server(client, namespace)
+            yield KfpServer(client, namespace)
         except (OpenApiException, HTTPError) as error:
             raise _explained(error, place) from error
 
@@ -194,7 +194,7 @@ def _run(
     )
 
 
-def experiment_of(server: Server, definition: Definition) -> str:
+def experiment_of(server: KfpServer, definition: Definition) -> str:
     """The experiment of the pipeline's runs, looked for and else made."""
     from kfp_server_api import ApiException
 

@@ -44,7 +44,7 @@ class Conflict(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
+class ApiServer:
     """An API server, and how to speak to it: `token` is a text, or a file of one;
     `authority` a file or text of certificates, `certificate` our own with its key.
     `stopping` interrupts what waits."""

@@ -18,9 +18,9 @@ from urllib.parse import quote, urlencode
 from rekindle.errors import RequestError, StepError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
-from rekindle.platforms.checks import Check, Needs, NotChecked, about
+from rekindle.platforms.checks import Needs, NotChecked, PlatformCheck, about
 from rekindle.platforms.kubeflow.client import images, spec_of, token_of, trainers
-from rekindle.platforms.kubeflow.cluster import Cluster
+from rekindle.platforms.kubeflow.cluster import ApiServer
 from rekindle.platforms.reads import Image, manifest, read
 from rekindle.platforms.submission import Definition
 from rekindle.spec.platforms import KubeflowSpec
@@ -45,7 +45,9 @@ def permissions(place: KubeflowSpec, needs: Needs) -> str:
     return text.replace("name: rekindle-node\n", f"name: {place.node_account}\n")
 
 
-def checks(place: KubeflowSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
+def checks(
+    place: KubeflowSpec, definition: Definition | None, needs: Needs
+) -> Iterator[PlatformCheck]:
     ask = about("kubeflow", place)
     if place.host:
         yield ask("API", "host", api, early=True)
@@ -54,12 +56,14 @@ def checks(place: KubeflowSpec, definition: Definition | None, needs: Needs) -> 
         references |= images(definition)
     for reference in reads.images(references):
         yield ask("image", "image", image, reference)
-    yield Check("cluster", "kubectl's context", functools.partial(cluster, place), login=True)
+    yield PlatformCheck(
+        "cluster", "kubectl's context", functools.partial(cluster, place), login=True
+    )
     if definition is None or trainers(spec_of(definition)):
         name = f"clustertrainingruntime {place.runtime}"
-        yield Check("runtime", name, functools.partial(runtime, place))
+        yield PlatformCheck("runtime", name, functools.partial(runtime, place))
     if place.gateway:
-        yield Check("gateway", place.gateway, functools.partial(gateway, place))
+        yield PlatformCheck("gateway", place.gateway, functools.partial(gateway, place))
 
 
 def api(place: KubeflowSpec) -> str:
@@ -117,7 +121,7 @@ def cluster(place: KubeflowSpec) -> str:
 
     Without such a context KFP's API alone is enough."""
     try:
-        configured = Cluster.configured(_PATIENCE_SECONDS)
+        configured = ApiServer.configured(_PATIENCE_SECONDS)
     except RequestError as error:
         if place.host:
             raise NotChecked(error.problems[0].what) from None
@@ -131,7 +135,7 @@ def cluster(place: KubeflowSpec) -> str:
 
 def runtime(place: KubeflowSpec) -> str:
     """Whether Kubeflow Trainer is installed, with the runtime that the config names."""
-    configured = Cluster.configured(_PATIENCE_SECONDS)
+    configured = ApiServer.configured(_PATIENCE_SECONDS)
     if configured.get(_TRAINER) is None:
         raise RequestError(
             "the cluster has no Kubeflow Trainer v2",
@@ -150,7 +154,7 @@ def gateway(place: KubeflowSpec) -> str:
     """Whether the cluster has the Gateway that shares requests among Deployments."""
     namespace, _, name = place.gateway.partition("/")
     path = f"/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/gateways/{name}"
-    if Cluster.configured(_PATIENCE_SECONDS).get(path) is None:
+    if ApiServer.configured(_PATIENCE_SECONDS).get(path) is None:
         raise RequestError(
             f"the cluster has no Gateway {place.gateway} of the Gateway API v1",
             fix="make it, or leave platforms.kubeflow.gateway out and set deploy.canary: []",

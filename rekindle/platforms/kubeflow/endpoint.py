@@ -24,7 +24,7 @@ from collections.abc import Collection, Mapping
 from rekindle.errors import RequestError, StepError, UnreachableError
 from rekindle.http import HttpError
 from rekindle.platforms.kubeflow import serving
-from rekindle.platforms.kubeflow.cluster import Cluster, passing
+from rekindle.platforms.kubeflow.cluster import ApiServer, passing
 from rekindle.platforms.kubeflow.serving import LABEL, VERSION
 from rekindle.platforms.kubeflow.settings import Json
 from rekindle.serve.messages import BOUNDS_MS, ServedModel, Traffic
@@ -69,9 +69,9 @@ class KubeflowEndpoint:
     sees_latency = True
 
     def __init__(
-        self, place: KubeflowSpec, deploy: DeploySpec, model: str, cluster: Cluster | None = None
+        self, place: KubeflowSpec, deploy: DeploySpec, model: str, cluster: ApiServer | None = None
     ) -> None:
-        self.cluster = cluster or Cluster.configured(PATIENCE_SECONDS)
+        self.cluster = cluster or ApiServer.configured(PATIENCE_SECONDS)
         self.place = place
         self.deploy = deploy
         self.model = model

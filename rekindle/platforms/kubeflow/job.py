@@ -13,7 +13,7 @@ from typing import Literal
 
 from rekindle.errors import StepError
 from rekindle.launch.events import error_in_log
-from rekindle.platforms.kubeflow.cluster import Cluster
+from rekindle.platforms.kubeflow.cluster import ApiServer
 from rekindle.platforms.kubeflow.settings import NODE, Json
 from rekindle.platforms.kubeflow.trainjob import ATTEMPT, IDENTITY, STEP, digest_of
 
@@ -29,7 +29,7 @@ def jobs_path(namespace: str, name: str = "") -> str:
     return f"{base}/{name}" if name else base
 
 
-def attempts(cluster: Cluster, namespace: str, identity: str) -> dict[int, Json]:
+def attempts(cluster: ApiServer, namespace: str, identity: str) -> dict[int, Json]:
     """The TrainJobs that there are for a step of a run, by their number, in order."""
     selector = f"{STEP}={digest_of(identity)}"
     answer = cluster.get(jobs_path(namespace), labelSelector=selector) or {"items": []}
@@ -65,7 +65,7 @@ def _condition(job: Json, kind: str) -> Json | None:
     return None
 
 
-def pods_of(cluster: Cluster, namespace: str, job: str) -> list[Json]:
+def pods_of(cluster: ApiServer, namespace: str, job: str) -> list[Json]:
     """The pods of its nodes, the newest first."""
     selector = f"jobset.sigs.k8s.io/jobset-name={job},jobset.sigs.k8s.io/replicatedjob-name={NODE}"
     answer = cluster.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
@@ -81,7 +81,7 @@ def rank_of(pod: Json) -> int:
     return int(labels.get(_INDEX, -1))
 
 
-def failure(cluster: Cluster, namespace: str, job: Json, last_lines: str) -> StepError:
+def failure(cluster: ApiServer, namespace: str, job: Json, last_lines: str) -> StepError:
     """Why the job failed: the end of the log of the pod that failed first, or else
     `last_lines`."""
     name = job["metadata"]["name"]
@@ -122,7 +122,7 @@ class Follower:
     """Copies what node rank 0 prints to our own output, from pod to pod, in a thread of
     its own."""
 
-    def __init__(self, cluster: Cluster, namespace: str, job: str, poll_seconds: float) -> None:
+    def __init__(self, cluster: ApiServer, namespace: str, job: str, poll_seconds: float) -> None:
         self.cluster = cluster
         self.namespace = namespace
         self.job = job

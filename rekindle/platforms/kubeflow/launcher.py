@@ -30,12 +30,20 @@ from rekindle.launch import staging
 from rekindle.platforms import launcher as shared
 from rekindle.platforms import mounted
 from rekindle.platforms.kubeflow import trainjob
-from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, Cluster, Conflict
+from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, ApiServer, Conflict
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT
 from rekindle.platforms.kubeflow.job import Follower, attempts, failure, is_for, jobs_path, state_of
 from rekindle.platforms.kubeflow.settings import Json
-from rekindle.platforms.kubeflow.workflow import Run, ending, own_run
-from rekindle.platforms.launcher import SUCCEEDED, TERMINATED, Cause, GiveUp, Job, Launcher, Start
+from rekindle.platforms.kubeflow.workflow import WorkflowRun, ending, own_run
+from rekindle.platforms.launcher import (
+    SUCCEEDED,
+    TERMINATED,
+    Attempt,
+    Cause,
+    GiveUp,
+    Launcher,
+    Start,
+)
 from rekindle.records import write_atomically
 
 log = logging.getLogger(__name__)
@@ -51,7 +59,7 @@ def main(words: list[str]) -> int:
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, lambda *_: stopping.set())
-    cluster = Cluster.around(
+    cluster = ApiServer.around(
         options.account, options.server, stopping=stopping, patience_seconds=options.patience
     )
     try:
@@ -82,7 +90,7 @@ def _options(words: list[str]) -> argparse.Namespace:
 class KubeflowLauncher(Launcher):
     """A launcher of TrainJobs, by names that no two launchers ever make twice."""
 
-    def __init__(self, cluster: Cluster, run: Run, options: argparse.Namespace) -> None:
+    def __init__(self, cluster: ApiServer, run: WorkflowRun, options: argparse.Namespace) -> None:
         self.definition: Json = json.loads(options.definition)
         self.executor_input: Json = json.loads(options.executor_input)
         self.retry = Retry(**self.definition["retry"])
@@ -103,7 +111,7 @@ class KubeflowLauncher(Launcher):
     def ending(self) -> str:
         return ending(self.cluster.get(self.owner.path), str(self.owner.workflow["uid"]))
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[Attempt]:
         by_number = attempts(self.cluster, self.owner.namespace, self.owner.identity)
         self.raw_jobs = {_name(job): job for job in by_number.values()}
         if self.follower and self.follower.job not in self.raw_jobs:
@@ -118,7 +126,7 @@ class KubeflowLauncher(Launcher):
             for number, job in by_number.items()
         ]
 
-    def cause(self, job: Job) -> Cause:
+    def cause(self, job: Attempt) -> Cause:
         return "failed"
 
     def start(self, attempt: Start) -> None:
@@ -136,7 +144,7 @@ class KubeflowLauncher(Launcher):
         if not self.stop.is_set() and not self.ending():
             self.create(number)
 
-    def follow(self, job: Job) -> None:
+    def follow(self, job: Attempt) -> None:
         if self.follower and self.follower.job != job.name:  # another launcher began the next one
             self.follower.finish(_LAST_LOG_SECONDS)
             self.follower = None
@@ -150,11 +158,11 @@ class KubeflowLauncher(Launcher):
             namespace = self.owner.namespace
             self.follower = Follower(self.cluster, namespace, job.name, self.poll_seconds)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: Attempt) -> None:
         uid = self.raw_jobs[job.name]["metadata"]["uid"]
         self.cluster.delete(jobs_path(self.owner.namespace, job.name), uid)
 
-    def deliver(self, job: Job) -> int:
+    def deliver(self, job: Attempt) -> int:
         """Write KFP's executor output: what node rank 0 left, which says where artifacts
         are."""
         if self.follower:
@@ -184,7 +192,7 @@ class KubeflowLauncher(Launcher):
         return error.exit_code if isinstance(error, RekindleError) else 1
 
     def hurry(self) -> None:
-        self.cluster = Cluster.around(
+        self.cluster = ApiServer.around(
             self.account, self.cluster.server, patience_seconds=_FAREWELL_SECONDS
         )
         self.follower = None
@@ -272,7 +280,7 @@ def _name(job: Json) -> str:
     return str(job["metadata"]["name"])
 
 
-def _attempt(number: int, job: Json, *, is_last: bool) -> Job:
+def _attempt(number: int, job: Json, *, is_last: bool) -> Attempt:
     """A job as `decide` takes it: in the order of numbers, which no clock can turn
     around. All but the last one are over, also while they are being deleted."""
     states = {"complete": SUCCEEDED, "failed": "FAILED", "going": "CANCELLING"}
@@ -280,7 +288,7 @@ def _attempt(number: int, job: Json, *, is_last: bool) -> Job:
     if not is_last and state != SUCCEEDED:
         state = "FAILED"
     ended = number + 0.5 if state in shared.ENDED_RUN else None
-    return Job(name=_name(job), state=state, created=float(number), ended=ended)
+    return Attempt(name=_name(job), state=state, created=float(number), ended=ended)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ from typing import Any, Protocol
 from rekindle import records
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.rewrite import executors
-from rekindle.platforms.kubeflow.client import Server, connected, page, where
+from rekindle.platforms.kubeflow.client import KfpServer, connected, page, where
 from rekindle.platforms.kubeflow.settings import Json
-from rekindle.platforms.snapshot import Log, RunSnapshot, step_times
+from rekindle.platforms.snapshot import LogPiece, RunSnapshot, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, check_resumable
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import KubeflowSpec
@@ -56,7 +56,7 @@ _LARGEST_RECORD_BYTES = 4 << 20  # what is larger is not fetched to see what it 
 _EPOCH = datetime.datetime(1971, 1, 1, tzinfo=datetime.UTC)  # Go's zero time is before it
 
 
-class Status(Protocol):
+class ApiStatus(Protocol):
     """An error, as kfp_server_api has it (which comes without types, as all it
     returns)."""
 
@@ -67,7 +67,7 @@ class Child(Protocol):
     pod_name: str
 
 
-class Node(Protocol):
+class WorkflowNode(Protocol):
     """A node of Argo: a V2beta1PipelineTaskDetail."""
 
     display_name: str
@@ -75,12 +75,12 @@ class Node(Protocol):
     state: object
     start_time: datetime.datetime | None
     end_time: datetime.datetime | None
-    error: Status | None
+    error: ApiStatus | None
     child_tasks: Sequence[Child] | None
 
 
 class RunDetails(Protocol):
-    task_details: Sequence[Node] | None
+    task_details: Sequence[WorkflowNode] | None
 
 
 class KfpRun(Protocol):
@@ -100,7 +100,7 @@ def describe(place: KubeflowSpec, id: str) -> RunSnapshot:
     return RunSnapshot(status, tuple(_steps(run, now)), _message(run.error), ended)
 
 
-def read_log(place: KubeflowSpec, id: str, step: StepRecord, cursor: str) -> Log:
+def read_log(place: KubeflowSpec, id: str, step: StepRecord, cursor: str) -> LogPiece:
     """What the step's pod printed since; the server only gives all of it."""
     from kfp_server_api import ApiException
 
@@ -110,11 +110,11 @@ def read_log(place: KubeflowSpec, id: str, step: StepRecord, cursor: str) -> Log
         except ApiException as error:
             if error.status != 404:
                 raise
-            return Log("", cursor)  # the pod has not begun, or is gone with its log
+            return LogPiece("", cursor)  # the pod has not begun, or is gone with its log
     begin = int(cursor or 0)
     if len(text) < begin:  # shorter than before: another pod's
         begin = 0
-    return Log(text[begin:], str(len(text)))
+    return LogPiece(text[begin:], str(len(text)))
 
 
 def cancel(place: KubeflowSpec, id: str) -> None:
@@ -172,17 +172,17 @@ def read(place: KubeflowSpec, uri: str) -> bytes:
 class _Nodes:
     """Argo's nodes, by what their ids end with."""
 
-    def __init__(self, details: Iterable[Node]) -> None:
+    def __init__(self, details: Iterable[WorkflowNode]) -> None:
         self.all = sorted(
             details, key=lambda node: (_moment(node.start_time) or _EPOCH, node.pod_name)
         )
         self.by_id = {_end(node.pod_name): node for node in self.all}
-        self.parents: dict[str, Node] = {}
+        self.parents: dict[str, WorkflowNode] = {}
         for node in self.all:
             for child in node.child_tasks or ():
                 self.parents.setdefault(_end(child.pod_name), node)
 
-    def of(self, path: str, all_paths: Sequence[str]) -> list[Node]:
+    def of(self, path: str, all_paths: Sequence[str]) -> list[WorkflowNode]:
         """The nodes of the task at `path`; several where a loop is around it."""
         name = _last(path)
         same_name = [other for other in all_paths if _last(other) == name]
@@ -194,7 +194,7 @@ class _Nodes:
         own_pipeline = _last(path.rpartition("/")[0])
         return [node for node in nodes if self._nearest(node, pipelines) == own_pipeline]
 
-    def _nearest(self, node: Node, names: set[str]) -> str:
+    def _nearest(self, node: WorkflowNode, names: set[str]) -> str:
         """The first of `names` among what came before; "" is the pipeline itself."""
         parent = self.parents.get(_end(node.pod_name))
         while parent is not None:
@@ -203,7 +203,7 @@ class _Nodes:
             parent = self.parents.get(_end(parent.pod_name))
         return ""
 
-    def executors(self, task: Node) -> list[Node]:
+    def executors(self, task: WorkflowNode) -> list[WorkflowNode]:
         """The pods of a task, the first try first."""
         pods = []
         for child in task.child_tasks or ():
@@ -235,11 +235,13 @@ def _steps(run: KfpRun, now: datetime.datetime) -> Iterator[StepRecord]:
         yield step
 
 
-def _step(path: str, turns: Sequence[Node], nodes: _Nodes, now: datetime.datetime) -> StepRecord:
+def _step(
+    path: str, turns: Sequence[WorkflowNode], nodes: _Nodes, now: datetime.datetime
+) -> StepRecord:
     """A step from the nodes of its turns (one, but in a loop)."""
     states = [_NODE_STATES.get(str(turn.state), "running") for turn in turns]
     status = next(state for state in _NODE_STATES.values() if state in states)
-    pods: list[Node] = []
+    pods: list[WorkflowNode] = []
     for turn in turns:
         pods += nodes.executors(turn)
     # KFP's driver skips the pods of what the cache has
@@ -272,12 +274,12 @@ def _step(path: str, turns: Sequence[Node], nodes: _Nodes, now: datetime.datetim
     )
 
 
-def _began_at(turns: Sequence[Node]) -> datetime.datetime | None:
+def _began_at(turns: Sequence[WorkflowNode]) -> datetime.datetime | None:
     moments = [_moment(turn.start_time) for turn in turns]
     return min((moment for moment in moments if moment), default=None)
 
 
-def _ended_at(turns: Sequence[Node]) -> datetime.datetime | None:
+def _ended_at(turns: Sequence[WorkflowNode]) -> datetime.datetime | None:
     """When the last turn ended; None while one has not."""
     last = _EPOCH
     for turn in turns:
@@ -288,7 +290,7 @@ def _ended_at(turns: Sequence[Node]) -> datetime.datetime | None:
     return last
 
 
-def _pod_log(server: Server, run: str, pod: str) -> str:
+def _pod_log(server: KfpServer, run: str, pod: str) -> str:
     # a path beside the API proper (main.go), which the generated client does not know
     answer = server.runs.api_client.call_api(
         "/apis/v1alpha1/runs/{run_id}/nodes/{node_id}/log",
@@ -336,7 +338,7 @@ def _store_of(uri: str) -> Iterator[tuple[Any, str]]:
         raise UnreachableError(str(error), where=uri, fix=fix) from error
 
 
-def _message(error: Status | None) -> str:
+def _message(error: ApiStatus | None) -> str:
     return str(error.message or "") if error else ""
 
 

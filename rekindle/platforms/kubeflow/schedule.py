@@ -149,14 +149,14 @@ def _problems(schedule: ScheduleSpec, place: KubeflowSpec) -> Iterator[Problem]:
         )
 
 
-def _remove_older(server: client.Server, name: str) -> Any:
+def _remove_older(server: client.KfpServer, name: str) -> Any:
     """The newest recurring run of that name, or None; the older ones are deleted."""
     recurring_runs = server.call(_recurring, server, name)
     remaining_runs = newest(recurring_runs, functools.partial(_delete, server))
     return remaining_runs[0] if remaining_runs else None
 
 
-def _recurring(server: client.Server, name: str = "") -> list[Any]:
+def _recurring(server: client.KfpServer, name: str = "") -> list[Any]:
     """Recurring runs that are ours, of a config or all, the oldest first."""
     name_filter = client.equals("display_name", name) if name else None
     query = {"namespace": server.namespace, "filter": name_filter}
@@ -165,7 +165,7 @@ def _recurring(server: client.Server, name: str = "") -> list[Any]:
     return sorted(own_runs, key=lambda run: (run.created_at, run.recurring_run_id))
 
 
-def _delete(server: client.Server, recurring_run: Any) -> None:
+def _delete(server: client.KfpServer, recurring_run: Any) -> None:
     """Delete a recurring run, and none of the runs that it started."""
     from kfp_server_api import ApiException
 

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from rekindle.errors import RekindleError, StepError
 from rekindle.launch.process import die_with_parent
-from rekindle.platforms.kubeflow.cluster import Cluster, Json
+from rekindle.platforms.kubeflow.cluster import ApiServer, Json
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _OVER = ("Succeeded", "Failed", "Error")
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class WorkflowRun:
     """Where this pod stands: the Workflow that owns it, `identity`, the step of the run
     that it is for, the same in every pod for that step, and `retry`, which counts these
     pods from 0."""
@@ -60,7 +60,7 @@ class Run:
         return f"{namespace}/workflows/{self.workflow['name']}"
 
 
-def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
+def own_run(cluster: ApiServer, namespace: str, pod_name: str) -> WorkflowRun:
     """What the launcher's pod says; StepError if no Workflow has it."""
     pod = cluster.get(f"/api/v1/namespaces/{namespace}/pods/{pod_name}")
     metadata = (pod or {}).get("metadata", {})
@@ -76,7 +76,7 @@ def own_run(cluster: Cluster, namespace: str, pod_name: str) -> Run:
     retry = int(retries[-1]) if retries else 0
     identity = f"{workflow['uid']}/{_RETRY.sub('', node)}"
     run_id = metadata.get("labels", {}).get(RUN_ID, workflow["name"])
-    return Run(namespace, workflow, identity, retry, run_id)
+    return WorkflowRun(namespace, workflow, identity, retry, run_id)
 
 
 def ending(workflow: Json | None, uid: str, now: datetime.datetime | None = None) -> str:
@@ -109,7 +109,7 @@ def main(words: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     die_with_parent()
     leash: Json = json.loads(words[0])
-    cluster = Cluster.around(Path(leash["account"]), leash["server"], patience_seconds=60.0)
+    cluster = ApiServer.around(Path(leash["account"]), leash["server"], patience_seconds=60.0)
     ended_looks = 0
     while ended_looks < 2:
         time.sleep(leash["every_seconds"])

@@ -18,7 +18,7 @@ from typing import Any
 from rekindle.ir.graph import Step
 from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.local.content import FileFact, describe, digest, local_path
-from rekindle.platforms.local.store import Store
+from rekindle.platforms.local.store import HomeStore
 from rekindle.records import ArtifactRecord, moved, write_atomically
 
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -34,7 +34,7 @@ _CHANGED = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
+class StoredArtifact:
     """An artifact on this machine, with all its files."""
 
     uri: str
@@ -55,7 +55,7 @@ class Stored:
 
 # hashes of the user's own files as they are now, of those names that have any
 OwnCode = Callable[[Collection[str]], Mapping[str, str]]
-Given = Stored | tuple[Stored, ...]  # an artifact, or a list of them
+Given = StoredArtifact | tuple[StoredArtifact, ...]  # an artifact, or a list of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Values:
     artifacts: Mapping[str, Given] = dataclasses.field(default_factory=dict)
 
 
-def each(given: Given) -> tuple[Stored, ...]:
+def each(given: Given) -> tuple[StoredArtifact, ...]:
     """One artifact or several, as several."""
     return given if isinstance(given, tuple) else (given,)
 
@@ -142,12 +142,12 @@ def identify(
     return Identity(facts)
 
 
-def _content_of(artifact: Stored) -> list[object]:
+def _content_of(artifact: StoredArtifact) -> list[object]:
     """What an artifact counts by: its bytes, or the URI of one that is not here."""
     return [artifact.digest or artifact.uri, artifact.schema_title, artifact.metadata]
 
 
-def look_up(store: Store, identity: Identity) -> tuple[Values | None, str]:
+def look_up(store: HomeStore, identity: Identity) -> tuple[Values | None, str]:
     """The outputs for `identity` if their files are there, else None; and why ("":
     unknown)."""
     try:
@@ -178,13 +178,13 @@ def look_up(store: Store, identity: Identity) -> tuple[Values | None, str]:
     return Values(parameters, recorded), f"same inputs and code as in run {run_id}"
 
 
-def _read_back(entry: Mapping[str, Any]) -> Stored:
+def _read_back(entry: Mapping[str, Any]) -> StoredArtifact:
     """An artifact as `_put` wrote it."""
     files = {name: FileFact(*fact) for name, fact in entry["files"].items()}
-    return Stored(**{**entry, "files": files})
+    return StoredArtifact(**{**entry, "files": files})
 
 
-def explain_miss(store: Store, slug: str, identity: Identity) -> str:
+def explain_miss(store: HomeStore, slug: str, identity: Identity) -> str:
     """Why there is no entry: what differs from the newest result of the same step."""
     try:
         last = dict(json.loads(store.last(slug).read_bytes())["facts"])
@@ -205,14 +205,14 @@ def explain_miss(store: Store, slug: str, identity: Identity) -> str:
     return " and ".join(reasons) or "its cached result was removed"
 
 
-def save(store: Store, slug: str, identity: Identity, run_id: str, outputs: Values) -> None:
+def save(store: HomeStore, slug: str, identity: Identity, run_id: str, outputs: Values) -> None:
     """Make `outputs` the result for `identity`, once all its files are written."""
     _put(store, identity, run_id, outputs)
     last = {"run_id": run_id, "key": identity.key, "facts": dict(identity.facts)}
     write_atomically(store.last(slug), json.dumps(last))
 
 
-def lend(lender: Store, borrower: Store) -> None:
+def lend(lender: HomeStore, borrower: HomeStore) -> None:
     """Give a scratch home the results of another one, whose files it uses where they
     are."""
     for file in (lender.home / "cache").glob("*.json"):
@@ -224,7 +224,7 @@ def lend(lender: Store, borrower: Store) -> None:
                 write_atomically(borrower.entry(file.stem), text)
 
 
-def _put(store: Store, identity: Identity, run_id: str, outputs: Values) -> None:
+def _put(store: HomeStore, identity: Identity, run_id: str, outputs: Values) -> None:
     artifacts = {}
     for name, value in outputs.artifacts.items():
         (artifact,) = each(value)  # a step has no output that is a list
@@ -240,12 +240,12 @@ def _put(store: Store, identity: Identity, run_id: str, outputs: Values) -> None
     write_atomically(store.entry(identity.key), json.dumps({**entry, "sha256": _hash(entry)}))
 
 
-def stored(artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, Stored]:
+def stored(artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, StoredArtifact]:
     """Artifacts as a step's shim reports them, with what is on disk."""
     by_name = {}
     for name, artifact in artifacts.items():
         path = local_path(artifact["uri"])
-        by_name[name] = Stored(
+        by_name[name] = StoredArtifact(
             artifact["uri"],
             artifact["schema_title"],
             artifact["schema_version"],

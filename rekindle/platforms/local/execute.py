@@ -30,8 +30,8 @@ from rekindle.platforms.local.cache import OwnCode, each
 from rekindle.platforms.local.containers import NO_CONTAINERS, Containers
 from rekindle.platforms.local.environments import OnEvent
 from rekindle.platforms.local.process import Control
-from rekindle.platforms.local.step import Job, Outcome, Surroundings, perform, utc_now
-from rekindle.platforms.local.store import Store, is_alive, make_home
+from rekindle.platforms.local.step import Outcome, StepJob, Surroundings, perform, utc_now
+from rekindle.platforms.local.store import HomeStore, is_alive, make_home
 from rekindle.platforms.local.walk import Leaf, Ready, Refused, Skipped, Walk, dependents
 from rekindle.records import Ignored, RunRecord, StepRecord
 
@@ -74,7 +74,7 @@ def execute(
     env = {**PRINTING, **env}
     values = bind(graph, arguments)
     forced = _forced(graph, fresh, from_step)
-    store = Store(Path(home).absolute())
+    store = HomeStore(Path(home).absolute())
     leaves = graph.leaves()
     steps = tuple(StepRecord(name=leaf.path, component=leaf.component) for leaf in leaves)
     record = record.model_copy(
@@ -264,7 +264,7 @@ class _Run:
             if self.on_event:
                 self.on_event(path, event)
 
-        job = Job(
+        job = StepJob(
             ready.node,
             ready.inputs,
             self.around,

@@ -48,7 +48,7 @@ _END_BYTES = 1 << 18  # far more than a traceback
 _MARK = events.MARK.encode()
 
 
-class Log:
+class StepLogFile:
     """Appends what a step prints to a file that may have no room, without secrets; `end`
     is the end of what was written since `begin`: a step that fails for want of room has
     to say so."""
@@ -126,7 +126,7 @@ class Ended:
 def run_shim(
     task: Json,
     folder: Path,
-    log: Log,
+    log: StepLogFile,
     env: Mapping[str, str],
     control: Control,
     on_event: Callable[[Json], None],
@@ -212,7 +212,9 @@ class _Stopper:
             _kill_session(self.process)
 
 
-def _pump(process: Process, log: Log, on_event: Callable[[Json], None], stopper: _Stopper) -> None:
+def _pump(
+    process: Process, log: StepLogFile, on_event: Callable[[Json], None], stopper: _Stopper
+) -> None:
     """Copy output to the log until it ends, picking out our events."""
     assert process.stdout is not None
     unfinished_line = b""

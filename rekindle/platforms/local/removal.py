@@ -23,7 +23,7 @@ from pathlib import Path
 import fsspec
 
 from rekindle.outputs import HomeItem
-from rekindle.platforms.local.store import Store, locked
+from rekindle.platforms.local.store import HomeStore, locked
 from rekindle.train.storage import DEAD_AFTER, storage_of
 
 NAME = re.compile(r"[0-9a-f]{12,}(?:-[0-9a-f]{8})?")
@@ -66,7 +66,7 @@ _KINDS: Mapping[str, _Kind] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Needs:
+class HomeNeeds:
     """What the runs of a home need. `runs`: whether each stays, and why; `used`: the
     names that those which stay mention, `live` those of runs that are alive; `unsure`:
     one that is alive has not recorded yet what it trains; `finished`: keys of trainings;
@@ -84,7 +84,7 @@ class Needs:
     served: frozenset[str] | None = None
 
 
-def survey(home: Path, needs: Needs) -> Iterator[HomeItem]:
+def survey(home: Path, needs: HomeNeeds) -> Iterator[HomeItem]:
     """All that a removal looks at, with the size of what may go."""
     for run_id, (stays, why) in needs.runs.items():
         yield _item(home, "run", home / "runs" / run_id, stays, why)
@@ -114,7 +114,7 @@ def remove(
     """Remove those of `shown` that by `look` still may go; all with what came of it."""
     shown_items = {(item.kind, item.path) for item in shown}
     results: list[HomeItem] = []
-    with Store(home).removal():
+    with HomeStore(home).removal():
         items = [item for item in look() if (item.kind, item.path) in shown_items]
         for item in items:
             update: dict[str, object] = {}
@@ -181,7 +181,7 @@ def _is_of_kind(kind: str, path: Path) -> bool:
     return bool(NAME.fullmatch(path.name.removesuffix(suffix)))
 
 
-def _judged(kind: str, path: Path, needs: Needs, used: set[str]) -> tuple[bool, str]:
+def _judged(kind: str, path: Path, needs: HomeNeeds, used: set[str]) -> tuple[bool, str]:
     """Whether it stays, and why ("": for the reason of its kind)."""
     key = path.name.partition(".")[0]
     if kind in ("draft", "interrupted removal"):
@@ -211,7 +211,7 @@ def _judged_piece(path: Path, is_used: bool) -> tuple[bool, str]:
     return False, ""
 
 
-def _is_served(digest: str, needs: Needs) -> tuple[bool, str]:
+def _is_served(digest: str, needs: HomeNeeds) -> tuple[bool, str]:
     """Whether a copy of the model with this digest stays, and why."""
     if needs.served is None:
         return True, "its registry, or a deployment, gives no answer"

@@ -33,7 +33,7 @@ _UNITS = Path(__file__).parent  # templates of what systemd starts, and when
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class CronJob:
     """What starts: the config's name, a command, the folder it runs in, and the home."""
 
     name: str
@@ -68,7 +68,7 @@ class Here:
             missed = "made up for by one run, once the machine is up"
         return Lowered("\n".join(lines), schedule.timezone, "is left out", missed)
 
-    def files(self, job: Job, schedule: ScheduleSpec) -> dict[str, str]:
+    def files(self, job: CronJob, schedule: ScheduleSpec) -> dict[str, str]:
         """What is written: systemd's files by their paths, or the line of crontab."""
         line = cron.written(schedule.cron)
         note = f"# rekindle {job.name} at {line} ({schedule.timezone})"
@@ -100,7 +100,7 @@ class Here:
         if _ended(*linger).stdout.strip() != "yes":
             yield f"  login    it starts while {user} is logged in; always: loginctl enable-linger"
 
-    def set_schedule(self, job: Job, schedule: ScheduleSpec) -> Schedule:
+    def set_schedule(self, job: CronJob, schedule: ScheduleSpec) -> Schedule:
         """Write the schedule of the config, or change it to this; one that is paused goes
         on."""
         self.lowered(schedule)  # which refuses what cannot be heeded
@@ -193,7 +193,7 @@ def _has_systemd() -> bool:
     return _ended(*_SYSTEMCTL, "show-environment").returncode == 0
 
 
-def _cron_command(job: Job) -> str:
+def _cron_command(job: CronJob) -> str:
     """What a line of crontab runs: flock leaves it out while the run before it goes
     on."""
     log = job.home / "schedules" / f"{job.name}.log"

@@ -22,12 +22,12 @@ from rekindle.masking import masked
 from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.docker import HOME_LABEL, RUN_LABEL
 from rekindle.platforms.local import cache, process
-from rekindle.platforms.local.cache import NOTHING, Given, Identity, OwnCode, Stored, Values
+from rekindle.platforms.local.cache import NOTHING, Given, Identity, OwnCode, StoredArtifact, Values
 from rekindle.platforms.local.containers import Containers
 from rekindle.platforms.local.content import FileFact, describe, digest, local_path
 from rekindle.platforms.local.environments import Packages, packages_of
-from rekindle.platforms.local.process import Control, Ended, Log, run_shim
-from rekindle.platforms.local.store import Store, slug
+from rekindle.platforms.local.process import Control, Ended, StepLogFile, run_shim
+from rekindle.platforms.local.store import HomeStore, slug
 from rekindle.platforms.local.walk import Leaf, rendered
 from rekindle.platforms.mounted import artifact_of
 from rekindle.protojson import carried
@@ -39,7 +39,7 @@ Json: TypeAlias = dict[str, Any]
 class Surroundings:
     """What all steps of a run have in common."""
 
-    store: Store
+    store: HomeStore
     run_id: str
     name: str
     pipeline: str
@@ -91,7 +91,7 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class StepJob:
     """One step to be done. `forced` says why the cache is not asked ("" = it is)."""
 
     step: Leaf
@@ -116,7 +116,7 @@ class Job:
         return self.around.store.step(self.around.run_id, self.step.path)
 
 
-def perform(job: Job) -> Outcome:
+def perform(job: StepJob) -> Outcome:
     """Do the job; never raises."""
     began = time.monotonic()
     try:
@@ -134,7 +134,7 @@ def perform(job: Job) -> Outcome:
     return dataclasses.replace(outcome, seconds=time.monotonic() - began)
 
 
-def _import(job: Job, node: Importer) -> Outcome:
+def _import(job: StepJob, node: Importer) -> Outcome:
     """The artifact where it is: here it has to exist, elsewhere the step that reads it
     will see."""
 
@@ -158,11 +158,11 @@ def _import(job: Job, node: Importer) -> Outcome:
     if path is not None:
         artifact_uri = str(path)
         files = describe(path, follow=True)
-    artifact = Stored(artifact_uri, kind.schema_title, kind.schema_version, metadata, files)
+    artifact = StoredArtifact(artifact_uri, kind.schema_title, kind.schema_version, metadata, files)
     return Outcome(node, "succeeded", Values({}, {kind.name: artifact}), reason=f"imported {uri}")
 
 
-def _perform(job: Job, step: Step) -> Outcome:
+def _perform(job: StepJob, step: Step) -> Outcome:
     store = job.around.store
     identity = _identity(job, step, job.inputs)
     if not step.cache:
@@ -190,7 +190,7 @@ def _perform(job: Job, step: Step) -> Outcome:
         return _run(job, step, identity, reason, keep=True)
 
 
-def _identity(job: Job, step: Step, inputs: Values) -> Identity:
+def _identity(job: StepJob, step: Step, inputs: Values) -> Identity:
     surroundings = job.around
     image_id = surroundings.containers.image_of(step)
     own_code = surroundings.own_code(cache.names_of_code(step, inputs))
@@ -198,7 +198,7 @@ def _identity(job: Job, step: Step, inputs: Values) -> Identity:
     return cache.identify(step, inputs, surroundings.source_hash, image_id, own_code, home)
 
 
-def _is_what_it_was(job: Job, step: Step, identity: Identity) -> bool:
+def _is_what_it_was(job: StepJob, step: Step, identity: Identity) -> bool:
     """Whether the user's code and imported files are those that the step was known by."""
     home = job.around.store.home
     with contextlib.suppress(RekindleError, OSError):  # what cannot be read now has changed
@@ -216,7 +216,7 @@ def _is_what_it_was(job: Job, step: Step, identity: Identity) -> bool:
     return False
 
 
-def _described_again(artifact: Stored, home: Path) -> Stored:
+def _described_again(artifact: StoredArtifact, home: Path) -> StoredArtifact:
     """The artifact with its files as they are now; those under rekindle's home do not
     change."""
     path = local_path(artifact.uri)
@@ -229,7 +229,7 @@ def _described_again(artifact: Stored, home: Path) -> Stored:
     return dataclasses.replace(artifact, files=files)
 
 
-def _in_workspace(job: Job, step: Step) -> bool:
+def _in_workspace(job: StepJob, step: Step) -> bool:
     """Whether the step is given the workspace, of which nothing is kept."""
     container = step.container
     for text in (*container.command, *container.args, *container.env.values()):
@@ -239,14 +239,14 @@ def _in_workspace(job: Job, step: Step) -> bool:
     return any(workspace in str(value) for value in job.inputs.parameters.values())
 
 
-def _run(job: Job, step: Step, identity: Identity, reason: str, keep: bool) -> Outcome:
+def _run(job: StepJob, step: Step, identity: Identity, reason: str, keep: bool) -> Outcome:
     """The outcome of attempts until one succeeds or none is left; `keep` puts the result
     into the cache."""
     retry = step.retry
     control = job.around.control
     job.folder.mkdir(parents=True, exist_ok=True)
     outcome = Outcome(step, "cancelled", reason="the run was interrupted", key=identity.key)
-    with Log(job.folder / "log.txt") as log:
+    with StepLogFile(job.folder / "log.txt") as log:
         for attempt in range(1, retry.count + 2):
             job.say({"attempts": attempt, "reason": reason, "cache_key": identity.key})
             outcome = _attempt(job, step, identity, log, keep)
@@ -265,7 +265,7 @@ class _AttemptFailed(Exception):
     """Leaves the folder of an attempt, which is then removed."""
 
 
-def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> Outcome:
+def _attempt(job: StepJob, step: Step, identity: Identity, log: StepLogFile, keep: bool) -> Outcome:
     surroundings = job.around
     log.begin()
     try:
@@ -289,13 +289,15 @@ def _attempt(job: Job, step: Step, identity: Identity, log: Log, keep: bool) -> 
     return Outcome(step, "succeeded", outputs)
 
 
-def _node_folder(job: Job, node: int) -> Path:
+def _node_folder(job: StepJob, node: int) -> Path:
     """Where a node but the first has its log, and what it writes; the first has the
     step's."""
     return job.folder / f"node-{node}"
 
 
-def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, Ended, bytes]:
+def _execute(
+    job: StepJob, step: Step, folder: Path, log: StepLogFile
+) -> tuple[int | None, Ended, bytes]:
     """The node that decided how the attempt ended (None for a single one), how it ended,
     and the end of its log."""
     surroundings = job.around
@@ -327,7 +329,7 @@ def _execute(job: Job, step: Step, folder: Path, log: Log) -> tuple[int | None, 
         elif packages:
             task["python"] = surroundings.pythons[packages]
             fork_server = None
-        own_log = contextlib.nullcontext(log) if is_first else Log(work / "log.txt")
+        own_log = contextlib.nullcontext(log) if is_first else StepLogFile(work / "log.txt")
         with own_log as opened_log:
             ended = run_shim(
                 task,

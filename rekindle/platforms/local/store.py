@@ -34,7 +34,7 @@ _GLANCE_SECONDS = 1.0  # far longer than a look at a lock takes
 
 
 @dataclasses.dataclass(frozen=True)
-class Store:
+class HomeStore:
     """The folders of one home."""
 
     home: Path
@@ -143,7 +143,7 @@ def clear_killed_attempts(parent: Path) -> None:
 def is_alive(home: Path, run_id: str) -> bool:
     """Whether a process still works on this run; a record that says so may be of a killed
     one."""
-    path = Store(home).run(run_id) / "lock"
+    path = HomeStore(home).run(run_id) / "lock"
     try:
         with locked(path, create=False, how=fcntl.LOCK_SH) as is_held:
             return not is_held
@@ -156,7 +156,7 @@ def owner(home: Path, run_id: str) -> int | None:
     does."""
     if not is_alive(home, run_id):
         return None
-    text = (Store(home).run(run_id) / "lock").read_text().strip()
+    text = (HomeStore(home).run(run_id) / "lock").read_text().strip()
     return int(text) if text else None
 
 

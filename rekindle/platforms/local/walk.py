@@ -27,7 +27,7 @@ from rekindle.ir.graph import Dag, FromInput, FromTask, SubDag
 from rekindle.ir.placeholders import Template, filled, has_templates, lower
 from rekindle.ir.values import FIT, element, parsed, received
 from rekindle.launch import shim
-from rekindle.platforms.local.cache import NOTHING, Given, Stored, Values, each
+from rekindle.platforms.local.cache import NOTHING, Given, StoredArtifact, Values, each
 from rekindle.protojson import carried
 
 Leaf = ir.Step | ir.Importer
@@ -152,7 +152,7 @@ def collected(dag: Dag, turns: list[Values]) -> Values:
     """The outputs of a loop: a list for each, without the turns that have no value."""
     artifacts: dict[str, Given] = {}
     for name in dag.artifacts:
-        items: list[Stored] = []
+        items: list[StoredArtifact] = []
         for turn in turns:
             if name in turn.artifacts:
                 items += each(turn.artifacts[name])

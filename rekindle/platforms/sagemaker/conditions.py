@@ -72,7 +72,7 @@ def _is_comparable(source: Source | None, values: Mapping[str, Any]) -> bool:
 def _names(part: ir.Expression | ir.Term) -> Iterator[str]:
     """The names that an expression refers to."""
     match part:
-        case ir.Reference(name):
+        case ir.ParameterReference(name):
             yield name
         case ir.Not(inner) | ir.Cast(_, inner):
             yield from _names(inner)
@@ -117,7 +117,7 @@ def _value(term: ir.Term, guard: Guard, operand: Operand) -> object:
             return int(plain)
         case ir.Cast(_, inner):
             return _value(inner, guard, operand)
-        case ir.Reference(name):
+        case ir.ParameterReference(name):
             source = guard.values.get(name)
             if isinstance(source, Constant):
                 return source.value

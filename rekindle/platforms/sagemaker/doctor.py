@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError, UnreachableError
-from rekindle.platforms.checks import Check, Needs, NotChecked, about, may
+from rekindle.platforms.checks import Needs, NotChecked, PlatformCheck, about, may
 from rekindle.platforms.sagemaker.client import Client, connected, images
 from rekindle.platforms.submission import Definition, plain_name
 from rekindle.spec.platforms import SageMakerSpec
@@ -41,7 +41,9 @@ Statement: TypeAlias = dict[str, Any]
 """A statement of an IAM policy."""
 
 
-def checks(place: SageMakerSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
+def checks(
+    place: SageMakerSpec, definition: Definition | None, needs: Needs
+) -> Iterator[PlatformCheck]:
     if not place.region or not place.role_arn:  # which of them is missing is reported elsewhere
         return
     check_of = about("sagemaker", Account(place))

@@ -25,7 +25,7 @@ from rekindle.platforms.sagemaker.client import (
     page,
     where,
 )
-from rekindle.platforms.snapshot import Log, RunSnapshot, step_times
+from rekindle.platforms.snapshot import LogPiece, RunSnapshot, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import SageMakerSpec
@@ -73,10 +73,10 @@ def describe(place: SageMakerSpec, id: str) -> RunSnapshot:
         return RunSnapshot(status, tuple(steps), execution.get("FailureReason", ""), ended)
 
 
-def read_log(place: SageMakerSpec, id: str, step: StepRecord, cursor: str) -> Log:
+def read_log(place: SageMakerSpec, id: str, step: StepRecord, cursor: str) -> LogPiece:
     """The lines of every machine since; those of several begin with its name."""
     if not step.log:
-        return Log("", cursor)  # it has not begun
+        return LogPiece("", cursor)  # it has not begun
     group, _, job = step.log.rpartition(":")
     tokens: dict[str, str] = json.loads(cursor or "{}")  # by stream
     text = ""
@@ -87,14 +87,14 @@ def read_log(place: SageMakerSpec, id: str, step: StepRecord, cursor: str) -> Lo
                 logGroupName=group, logStreamNamePrefix=f"{job}/", limit=_MOST_STREAMS
             )["logStreams"]
         except logs.exceptions.ResourceNotFoundException:
-            return Log("", cursor)  # the job has printed nothing yet
+            return LogPiece("", cursor)  # the job has printed nothing yet
         for stream in streams:
             name = stream["logStreamName"]
             machine = name.removeprefix(f"{job}/").rpartition("-")[0]
             prefix = f"[{machine}] " if len(streams) > 1 else ""
             lines, tokens[name] = _lines(logs, group, name, tokens.get(name, ""))
             text += "".join(f"{prefix}{line}\n" for line in lines)
-    return Log(text, json.dumps(tokens))
+    return LogPiece(text, json.dumps(tokens))
 
 
 def cancel(place: SageMakerSpec, id: str) -> None:

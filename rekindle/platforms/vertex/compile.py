@@ -239,7 +239,7 @@ def launcher(step: Step, pipeline: str, place: VertexSpec) -> Json:
 
 
 @dataclasses.dataclass(frozen=True)
-class Machine:
+class VertexMachine:
     """A machine by its name there, and the GPUs in it:
     our `gpu`, the service's `accelerator`."""
 
@@ -285,7 +285,7 @@ def custom_job(step: Step, pipeline: str, place: VertexSpec) -> Json:
     return job
 
 
-def _worker_pool(machine: Machine, image: str, count: int) -> Json:
+def _worker_pool(machine: VertexMachine, image: str, count: int) -> Json:
     machine_spec: Json = {"machineType": machine.name}
     if machine.accelerator:
         machine_spec["acceleratorType"] = machine.accelerator
@@ -374,11 +374,11 @@ def _container_problems(step: Step) -> Iterator[Problem]:
         )
 
 
-def _machines() -> list[Machine]:
-    return [Machine(*row) for row in limits("vertex")["custom_job"]["machines"]]
+def _machines() -> list[VertexMachine]:
+    return [VertexMachine(*row) for row in limits("vertex")["custom_job"]["machines"]]
 
 
-def _machine(distribution: Distribution, step: Step) -> Machine | None:
+def _machine(distribution: Distribution, step: Step) -> VertexMachine | None:
     """The first that fits; ValueError for a quantity that cannot be read."""
     if not distribution.gpus_per_node:
         return _cpu_machine(distribution, step)
@@ -394,12 +394,12 @@ def _machine(distribution: Distribution, step: Step) -> Machine | None:
     return None
 
 
-def _cpu_machine(distribution: Distribution, step: Step) -> Machine | None:
+def _cpu_machine(distribution: Distribution, step: Step) -> VertexMachine | None:
     names = limits("vertex")["custom_job"]["cpu_machines"]
     if distribution.machine:
-        return Machine(distribution.machine) if distribution.machine in names else None
+        return VertexMachine(distribution.machine) if distribution.machine in names else None
     name = smallest(step.container.resources, sizes(names))
-    return Machine(name) if name else None
+    return VertexMachine(name) if name else None
 
 
 def _no_machine(step: Step, distribution: Distribution) -> Problem:

@@ -18,7 +18,7 @@ from rekindle.catalog.tables import limits
 from rekindle.errors import Problem, RequestError, first_line
 from rekindle.http import HttpError
 from rekindle.platforms import reads
-from rekindle.platforms.checks import Check, Needs, NotChecked, about, may, rights
+from rekindle.platforms.checks import Needs, NotChecked, PlatformCheck, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition
 from rekindle.platforms.vertex.client import LOG_IN, SCOPES, Json, images
@@ -52,11 +52,13 @@ def permissions(place: VertexSpec, needs: Needs) -> str:
     return "\n".join(lines)
 
 
-def checks(place: VertexSpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
+def checks(
+    place: VertexSpec, definition: Definition | None, needs: Needs
+) -> Iterator[PlatformCheck]:
     if not place.project or not place.region:  # which of them is missing is reported elsewhere
         return
-    check_of = about("vertex", Project(place))
-    yield check_of("credentials", "project", Project.login, early=True, login=True)
+    check_of = about("vertex", AskedProject(place))
+    yield check_of("credentials", "project", AskedProject.login, early=True, login=True)
     yield check_of("you may", "project", permitted, early=True)
     if needs.deploys:
         yield check_of("you may deploy", "project", permitted_beyond, "deploy_permissions")
@@ -74,7 +76,7 @@ def checks(place: VertexSpec, definition: Definition | None, needs: Needs) -> It
         yield check_of(f"secret {variable}", f"secrets.{variable}", secret, name)
 
 
-class Project:
+class AskedProject:
     """The project that `place` names, and the user who is logged in here."""
 
     def __init__(self, place: VertexSpec) -> None:
@@ -119,7 +121,7 @@ class Project:
         return headers
 
 
-def permitted(project: Project) -> str:
+def permitted(project: AskedProject) -> str:
     """Whether there is such a project, in which who is logged in may run pipelines."""
     name = project.place.project
     needed = limits("vertex")["your_permissions"]
@@ -140,7 +142,7 @@ def permitted(project: Project) -> str:
     return ", ".join(needed)
 
 
-def permitted_beyond(project: Project, table: str) -> str:
+def permitted_beyond(project: AskedProject, table: str) -> str:
     """Whether who is logged in has the permissions that a table of the catalog lists."""
     name = project.place.project
     fixes = {}
@@ -149,7 +151,7 @@ def permitted_beyond(project: Project, table: str) -> str:
     return may(fixes, _missing(project, fixes))
 
 
-def _missing(project: Project, permissions: Collection[str]) -> list[str]:
+def _missing(project: AskedProject, permissions: Collection[str]) -> list[str]:
     """The permissions that who is logged in does not have."""
     name = project.place.project
     url = f"https://cloudresourcemanager.googleapis.com/v1/projects/{name}:testIamPermissions"
@@ -158,7 +160,7 @@ def _missing(project: Project, permissions: Collection[str]) -> list[str]:
     return [permission for permission in permissions if permission not in granted]
 
 
-def enabled(project: Project) -> str:
+def enabled(project: AskedProject) -> str:
     """Whether the project uses Vertex AI at all."""
     name = project.place.project
     api = "aiplatform.googleapis.com"
@@ -171,7 +173,7 @@ def enabled(project: Project) -> str:
     return api
 
 
-def region(project: Project) -> str:
+def region(project: AskedProject) -> str:
     """Whether Vertex AI is in the region."""
     place = project.place
     url = f"https://aiplatform.googleapis.com/v1/projects/{place.project}/locations"
@@ -192,7 +194,7 @@ def region(project: Project) -> str:
     raise RequestError(f"Vertex AI is in no region `{place.region}`", fix=fix)
 
 
-def bucket(project: Project) -> str:
+def bucket(project: AskedProject) -> str:
     """Whether the bucket is there, who is logged in may use it, and it lies near."""
     place = project.place
     name = place.artifact_root.removeprefix("gs://").partition("/")[0]
@@ -224,7 +226,7 @@ def bucket(project: Project) -> str:
     return f"{name} in {location}, of the project {described.get('projectNumber', '?')}"
 
 
-def image(project: Project, reference: Image) -> str:
+def image(project: AskedProject, reference: Image) -> str:
     """Whether Artifact Registry has the image;
     other registries are not asked with a token."""
     if not reference.host.endswith((".pkg.dev", "gcr.io")):
@@ -234,7 +236,7 @@ def image(project: Project, reference: Image) -> str:
     return manifest(reference, project.headers("HEAD", reference.url), fix)
 
 
-def secret(project: Project, name: str) -> str:
+def secret(project: AskedProject, name: str) -> str:
     """Whether the version of the secret is there and enabled; its value is not read."""
     project_name = name.split("/")[1]
     missing = Problem(

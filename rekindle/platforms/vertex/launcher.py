@@ -29,9 +29,9 @@ from rekindle.http import HttpError
 from rekindle.platforms.launcher import (
     ENDED_RUN,
     Allowed,
+    Attempt,
     Cause,
     GiveUp,
-    Job,
     Launcher,
     Start,
 )
@@ -62,7 +62,7 @@ _FIXES: Mapping[Cause, str] = {
 }
 
 
-def job_of(raw: Json) -> Job:
+def job_of(raw: Json) -> Attempt:
     """A CustomJob from the JSON of the API."""
     container = raw["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
     state = raw.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_")
@@ -70,7 +70,7 @@ def job_of(raw: Json) -> Job:
     ended = raw.get("endTime")
     if not ended and state in ENDED_RUN:
         ended = raw.get("updateTime")  # an expired job may lack the time of its end
-    return Job(
+    return Attempt(
         raw["name"],
         state,
         _seconds(raw["createTime"]),
@@ -136,11 +136,11 @@ class VertexLauncher(Launcher):
             return f"this task of it is {', '.join(sorted(own_states)).lower()}"
         return f"it is {state.lower()}" if state in _RUN_ENDS else ""
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[Attempt]:
         """All with the label, those just created included, whether or not they are listed
         yet."""
         query = {"filter": f"labels.{TASK_LABEL}={self.label}", "pageSize": "100"}
-        jobs: dict[str, Job] = {}
+        jobs: dict[str, Attempt] = {}
         while True:
             page = self.google.get("aiplatform", self.jobs_path, query, self.patience)
             jobs |= {raw["name"]: job_of(raw) for raw in page.get("customJobs", [])}
@@ -151,7 +151,7 @@ class VertexLauncher(Launcher):
             jobs[name] = job_of(self.google.get("aiplatform", f"/v1/{name}", None, self.patience))
         return list(jobs.values())
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: Attempt) -> None:
         """Ask for its end. One that is over already stays as it is."""
         try:
             self.google.post("aiplatform", f"/v1/{job.name}:cancel", {}, min(self.patience, 60.0))
@@ -211,14 +211,14 @@ class VertexLauncher(Launcher):
         job["jobSpec"]["scheduling"]["timeout"] = f"{int(attempt.seconds)}s"
         return dict(job)
 
-    def follow(self, job: Job) -> None:
+    def follow(self, job: Attempt) -> None:
         name_and_state = f"{job.name} {job.state}"
         if name_and_state != self.logged:
             self.logged = name_and_state
             error = f": {job.error}" if job.error else ""
             log.info("%s: %s%s", job.number, job.state.lower(), error)
 
-    def page(self, job: Job) -> str:
+    def page(self, job: Attempt) -> str:
         """The job in the console, and its logs there."""
         console = "https://console.cloud.google.com"
         location = f"locations/{self.region}/training/{job.number}/cpu"
@@ -228,7 +228,7 @@ class VertexLauncher(Launcher):
             f"{console}/logs/query;query={query}?project={self.project}"
         )
 
-    def cause(self, job: Job) -> Cause:
+    def cause(self, job: Attempt) -> Cause:
         """Why an ended job failed. On spot, a node that left no word was taken away."""
         if job.state == "CANCELLED":
             return "cancelled"
@@ -245,7 +245,7 @@ class VertexLauncher(Launcher):
         is_silent = len(last_words) < self.payload["nodes"] and job.started is not None
         return "preempted" if is_spot and is_silent else "failed"
 
-    def last_words(self, job: Job) -> dict[int, Json]:
+    def last_words(self, job: Attempt) -> dict[int, Json]:
         """How each node ended, by its rank, as far as they could say."""
         last_words: dict[int, Json] = {}
         folder = node.folder_of(job.command)
@@ -258,7 +258,7 @@ class VertexLauncher(Launcher):
                     last_words[rank] = word
         return last_words
 
-    def deliver(self, job: Job) -> int:
+    def deliver(self, job: Attempt) -> int:
         """Write what node rank 0 left as this task's output, artifacts where they are."""
         folder = node.folder_of(job.command)
         if folder is None or not (folder / RESULT).exists():

@@ -34,7 +34,7 @@ from rekindle.errors import RekindleError, RequestError
 from rekindle.http import HttpError
 from rekindle.launch import node, shim
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.platforms.vertex.rest import Google, SecretError, places, secrets
+from rekindle.platforms.vertex.rest import Google, VertexSecretError, places, secrets
 
 Json: TypeAlias = dict[str, Any]
 _POOL = re.compile(r"workerpool(\d+)")
@@ -145,7 +145,7 @@ def main(folder: Path) -> int:
     google = Google(places(task["region"]))
     try:
         os.environ.update(secrets(google, task["secrets"]))
-    except SecretError as error:
+    except VertexSecretError as error:
         return _ended(folder, rank, 1, f"cannot read the secret {error}")
     if rank == 0:
         _end_with_run(task["run"], google, task["watch_seconds"])

@@ -24,7 +24,7 @@ _FIRST_PAUSE_SECONDS = 0.5
 _TOKEN = "/computeMetadata/v1/instance/service-accounts/default/token"  # noqa: S105 - a path
 
 
-class SecretError(Exception):
+class VertexSecretError(Exception):
     """A secret cannot be read; the text names its variable."""
 
 
@@ -112,6 +112,6 @@ def secrets(google: Google, references: Mapping[str, str]) -> dict[str, str]:
         try:
             response = google.get("secretmanager", f"/v1/{name}:access", patience=60)
         except HttpError as error:
-            raise SecretError(f"{variable}: {error}") from None
+            raise VertexSecretError(f"{variable}: {error}") from None
         values[variable] = base64.b64decode(response["payload"]["data"]).decode()
     return values

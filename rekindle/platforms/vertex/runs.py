@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from rekindle.ir.edit.rewrite import launched
-from rekindle.platforms.snapshot import Log, RunSnapshot, moment, step_times
+from rekindle.platforms.snapshot import LogPiece, RunSnapshot, moment, step_times
 from rekindle.platforms.submission import (
     Definition,
     RunTag,
@@ -81,10 +81,10 @@ def describe(place: VertexSpec, id: str) -> RunSnapshot:
         return RunSnapshot(status, tuple(steps), error, ended)
 
 
-def read_log(place: VertexSpec, id: str, step: StepRecord, cursor: str) -> Log:
+def read_log(place: VertexSpec, id: str, step: StepRecord, cursor: str) -> LogPiece:
     """The lines since, those of a distributed step's nodes beginning with their rank."""
     if not step.log:
-        return Log("", cursor)
+        return LogPiece("", cursor)
     position = json.loads(cursor or "{}")
     since = position.get("since", step.started_at)
     shown = set(position.get("told", ()))  # entries that may come again
@@ -103,7 +103,7 @@ def read_log(place: VertexSpec, id: str, step: StepRecord, cursor: str) -> Log:
             new_entries += of_new_jobs
             node_jobs += new_jobs
     if not new_entries:
-        return Log("", cursor)
+        return LogPiece("", cursor)
     # the next call asks for the last seconds again, and leaves out what is shown
     next_since = max(map(_time_of, entries)) - _LATE
     may_come_again = [_key(entry) for entry in entries if _time_of(entry) >= next_since]
@@ -115,7 +115,7 @@ def read_log(place: VertexSpec, id: str, step: StepRecord, cursor: str) -> Log:
     lines: list[str] = []
     for entry in sorted(new_entries, key=_time_of):
         lines += _lines(entry, step_job)
-    return Log("".join(f"{line}\n" for line in lines), json.dumps(next_position))
+    return LogPiece("".join(f"{line}\n" for line in lines), json.dumps(next_position))
 
 
 def cancel(place: VertexSpec, id: str) -> None:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rekindle.platforms.vertex.rest import Google, SecretError, places, secrets
+from rekindle.platforms.vertex.rest import Google, VertexSecretError, places, secrets
 
 MODULE = "rekindle.platforms.vertex.secrets"
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:
     """Become the command; an exit code only if that is not to be."""
     try:
         values = secrets(Google(places("", environment)), json.loads(argv[1]))
-    except SecretError as error:
+    except VertexSecretError as error:
         sys.stderr.write(f"cannot read the secret {error}\n")
         return 1
     os.execvpe(argv[2], list(argv[2:]), {**environment, **values})  # noqa: S606 - the step's own

@@ -17,7 +17,7 @@ from rekindle.errors import PlatformError, RequestError, StepError, UnreachableE
 from rekindle.platforms.azureml import endpoint as module
 from rekindle.platforms.azureml.endpoint import AzureMLEndpoint
 from rekindle.serve.messages import Traffic
-from rekindle.serve.rollout import Log, Rollout, serving
+from rekindle.serve.rollout import Rollout, RolloutLog, serving
 from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
 from rekindle.train.storage import storage_of
@@ -113,7 +113,7 @@ class World:
         return made
 
     def rollout(self, wait=True):
-        log = Log(storage_of(self.log), lambda event: None)
+        log = RolloutLog(storage_of(self.log), lambda event: None)
         return Rollout(self.endpoint(), log, FAST, wait, lambda event, traffic: None)
 
     def to(self, version, wait=True):

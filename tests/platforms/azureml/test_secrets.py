@@ -114,10 +114,10 @@ def test_without_an_identity_the_step_says_what_to_do(
     vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MSI_SECRET", "of-another-container")
-    with pytest.raises(secrets.SecretError, match=r"platforms\.azureml\.identity: managed"):
+    with pytest.raises(secrets.KeyVaultSecretError, match=r"platforms\.azureml\.identity: managed"):
         secrets.read(["HF_TOKEN"], NAMED)
     monkeypatch.setitem(sys.modules, "azure.identity", None)
-    with pytest.raises(secrets.SecretError, match="pip install azure-identity"):
+    with pytest.raises(secrets.KeyVaultSecretError, match="pip install azure-identity"):
         secrets.read(["HF_TOKEN"], NAMED)
     assert vault.asked == []
 
@@ -132,7 +132,7 @@ def test_a_step_that_acts_as_whoever_submitted_reads_as_them(
 
 
 def test_an_address_that_got_lost_is_missed(vault: Vault) -> None:
-    with pytest.raises(secrets.SecretError, match="REKINDLE_SECRET_OTHER"):
+    with pytest.raises(secrets.KeyVaultSecretError, match="REKINDLE_SECRET_OTHER"):
         secrets.read(["HF_TOKEN", "OTHER"], NAMED)
     assert vault.asked == []
 
@@ -141,12 +141,12 @@ def test_the_token_follows_no_redirection_and_patience_ends(
     vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vault.faults = [302]
-    with pytest.raises(secrets.SecretError, match="HTTP 302"):
+    with pytest.raises(secrets.KeyVaultSecretError, match="HTTP 302"):
         secrets.read(["HF_TOKEN"], NAMED)
     assert len(vault.asked) == 1
     monkeypatch.setattr(secrets, "PAUSES_SECONDS", (0.0, 0.0))
     vault.faults = [503] * 9
-    with pytest.raises(secrets.SecretError, match="HTTP 503"):
+    with pytest.raises(secrets.KeyVaultSecretError, match="HTTP 503"):
         secrets.read(["HF_TOKEN"], NAMED)
     assert len(vault.faults) == 6
 

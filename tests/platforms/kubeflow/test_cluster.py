@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.errors import StepError
 from rekindle.http import Stopped
-from rekindle.platforms.kubeflow.cluster import Cluster, Conflict
+from rekindle.platforms.kubeflow.cluster import ApiServer, Conflict
 from tests.servers.kubeflow.kubernetes import ACCOUNT, FakeCluster, Trouble
 
 PODS = "/api/v1/namespaces/kubeflow/pods"
@@ -26,7 +26,7 @@ def fake(tmp_path: Path) -> Iterator[FakeCluster]:
 
 
 def test_a_token_that_rotates_is_read_anew(fake: FakeCluster) -> None:
-    cluster = Cluster.around(fake.account, fake.url)
+    cluster = ApiServer.around(fake.account, fake.url)
     assert cluster.get(PODS) == {"kind": "List", "items": []}
     fake.tokens = {"token-2": ACCOUNT}
     rotating = threading.Timer(0.3, (fake.account / "token").write_text, ["token-2\n"])
@@ -35,7 +35,7 @@ def test_a_token_that_rotates_is_read_anew(fake: FakeCluster) -> None:
 
 
 def test_a_token_that_stays_wrong_ends_in_words(fake: FakeCluster) -> None:
-    cluster = Cluster(fake.url, "nonsense", patience_seconds=0.5)
+    cluster = ApiServer(fake.url, "nonsense", patience_seconds=0.5)
     with pytest.raises(StepError, match="does not answer: HTTP 401: Unauthorized") as caught:
         cluster.get(PODS)
     assert caught.value.problems[0].where == f"GET {fake.url}{PODS}"
@@ -45,7 +45,7 @@ def test_patience_ends(fake: FakeCluster) -> None:
     fake.troubles.append(Trouble("pods", times=1_000, status=503))
     began = time.monotonic()
     with pytest.raises(StepError, match="503"):
-        Cluster.around(fake.account, fake.url, patience_seconds=1.0).get(PODS)
+        ApiServer.around(fake.account, fake.url, patience_seconds=1.0).get(PODS)
     assert time.monotonic() - began < 10
     assert 2 < len(fake.requests) < 20
 
@@ -53,14 +53,14 @@ def test_patience_ends(fake: FakeCluster) -> None:
 def test_waiting_is_interrupted(fake: FakeCluster) -> None:
     fake.troubles.append(Trouble("pods", times=1_000, status=503))
     stopping = threading.Event()
-    cluster = Cluster.around(fake.account, fake.url, stopping=stopping)
+    cluster = ApiServer.around(fake.account, fake.url, stopping=stopping)
     stopping.set()
     with pytest.raises(Stopped):
         cluster.get(PODS)
 
 
 def test_what_there_is_already_and_what_is_newer(fake: FakeCluster) -> None:
-    admin = Cluster(fake.url, "admin")
+    admin = ApiServer(fake.url, "admin")
     jobs = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/kubeflow/trainjobs"
     owner = fake.workflows["run"]
     job = {
@@ -122,7 +122,7 @@ def test_the_server_is_who_its_certificate_says(fake: FakeCluster, tmp_path: Pat
     fake.server.socket = context.wrap_socket(fake.server.socket, server_side=True)
     url = fake.url.replace("http://", "https://")
     shutil.copy(certificate, fake.account / "ca.crt")
-    assert Cluster.around(fake.account, url).get(PODS) == {"kind": "List", "items": []}
-    assert Cluster(url, "admin", certificate.read_text()).get(PODS) is not None
+    assert ApiServer.around(fake.account, url).get(PODS) == {"kind": "List", "items": []}
+    assert ApiServer(url, "admin", certificate.read_text()).get(PODS) is not None
     with pytest.raises(StepError, match="CERTIFICATE_VERIFY_FAILED"):
-        Cluster(url, "admin", patience_seconds=0.5).get(PODS)
+        ApiServer(url, "admin", patience_seconds=0.5).get(PODS)

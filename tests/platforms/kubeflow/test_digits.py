@@ -18,7 +18,7 @@ import pytest
 from rekindle.cli.main import invoke
 from rekindle.platforms.checks import Needs
 from rekindle.platforms.kubeflow import doctor
-from rekindle.platforms.kubeflow.cluster import Cluster
+from rekindle.platforms.kubeflow.cluster import ApiServer
 from rekindle.records import RunRecord
 from rekindle.report.collect import collect
 from rekindle.spec.platforms import KubeflowSpec
@@ -225,5 +225,5 @@ def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
     (row, *_) = json.loads(evidence)["smoke"]["rows"]
     path = "/api/v1/namespaces/kubeflow/services/http:digits-deployed:80/proxy/predict"
     body = {"instances": [{"image": row["content"]}]}
-    answer = Cluster(cluster.url, "deployer").answer("POST", path, {}, body)
+    answer = ApiServer(cluster.url, "deployer").answer("POST", path, {}, body)
     assert answer["predictions"] == [row["answer"]]

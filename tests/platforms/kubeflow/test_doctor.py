@@ -18,7 +18,7 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms import reads
-from rekindle.platforms.checks import Check, Needs, answered, run_checks
+from rekindle.platforms.checks import Needs, PlatformCheck, answered, run_checks
 from rekindle.platforms.kubeflow.compile import compile
 from rekindle.platforms.kubeflow.doctor import checks, image, permissions
 from rekindle.spec.platforms import KubeflowSpec
@@ -213,7 +213,7 @@ def test_an_image_is_looked_for_where_a_registry_answers_anybody(
         for variable, value in hosts.environment.items():
             monkeypatch.setenv(variable, value)
         (wanted,) = reads.images([f"registry.example.com/{name}"])
-        (found,) = answered([Check("image", "", lambda: image(KubeflowSpec(), wanted))])
+        (found,) = answered([PlatformCheck("image", "", lambda: image(KubeflowSpec(), wanted))])
     assert found.state == state, found
     if state == "ok":
         assert found.said == "open/train 1 is sha256:1234 now; better name that digest"

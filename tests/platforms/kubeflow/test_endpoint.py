@@ -10,11 +10,11 @@ import yaml
 from rekindle.errors import RequestError, UnreachableError
 from rekindle.platforms.kubeflow import doctor
 from rekindle.platforms.kubeflow import endpoint as module
-from rekindle.platforms.kubeflow.cluster import Cluster
+from rekindle.platforms.kubeflow.cluster import ApiServer
 from rekindle.platforms.kubeflow.endpoint import KubeflowEndpoint
 from rekindle.platforms.kubeflow.serving import counters, named
 from rekindle.serve.messages import BOUNDS_MS
-from rekindle.serve.rollout import Log, Rollout
+from rekindle.serve.rollout import Rollout, RolloutLog
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import KubeflowSpec
 from rekindle.train.storage import storage_of
@@ -34,7 +34,7 @@ class Killed(BaseException):
 
 
 @dataclasses.dataclass(frozen=True)
-class Killable(Cluster):
+class Killable(ApiServer):
     """A cluster whose client is killed at its n-th request that changes something (`state["at"]`), before or after it."""
 
     state: dict = dataclasses.field(default_factory=lambda: {"at": 0, "when": "", "calls": 0})
@@ -66,7 +66,7 @@ class World:
         return made
 
     def rollout(self):
-        log = Log(storage_of(self.folder / "log"), self.on_event)
+        log = RolloutLog(storage_of(self.folder / "log"), self.on_event)
         return Rollout(self.endpoint, log, self.spec, True, lambda event, traffic: None)
 
     def on_event(self, event):

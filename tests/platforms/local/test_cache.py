@@ -18,7 +18,7 @@ from rekindle.ir.graph import Graph, Step
 from rekindle.platforms.local import content
 from rekindle.platforms.local.cache import Identity, explain_miss, lend, look_up
 from rekindle.platforms.local.content import describe, digest
-from rekindle.platforms.local.store import Store
+from rekindle.platforms.local.store import HomeStore
 from rekindle.records import RunRecord
 from tests.platforms.local.runs import graph, run, stored
 
@@ -241,7 +241,7 @@ def test_a_broken_entry_is_no_result(home: Path, folder: Path) -> None:
     key = first.steps[0].cache_key
     for text in BROKEN:
         (home / "cache" / f"{key}.json").write_text(text)
-        found, reason = look_up(Store(home), _Known(key))
+        found, reason = look_up(HomeStore(home), _Known(key))
         assert (found, reason) == (None, "its cache entry cannot be read"), text
     record = run("chain", home, {"folder": str(folder)})
     assert reasons(record)["make"] == "ran: its cache entry cannot be read"
@@ -260,7 +260,7 @@ def test_an_entry_with_a_changed_value_is_no_result(home: Path, folder: Path) ->
     ):
         assert damaged != content
         file.write_bytes(damaged)
-        found, reason = look_up(Store(home), _Known(first.step("use").cache_key))
+        found, reason = look_up(HomeStore(home), _Known(first.step("use").cache_key))
         assert found is None, damaged
         assert reason in ("its cache entry was damaged", "its cache entry cannot be read")
     record = run("chain", home, {"folder": str(folder)})
@@ -274,7 +274,7 @@ def _flipped(content: bytes, seed: int) -> bytes:
 
 
 def test_what_the_newest_result_was_made_of_may_be_broken_too(home: Path) -> None:
-    store = Store(home)
+    store = HomeStore(home)
     store.last("a").parent.mkdir(parents=True)
     for text in (*BROKEN, '{"facts": []}', '{"facts": 3}', '{"facts": {"a": []}}'):
         store.last("a").write_text(text)
@@ -403,7 +403,7 @@ def test_a_scratch_home_that_is_lent_results_uses_their_files_where_they_are(
     tmp_path: Path, home: Path, folder: Path
 ) -> None:
     first = run("chain", home, {"folder": str(folder)}, run_id="one")
-    lend(Store(home), Store(tmp_path / "scratch"))
+    lend(HomeStore(home), HomeStore(tmp_path / "scratch"))
     second = run("chain", tmp_path / "scratch", {"folder": str(folder)})
     assert set(reasons(second).values()) == {"hit: same inputs and code as in run one"}
     made = [step.artifacts for step in first.steps]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import RekindleError
-from rekindle.platforms.local.store import Store, clear_killed_attempts, is_alive, owner
+from rekindle.platforms.local.store import HomeStore, clear_killed_attempts, is_alive, owner
 from tests.platforms.local.runs import run, stored
 from tests.support.local_execute import alive
 from tests.support.local_interruption import eventually
@@ -24,7 +24,7 @@ CHILD = [sys.executable, "-m", "tests.platforms.local.run_child"]
 def test_an_attempt_is_never_seen_before_it_is_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, lock = Store(tmp_path), fcntl.flock
+    store, lock = HomeStore(tmp_path), fcntl.flock
 
     def others_clear_up_meanwhile(handle: int, how: int) -> None:
         monkeypatch.setattr(fcntl, "flock", lock)
@@ -46,7 +46,7 @@ def start(home: Path, pipeline: str, folder: Path, grace: float = 30) -> subproc
     """A run in a process of its own, returned once its last step runs."""
     command = [*CHILD, str(home), "r", pipeline, str(folder), str(grace)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert eventually(lambda: (folder / "pids").exists() or process.poll() is not None)
+    assert eventually(lambda: (folder / "pids").exists() or process.poll() is not None, 120)
     assert process.poll() is None
     return process
 
@@ -57,7 +57,7 @@ def test_ctrl_c_lets_steps_end_in_order_and_the_run_can_be_resumed(
     process = start(home, "hanging", folder)
     assert owner(home, "r") == process.pid
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=20)
+    told, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "InterruptedRunError" in told
     assert "resumes" in told
@@ -113,7 +113,7 @@ def test_kill_9_leaves_no_process_and_a_run_that_resumes(home: Path, folder: Pat
     assert stored(home, "r").steps[0].cached
     assert len(list((home / "artifacts").rglob("*.partial"))) == 1
     again.send_signal(signal.SIGINT)
-    again.wait(20)
+    again.wait(120)
     assert not list((home / "artifacts" / "hanging.hang").iterdir())
 
 
@@ -122,7 +122,7 @@ def test_a_shim_that_is_killed_takes_its_step_with_it(home: Path, folder: Path) 
     executor = int((folder / "pids").read_text().split()[0])
     shim = int(Path(f"/proc/{executor}/stat").read_text().rsplit(")", 1)[1].split()[1])
     os.kill(shim, signal.SIGKILL)
-    told, _ = process.communicate(timeout=20)
+    told, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "killed by signal 9" in told
     assert not is_running_any(folder, 2), "the executor and its child"

@@ -22,7 +22,7 @@ from rekindle.app.runs import all_runs
 from rekindle.cli.main import invoke
 from rekindle.launch.process import owned
 from rekindle.platforms.local.removal import remove
-from rekindle.platforms.local.store import Store, locked
+from rekindle.platforms.local.store import HomeStore, locked
 from rekindle.records import Registration, RunRecord, ShardManifest, write_atomically
 from rekindle.report.ledger import ledger
 from rekindle.report.retention import Retention
@@ -211,9 +211,9 @@ def test_what_a_run_begins_to_use_after_it_was_shown_stays(
     shown = [item for item in retention.look() if not item.stays]
     wanted = keys(home, "one")
     assert {f"cache/{key}.json" for key in wanted} & {item.path for item in shown}
-    Store(home).run("new").mkdir()
-    with Store(home).hold_run("new"):
-        Store(home).note_use("new", *wanted)
+    HomeStore(home).run("new").mkdir()
+    with HomeStore(home).hold_run("new"):
+        HomeStore(home).note_use("new", *wanted)
         kept = [item for item in remove(home, retention.look, shown) if item.stays]
     assert {f"cache/{key}.json" for key in wanted - keys(home, "three")} <= {i.path for i in kept}
     assert {step.cached for step in again("one").steps} == {True}
@@ -237,7 +237,7 @@ def test_runs_beside_removals_never_read_half_of_a_result(
 
 
 def test_a_run_notes_what_it_uses_while_no_removal_looks(home: Path) -> None:
-    store = Store(home)
+    store = HomeStore(home)
     notes = threading.Thread(target=store.note_use, args=("three", "xxx"))
     with store.removal():
         notes.start()
@@ -269,7 +269,7 @@ def test_a_lock_that_was_removed_before_it_was_taken_is_made_again(
 
 
 def test_what_a_live_run_has_begun_stays(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = Store(home)
+    store = HomeStore(home)
     with store.hold_run("one"), store.attempt("make", "0" * 32) as attempt:
         (attempt / "half").touch()
         store.note_use("one", attempt.name)
@@ -346,7 +346,7 @@ def test_checkpoints_stay_while_a_live_run_has_not_recorded_what_it_trains(
     digits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (digits / "checkpoints" / ("2" * 32)).mkdir(parents=True)
-    with Store(digits).hold_run("new"):
+    with HomeStore(digits).hold_run("new"):
         assert not [path for kind, path in removed(digits, capsys) if kind == "checkpoints"]
     assert [path for kind, path in removed(digits, capsys) if kind == "checkpoints"]
 

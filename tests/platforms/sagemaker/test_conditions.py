@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.ir.condition import evaluate, parse
-from rekindle.ir.flatten import FirstOf, Given, Guard, Listed, Output, Source, Text
+from rekindle.ir.flatten import FirstOf, Given, Guard, Listed, Output, Source, TemplatedConstant
 from rekindle.ir.graph import Constant
 from rekindle.ir.placeholders import Template
 from rekindle.platforms.sagemaker.conditions import is_plain, lowered
@@ -58,7 +58,7 @@ def test_they_hold_for_the_same_values(text: str) -> None:
         (Given("nobody gave it"), False),
         (Listed(()), False),
         (FirstOf((Output("a", "x"), Output("b", "x"))), False),
-        (Text(Template(("1",)), {}), False),
+        (TemplatedConstant(Template(("1",)), {}), False),
     ],
 )
 def test_what_no_condition_step_can_compare_is_left_to_the_step(

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from rekindle.app.champion import publish
-from rekindle.app.deploy import Options, deploy, roll_back
+from rekindle.app.deploy import DeployOptions, deploy, roll_back
 from rekindle.errors import PlatformError, RequestError, StepError, UnreachableError
 from rekindle.platforms.platform import Platform
 from rekindle.platforms.sagemaker.endpoint import SageMakerEndpoint
 from rekindle.records import Evidence
 from rekindle.serve.messages import ServedModel
-from rekindle.serve.rollout import Log, Rollout, serving
+from rekindle.serve.rollout import Rollout, RolloutLog, serving
 from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.model import Spec
@@ -93,7 +93,7 @@ class World:
         self.platform = Killable(endpoint)
 
     def rollout(self, wait: bool = True) -> Rollout:
-        log = Log(storage_of(self.folder / "log"), lambda event: None)
+        log = RolloutLog(storage_of(self.folder / "log"), lambda event: None)
         return Rollout(self.platform, log, self.spec, wait, lambda event, traffic: None)
 
     def states(self) -> list[str]:
@@ -613,7 +613,7 @@ def test_a_deployment_that_goes_back_is_followed_in_the_registry_of_the_platform
         "register": {"publish": ["sagemaker"]},
         "platforms": {"sagemaker": PLACE},
     }
-    spec, options = Spec.model_validate(config), Options(platform="sagemaker", wait=True)
+    spec, options = Spec.model_validate(config), DeployOptions(platform="sagemaker", wait=True)
     champion(home, made(tmp_path / "first", "text"))
     deploy(spec, home, options)
     publish(spec, home)

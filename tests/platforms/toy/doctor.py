@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rekindle.errors import RequestError
-from rekindle.platforms.checks import Check, Needs, about
+from rekindle.platforms.checks import Needs, PlatformCheck, about
 from rekindle.platforms.submission import Definition
 from tests.platforms.toy import ToySpec
 
@@ -15,7 +15,7 @@ def permissions(place: ToySpec, needs: Needs) -> str:
     return "none\n"
 
 
-def checks(place: ToySpec, definition: Definition | None, needs: Needs) -> Iterator[Check]:
+def checks(place: ToySpec, definition: Definition | None, needs: Needs) -> Iterator[PlatformCheck]:
     yield about("toy", place)("folder", "folder", _folder, early=True)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rekindle.errors import PlatformError
-from rekindle.platforms.snapshot import Log, RunSnapshot
+from rekindle.platforms.snapshot import LogPiece, RunSnapshot
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
 from rekindle.records import ArtifactRecord, StepRecord
 from tests.platforms.toy import ToySpec, client
@@ -20,8 +20,8 @@ def describe(place: ToySpec, id: str) -> RunSnapshot:
     return RunSnapshot("succeeded", steps, ended_at=datetime.datetime.now(datetime.UTC))
 
 
-def read_log(place: ToySpec, id: str, step: StepRecord, cursor: str) -> Log:
-    return Log("" if cursor else f"{step.name} was here\n", "end")
+def read_log(place: ToySpec, id: str, step: StepRecord, cursor: str) -> LogPiece:
+    return LogPiece("" if cursor else f"{step.name} was here\n", "end")
 
 
 def cancel(place: ToySpec, id: str) -> None:

@@ -17,7 +17,7 @@ from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex import endpoint as module
 from rekindle.platforms.vertex.endpoint import VertexEndpoint
 from rekindle.records import Evidence
-from rekindle.serve.rollout import Log, Rollout, serving
+from rekindle.serve.rollout import Rollout, RolloutLog, serving
 from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import VertexSpec
@@ -79,7 +79,7 @@ class World:
         return answer
 
     def rollout(self, wait=True):
-        log = Log(storage_of(self.folder / "log"), lambda event: None)
+        log = RolloutLog(storage_of(self.folder / "log"), lambda event: None)
         return Rollout(Cut(self), log, self.spec, wait, lambda event, traffic: None)
 
     def to(self, version, wait=True):
