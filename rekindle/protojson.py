@@ -19,7 +19,10 @@ import json
 import math
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
+
+Json: TypeAlias = dict[str, Any]
+"""An object of JSON, in one of the forms that others define: of KFP, Kubernetes, a cloud."""
 
 # from here on protobuf and Go write a number with an exponent, so that Python reads a float
 _FIRST_WITH_EXPONENT = 1e21

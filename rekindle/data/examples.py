@@ -41,11 +41,11 @@ class ExamplesPart(Record):
 
 
 class ExamplesSummary(Record):
-    """`summary.json`: `rows` per split, `class_rows` per split and label (words, where each has a
-    tag), `labels` in index order, `image_shape` as height, width, channels; `source` is the
-    fingerprint; `files` by split, then in the order of their rows; `bad_rows` and `left_out` as in
-    `ShardManifest`, `faulty` the rows of `bad_rows`, each once. `pieces` says how many there were
-    and were new, but not in the file."""
+    """`summary.json`: `rows` per split, `class_rows` per split and label (words, where
+    each has a tag), `labels` in index order, `image_shape` as height, width, channels;
+    `source` is the fingerprint; `files` by split, then in the order of their rows;
+    `bad_rows` and `left_out` as in `ShardManifest`, `faulty` the rows of `bad_rows`, each
+    once. `pieces` says how many there were and were new, but not in the file."""
 
     schema_version: int = SCHEMA_VERSION
     modality: str

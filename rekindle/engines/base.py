@@ -59,8 +59,8 @@ class Engine(Protocol):
 def by_decay(weights: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
     """Groups of AdamW: matrices decay, one-dimensional parameters (biases, norms) do not."""
     matrices = [weight for weight in weights if weight.ndim > 1]
-    others = [weight for weight in weights if weight.ndim <= 1]
-    return [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+    vectors = [weight for weight in weights if weight.ndim <= 1]
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def untaken(engine: str, train: TrainSpec, fields: Mapping[str, Any]) -> Iterator[Finding]:

@@ -54,7 +54,8 @@ _FIELDS = {"weights": "fp32", "compile": False, "optimizer": "adamw"}
 _TABLES = rows(Path(__file__).with_suffix(".yaml"))
 _DEFAULTS: Mapping[str, object] = _TABLES["defaults"]
 _KNOWN = (*_REFUSED, *_TABLES["known"])
-_SEEN = {tuple(place.split(".")): tuple(keys) for place, keys in _TABLES["seen"].items()}
+# keys that a test has trained with, by the path of their section
+_SEEN = {tuple(path.split(".")): tuple(keys) for path, keys in _TABLES["seen"].items()}
 
 
 class DeepSpeed(Engine):
@@ -154,14 +155,14 @@ def _refused(settings: Mapping[str, Any]) -> Iterator[Finding]:
         fix = did_you_mean(key, _KNOWN) or "remove it: DeepSpeed drops what it does not know"
         yield (*CONFIG, key), f"DeepSpeed has no `{key}`", fix
     yield from _misshapen(settings)
-    for section, seen in _SEEN.items():
+    for section, seen_keys in _SEEN.items():
         values = at(settings, *section)
         if not isinstance(values, Mapping):
             continue
-        for key in sorted(set(values) - set(seen)):
+        for key in sorted(set(values) - set(seen_keys)):
             is_left_open = values[key] is None and key.isidentifier()  # `stage:3` is a key, to YAML
             if not is_left_open and values[key] not in (_DEFAULTS.get(key, False), AUTO):
-                fix = did_you_mean(key, seen) or "remove it"
+                fix = did_you_mean(key, seen_keys) or "remove it"
                 yield (*CONFIG, *section, key), f"no test has trained with `{key}`", fix
     for key in sorted(set(settings) & set(_REFUSED)):
         if _asks_for_something(settings[key]):

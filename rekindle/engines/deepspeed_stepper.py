@@ -320,9 +320,9 @@ class DeepSpeedStepper:
         weights in full precision are found in other places than those that a step
         computes with."""
         for name, parameter in self.trained.items():
-            kept = _beginning(self.whole(parameter, of_tp=False))
+            master = _beginning(self.whole(parameter, of_tp=False))
             computed_with = _beginning(self._computed_with(parameter))
-            if (kept - computed_with).abs().max() > _ROUNDED:
+            if (master - computed_with).abs().max() > _ROUNDED:
                 message = f"DeepSpeed keeps weights of another tensor for {name}"
                 fix = "remove what changes the order of its tensors"
                 raise StepError(message, where="train.engine_config", fix=fix)

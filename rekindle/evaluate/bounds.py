@@ -25,8 +25,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rekindle.evaluate.scores.base import Floats, Ints, ModelScores
-from rekindle.records import LOWER_IS_BETTER
+from rekindle.evaluate.scores.base import Floats, Ints, ModelScores, gain
 from rekindle.spec.model import GateSpec
 
 CHUNK_ELEMENTS = 4_000_000
@@ -130,7 +129,8 @@ def _lower_end(fixed: int, broken: int, rows: int, tail: float) -> float:
         part = np.clip((1 + difference / shares) / 2, 0.0, 1.0)
         return float((weights * betainc(fixed, lost, part)).sum()) - tail
 
-    # Brent's method: a dozen evaluations, where halving [-1, 1] takes 45 for as many digits
+    # Brent's method: a dozen evaluations, where halving [-1, 1] takes 45 for as many
+    # digits
     return float(brentq(excess, -1.0, 1.0, xtol=_NEGLIGIBLE))
 
 
@@ -206,8 +206,7 @@ def _tail_of(values_R: Floats) -> tuple[float, float]:
 
 def gain_of(metric: str, candidate: ModelScores, champion: ModelScores) -> float:
     """Candidate minus champion in `metric`, more is better."""
-    gain = candidate.metrics[metric] - champion.metrics[metric]
-    return -gain if metric in LOWER_IS_BETTER else gain
+    return gain(metric, candidate.metrics[metric], champion.metrics[metric])
 
 
 def bounds_of(
@@ -227,8 +226,9 @@ def bounds_of(
             fixed = int((ours_N & ~theirs_N).sum())
             broken = int((theirs_N & ~ours_N).sum())
             return PairedAnswers(fixed, broken, len(candidate))
-    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
-    units_N = np.arange(len(candidate)) if clusters_N is None else clusters_N
+    units_N = clusters_N
+    if units_N is None:
+        units_N = np.arange(len(candidate))
     # so that enough of them lie beyond the end of the interval
     resamples = max(spec.resamples, math.ceil(_FEWEST_BEYOND / tail))
     resamples = max(spec.resamples, min(resamples, MOST_ELEMENTS // len(candidate)))
@@ -242,12 +242,16 @@ def bounds_of(
     low = list[Floats]()
     high = list[Floats]()
     for weights_RN in _weights(spec.seed, resamples, units_N, candidate.sizes_N):
-        low.append(our_loss.weighted(metric, weights_RN) - their_win.weighted(metric, weights_RN))
-        high.append(our_win.weighted(metric, weights_RN) - their_loss.weighted(metric, weights_RN))
+        our_worst_R = our_loss.weighted(metric, weights_RN)
+        their_best_R = their_win.weighted(metric, weights_RN)
+        low.append(gain(metric, our_worst_R, their_best_R))
+        our_best_R = our_win.weighted(metric, weights_RN)
+        their_worst_R = their_loss.weighted(metric, weights_RN)
+        high.append(gain(metric, our_best_R, their_worst_R))
     return Resamples(
         gain_of(metric, candidate, champion),
-        low_R=sign * np.concatenate(low),
-        high_R=sign * np.concatenate(high),
+        low_R=np.concatenate(low),
+        high_R=np.concatenate(high),
     )
 
 
@@ -275,7 +279,9 @@ def deviation_of(
     """The standard deviation of a model's own `metric`, had other examples been drawn;
     with one more example that it answers right, so that it is not 0 where all are
     wrong."""
-    units_N = np.arange(len(scores)) if clusters_N is None else clusters_N
+    units_N = clusters_N
+    if units_N is None:
+        units_N = np.arange(len(scores))
     with_one_more = scores.with_one_more(0.0)
     draws = _weights(spec.seed, spec.resamples, units_N, scores.sizes_N)
     values_R = np.concatenate([with_one_more.weighted(metric, weights_RN) for weights_RN in draws])
@@ -285,7 +291,9 @@ def deviation_of(
 def units_in(clusters_N: Ints | None, sizes_N: Floats) -> float:
     """How many units of equal size tell as much: (sum of sizes)^2 / sum of their squares
     (Kish 1965). 29 of ten rows and one of 290 tell as much as 3.9."""
-    sizes_U = sizes_N if clusters_N is None else np.bincount(clusters_N, sizes_N)
+    sizes_U = sizes_N
+    if clusters_N is not None:
+        sizes_U = np.bincount(clusters_N, sizes_N).astype(np.float64)
     if not sizes_U.any():
         return 0.0
     return float(sizes_U.sum() ** 2 / (sizes_U**2).sum())

@@ -103,12 +103,17 @@ class Config:
 
     def get(self, name: str, otherwise: Any = None) -> Any:
         """The value under the family's own name or the common one, else its default."""
-        places, names = [self.given], (*self.aliases.get(name, ()), name)
+        tables = [self.given]
+        names = (*self.aliases.get(name, ()), name)
         if self.family is not None:
-            places.append(self.family.defaults)
+            tables.append(self.family.defaults)
             names = (self.family.names.get(name, name), name)
-        values = (place.get(each) for place in places for each in names)
-        return next((value for value in values if value is not None), otherwise)
+        for table in tables:
+            for own_name in names:
+                value = table.get(own_name)
+                if value is not None:
+                    return value
+        return otherwise
 
 
 def _family(row: dict[str, Any]) -> Family:

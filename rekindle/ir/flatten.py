@@ -352,11 +352,11 @@ class _Flattening:
 def _artifacts(node: ir.AnyNode, scope: _Scope, ended: Mapping[str, _Scope]) -> dict[str, Source]:
     """What the node's input artifacts stand for; an optional one without a source is left out."""
     artifacts = {}
-    for name, place in node.artifacts.items():
-        if isinstance(place, ir.FromTask):
-            artifacts[name] = _output(ended, place, "artifacts")
-        elif place.name in scope.artifacts:
-            artifacts[name] = scope.artifacts[place.name]
+    for name, binding in node.artifacts.items():
+        if isinstance(binding, ir.FromTask):
+            artifacts[name] = _output(ended, binding, "artifacts")
+        elif binding.name in scope.artifacts:
+            artifacts[name] = scope.artifacts[binding.name]
     return artifacts
 
 

@@ -107,8 +107,8 @@ def parse_argument(text: str, where: str) -> Argument:
         try:
             return _structure(json.loads(text), where)
         except json.JSONDecodeError as error:
-            what = f"a Concat or IfPresent is not valid JSON: {error}"
-            raise UnsupportedError(what, where=where) from error
+            message = f"a Concat or IfPresent is not valid JSON: {error}"
+            raise UnsupportedError(message, where=where) from error
     return parse(text, where)
 
 
@@ -122,8 +122,8 @@ def parse_value(value: Any, where: str) -> Any:
         template = parse(leaf, where)
         paths = references(template)
         if any(path[:2] != ("inputs", "parameters") and path[0] != "run" for path in paths):
-            what = f"a constant refers to an artifact or output: {leaf}"
-            raise UnsupportedError(what, where=where)
+            message = f"a constant refers to an artifact or output: {leaf}"
+            raise UnsupportedError(message, where=where)
         return leaf if template.literal is not None else template
 
     return mapped(value, parsed)
@@ -210,8 +210,10 @@ def _reference(body: str, where: str) -> Reference:
         path = [field for field in fields if field and field != "output_file"]
         if match["key"] is None or match["field"] == "metadata":
             return Reference((match["side"], match["kind"], match["name"], *path))
-    what = f"the placeholder {{{{${body}}}}} is none that KFP writes"
-    raise UnsupportedError(what, where=where, fix="pass the value as a parameter of the pipeline")
+    message = f"the placeholder {{{{${body}}}}} is none that KFP writes"
+    raise UnsupportedError(
+        message, where=where, fix="pass the value as a parameter of the pipeline"
+    )
 
 
 def _structure(node: Any, where: str) -> Argument:
@@ -223,8 +225,8 @@ def _structure(node: Any, where: str) -> Argument:
         case {"IfPresent": {"InputName": str(name), "Then": then, **more}, **rest} if not rest:
             if more.keys() <= {"Else"}:
                 return IfPresent(name, _several(then, where), _several(more.get("Else", []), where))
-    what = f"this argument is not a Concat or IfPresent that KFP writes: {node}"
-    raise UnsupportedError(what, where=where)
+    message = f"this argument is not a Concat or IfPresent that KFP writes: {node}"
+    raise UnsupportedError(message, where=where)
 
 
 def _several(node: Any, where: str) -> tuple[Argument, ...]:

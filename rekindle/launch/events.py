@@ -14,9 +14,10 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
-Json: TypeAlias = dict[str, Any]
+from rekindle.protojson import Json
+
 MARK = "::rekindle "
 _OPTIONAL = ("loss", "samples_per_second", "eta_seconds")
 _LARGEST = 1e12  # what people and clocks can read; no NaN is smaller

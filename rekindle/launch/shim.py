@@ -38,11 +38,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from rekindle.protojson import argument_of, carried, text_of
+from rekindle.protojson import Json, argument_of, carried, text_of
 
-Json: TypeAlias = "dict[str, Any]"
 PREEMPTED = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 # of prctl(2)

@@ -18,15 +18,14 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.errors import PreemptedError
 from rekindle.launch.rendezvous import Rendezvous
-
-Json: TypeAlias = dict[str, Any]
+from rekindle.protojson import Json
 
 
 def localised(executor_input: Mapping[str, Any], folder: Path) -> Json:

@@ -37,8 +37,8 @@ class LoggedRows:
 def read_log(root: str, name: str, model: str, start: dt.datetime, end: dt.datetime) -> LoggedRows:
     """What is logged below `root` of the predictions of a model, from `start` to `end` (UTC).
 
-    `name` is the model's, `model` the digest of its files. There is nothing where there is no log;
-    DataError for a file that cannot be read."""
+    `name` is the model's, `model` the digest of its files. There is nothing where there
+    is no log; DataError for a file that cannot be read."""
     fs, folder = fsspec.core.url_to_fs(f"{root.rstrip('/')}/{name}")
     partitions = _partitions(start, end)
     left_out = collections.Counter[str]()

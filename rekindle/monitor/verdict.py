@@ -1,15 +1,17 @@
 """What logged rows and their labels say of a model, signal by signal.
 
-A test a signal, against the model's held-out rows: unknown words by the one-sided test of Mann and
-Whitney (more of them), other numbers by that of Kolmogorov and Smirnov, predicted classes by
-chi-squared, live accuracy, also of slices, by one-sided proportions (less of it); latency, which
-nothing measured at training, against the window before by Mann and Whitney (slower). Holm's steps
-(1979) bound the chance of any false alarm of a check by `false_alarms`; besides, the effect must
-reach a floor, so that a million rows do not alarm about nothing. Too few rows never say "no drift".
+A test a signal, against the model's held-out rows: unknown words by the one-sided test of
+Mann and Whitney (more of them), other numbers by that of Kolmogorov and Smirnov,
+predicted classes by chi-squared, live accuracy, also of slices, by one-sided proportions
+(less of it); latency, which nothing measured at training, against the window before by
+Mann and Whitney (slower). Holm's steps (1979) bound the chance of any false alarm of a
+check by `false_alarms`; besides, the effect must reach a floor, so that a million rows do
+not alarm about nothing. Too few rows never say "no drift".
 
-The tests take rows for independent, and repeats are not: retries, popular texts, an uptime probe.
-So one row a content counts for inputs and predictions, there as in the reference; a request for
-latency; an id for accuracy. Shapes: N rows now, M before, C classes, B bins."""
+The tests take rows for independent, and repeats are not: retries, popular texts, an
+uptime probe. So one row a content counts for inputs and predictions, there as in the
+reference; a request for latency; an id for accuracy. Shapes: N rows now, M before, C
+classes, B bins."""
 
 import collections
 import math
@@ -19,7 +21,7 @@ from statistics import NormalDist
 import numpy as np
 import pyarrow as pa
 
-from rekindle.evaluate.evaluate import holm
+from rekindle.evaluate.compare import holm
 from rekindle.monitor.labels import Label
 from rekindle.records import Evidence, Signal
 
@@ -28,8 +30,8 @@ MOST_SLICES = 20
 _POWER = 0.8
 _LEAST_EXPECTED = 5.0  # of a class; rarer ones are joined
 
-# the least effects that are alarms: points of a share, parts of a distance between 0 and 1, and of
-# latency parts of the median before, and seconds
+# the least effects that are alarms: points of a share, parts of a distance between 0 and
+# 1, and of latency parts of the median before, and seconds
 _LEAST_POINTS = {"unknown": 0.02, "accuracy": 0.03, "r2": 0.03}
 _LEAST_DISTANCE = 0.1
 _LEAST_SLOWER = 0.5
@@ -47,8 +49,9 @@ def judge(
 ) -> tuple[Signal, ...]:
     """Each signal of which both sides have `min_rows`.
 
-    All together raise a false alarm with probability `level`. `labels` by the `id` of rows;
-    `earlier` rows of the same log, of the window before, are what latency is compared with."""
+    All together raise a false alarm with probability `level`. `labels` by the `id` of
+    rows; `earlier` rows of the same log, of the window before, are what latency is
+    compared with."""
     distinct_rows = distinct(rows)
     signals = [
         *_inputs(evidence, distinct_rows, min_rows, level),
@@ -89,8 +92,8 @@ def _least_effect(signal: Signal) -> float:
 def expected_accuracy(evidence: Evidence, rows: pa.Table) -> float | None:
     """What accuracy the confidence of answers lets expect: an estimate without labels.
 
-    By how right as confident answers were on the test split (where none were, by itself). It is
-    blind to what moves confidence."""
+    By how right as confident answers were on the test split (where none were, by itself).
+    It is blind to what moves confidence."""
     confidence_N = np.minimum(_numbers(rows, "probability"), 1.0)  # sums of float32 may pass it
     bins = evidence.calibration
     if not len(confidence_N) or not bins:
@@ -157,8 +160,8 @@ def _latency(earlier: pa.Table, rows: pa.Table, least: int) -> Iterator[Signal]:
 
 
 def _seconds_of_requests(rows: pa.Table) -> np.ndarray:
-    """The instances of a request share its time and seconds, and are one measurement: counted one
-    by one they would alarm by themselves."""
+    """The instances of a request share its time and seconds, and are one measurement:
+    counted one by one they would alarm by themselves."""
     return _numbers(rows.group_by(["time", "seconds"]).aggregate([]), "seconds")
 
 
@@ -170,7 +173,8 @@ def _p_value_of_greater(now_N: np.ndarray, before_M: np.ndarray) -> float:
 
 
 def _predictions(evidence: Evidence, rows: pa.Table, least: int) -> Iterator[Signal]:
-    """The classes that were answered; `before` and `now` are the share of the most frequent one."""
+    """The classes that were answered; `before` and `now` are the share of the most
+    frequent one."""
     from scipy.stats import chi2_contingency
 
     counts = {result.label: result.predicted for result in evidence.classes}
@@ -211,8 +215,8 @@ def _join_rare_classes(table_2C: np.ndarray) -> np.ndarray:
 def _accuracy(
     evidence: Evidence, rows: pa.Table, labels: Mapping[str, Label], least: int, level: float
 ) -> Iterator[Signal]:
-    """Accuracy over all rows with a label, and of each slice that both sides know; of numbers R²,
-    in parts of the variance of the test split."""
+    """Accuracy over all rows with a label, and of each slice that both sides know; of
+    numbers R², in parts of the variance of the test split."""
     metrics = evidence.metrics
     metric = "accuracy"
     column = "label"
@@ -261,8 +265,8 @@ def _last_answers(
 
 
 def _rightness(answer: str | float, label: str, variance: float | None) -> float:
-    """1 for the right class, else 0; of a number 1 less its squared error in parts of the variance;
-    NaN for a label that is none."""
+    """1 for the right class, else 0; of a number 1 less its squared error in parts of the
+    variance; NaN for a label that is none."""
     if variance is None:
         return float(answer == label)
     error = float(answer) - float(label)
@@ -312,7 +316,8 @@ def _numbers(rows: pa.Table, column: str) -> np.ndarray:
 
 
 def _deviations_to_find(level: float) -> float:
-    """Deviations that a change needs to be found in `_POWER` of checks, by one signal alone."""
+    """Deviations that a change needs to be found in `_POWER` of checks, by one signal
+    alone."""
     return NormalDist().inv_cdf(1 - level) + NormalDist().inv_cdf(_POWER)
 
 

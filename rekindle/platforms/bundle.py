@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import rekindle
 from rekindle.ir import flatten as ir
@@ -18,11 +18,10 @@ from rekindle.ir.flatten import Flat, Guard, Output, Source, element, sources
 from rekindle.ir.graph import Constant, Importer, Ports, Step
 from rekindle.ir.placeholders import filled, lower
 from rekindle.platforms.submission import digest_of
-from rekindle.protojson import carried
+from rekindle.protojson import Json, carried
 
 RESULT = "rekindle-result"  # an artifact may be called `result`
 Flats = Mapping[str, Flat]
-Json: TypeAlias = dict[str, Any]
 _PACKAGE = Path(rekindle.__file__).parent
 _ERRORS = ("errors.py", "masking.py")
 _MODULES = (

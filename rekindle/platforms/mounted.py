@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rekindle.ir.values import element, received
 from rekindle.launch import node, shim
-from rekindle.protojson import carried
+from rekindle.protojson import Json, carried
 
 if TYPE_CHECKING:
     from rekindle.launch.rendezvous import Rendezvous
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 MARK = ".rekindle"
 RESULT = "rekindle-result"
 WORK = Path("/tmp/rekindle")  # noqa: S108 - the container is ours alone
-Json: TypeAlias = dict[str, Any]
 Task: TypeAlias = Json
 
 

@@ -22,7 +22,8 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """The record stored at `path`; raises FileNotFoundError or pydantic.ValidationError."""
+        """The record stored at `path`; raises FileNotFoundError or
+        pydantic.ValidationError."""
         return cls.model_validate_json(Path(path).read_bytes())
 
     def write(self, path: str | Path) -> None:
@@ -50,8 +51,10 @@ def _escaped(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {_escaped(name): _escaped(one) for name, one in value.items()}
-    return [_escaped(one) for one in value] if isinstance(value, list | tuple) else value
+        return {_escaped(name): _escaped(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(item) for item in value]
+    return value
 
 
 def write_atomically(path: str | Path, text: str) -> None:
@@ -75,11 +78,16 @@ def moved(value: Any, before: str, now: str) -> Any:
     if before == now or len(before) < len("/a"):
         return value
     if isinstance(value, str):
-        place = rf"(?<![\w.-]){re.escape(before)}(?=[/\"'\s?#]|$)"
-        return re.sub(place, lambda _: now, value) if before in value else value
+        if before not in value:  # much faster than the expression
+            return value
+        # the folder itself or what is below it, and not one whose name only begins alike
+        as_path = rf"(?<![\w.-]){re.escape(before)}(?=[/\"'\s?#]|$)"
+        return re.sub(as_path, lambda _: now, value)
     if isinstance(value, Mapping):
-        return {name: moved(one, before, now) for name, one in value.items()}
-    return [moved(one, before, now) for one in value] if isinstance(value, list) else value
+        return {name: moved(item, before, now) for name, item in value.items()}
+    if isinstance(value, list):
+        return [moved(item, before, now) for item in value]
+    return value
 
 
 def canonical_json(value: Any) -> str:

@@ -318,13 +318,15 @@ class Evidence(VersionedRecord):
         """What a person should know before trusting the metrics: few rows, a champion
         that does worse than it did, classes that are never predicted."""
         drop = self.champion_drop
-        known = [drop.sentence] if drop is not None and drop.is_sure else []
+        warnings = list[str]()
+        if drop is not None and drop.is_sure:
+            warnings.append(drop.sentence)
         if self.rows < _FEWEST_ROWS:
-            known.append(
+            warnings.append(
                 f"the test split has {self.rows} rows, which tell little of a model: at least"
                 f" {_FEWEST_ROWS} are wanted (data.split.test, or more data)"
             )
-        return (*known, *self._never_predicted())
+        return (*warnings, *self._never_predicted())
 
     def _never_predicted(self) -> tuple[str, ...]:
         never = [part for part in self.classes if part.rows and not part.predicted]
@@ -332,6 +334,7 @@ class Evidence(VersionedRecord):
             return ()
         first = sorted(never, key=lambda part: -part.rows)[:_MOST_NAMED]
         names = ", ".join(f"`{part.label}` ({part.rows:,} held out)" for part in first)
-        more = len(never) - len(first)
-        rest = f" and {more:,} more of {len(self.classes):,} classes" if more else ""
-        return (f"the model never predicts {names}{rest}",)
+        unnamed = len(never) - len(first)
+        if unnamed:
+            names += f" and {unnamed:,} more of {len(self.classes):,} classes"
+        return (f"the model never predicts {names}",)

@@ -134,16 +134,18 @@ class RunRecord(VersionedRecord):
     @classmethod
     def read(cls, path: str | Path) -> Self:
         """The record at `path`, its paths adapted to where the home is now."""
-        found = super().read(path)
-        now = str(Path(path).absolute().parent.parent.parent)
-        if not found.home or found.home == now:
-            return found
-        return cls.model_validate(moved(found.model_dump(mode="json"), found.home, now))
+        record = super().read(path)
+        # HOME/runs/RUN/run.json
+        home = str(Path(path).absolute().parent.parent.parent)
+        if not record.home or record.home == home:
+            return record
+        return cls.model_validate(moved(record.model_dump(mode="json"), record.home, home))
 
     def step(self, name: str) -> StepRecord:
         """The step called `name`, else the one whose last path segment it is; raises KeyError."""
-        exact = [step for step in self.steps if step.name == name]
-        found = exact or [s for s in self.steps if s.name.rsplit("/", 1)[-1] == name]
-        if not found:
+        matching = [step for step in self.steps if step.name == name]
+        if not matching:
+            matching = [step for step in self.steps if step.name.rsplit("/", 1)[-1] == name]
+        if not matching:
             raise KeyError(name)
-        return found[0]
+        return matching[0]

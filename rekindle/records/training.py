@@ -77,7 +77,8 @@ class HistoryRow(Record):
     memory_bytes: int | None = None
     """Rank 0's peak so far."""
     mfu: float | None = None
-    """The share of the devices' peak that the model's FLOPs were (train/throughput.py)."""
+    """The share of the devices' peak that the model's FLOPs were
+    (train/throughput.py)."""
 
 
 class OperatorShare(Record):

@@ -255,8 +255,10 @@ def tracking_run(
 ) -> str:
     """Id of the MLflow run that belongs to `run_key`, created when there is none."""
     experiment = experiment_id(client, name, tracking_uri, artifact_root)
-    found = client.search_runs([experiment], f"tags.`{PREFIX}run_key` = '{run_key}'", max_results=1)
-    if found:
-        return str(found[0].info.run_id)
-    run = client.create_run(experiment, run_name=run_key[:12], tags={f"{PREFIX}run_key": run_key})
+    has_run_key = f"tags.`{PREFIX}run_key` = '{run_key}'"
+    runs = client.search_runs([experiment], has_run_key, max_results=1)
+    if runs:
+        return str(runs[0].info.run_id)
+    tags = {f"{PREFIX}run_key": run_key}
+    run = client.create_run(experiment, run_name=run_key[:12], tags=tags)
     return str(run.info.run_id)

@@ -1,4 +1,5 @@
-"""Loads and asks a registered model; MLflow runs this file to load `models:/NAME@champion`."""
+"""Loads and asks a registered model; MLflow runs this file to load
+`models:/NAME@champion`."""
 
 from pathlib import Path
 from typing import Any

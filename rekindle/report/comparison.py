@@ -150,7 +150,7 @@ def _changes(
 ) -> dict[str, Comparison]:
     """How much better the model of a run is than the first one, by metric, and its churn;
     a note says why some metrics, or all, cannot be compared."""
-    from rekindle.evaluate.evaluate import churn_of, compare
+    from rekindle.evaluate.compare import churn_of, compare
     from rekindle.spec.model import GateSpec
 
     base_record, base_findings = base

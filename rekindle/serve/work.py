@@ -35,8 +35,8 @@ class RefusedError(Exception):
 
 
 class WritingOptions(BaseModel):
-    """How a language model writes: at most so many tokens; the most probable ones at temperature 0,
-    else drawn by the seed."""
+    """How a language model writes: at most so many tokens; the most probable ones at
+    temperature 0, else drawn by the seed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -121,17 +121,17 @@ def _under(
 
 def _files(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
     """Packages have an `__init__.py`, or are a folder on the way; the last part may be a name."""
-    place = folder
+    part_path = folder
     for part in parts:
-        place = place / part
-        module = place.with_name(f"{part}.py")
-        package = place / "__init__.py"
+        part_path = part_path / part
+        module = part_path.with_name(f"{part}.py")
+        package = part_path / "__init__.py"
         if package.is_file():
             yield package
         elif module.is_file():
             yield module
             return
-        elif not place.is_dir():
+        elif not part_path.is_dir():
             return
 
 

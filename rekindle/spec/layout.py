@@ -152,18 +152,22 @@ def whole(layout: Layout | LayoutSpec, optimizer: str) -> Iterator[Problem]:
     for axis in axes:
         degree = getattr(layout, axis)
         if degree > 1:
-            what = f"{optimizer} needs {_NEEDS[optimizer]}, and {axis} {degree} divides them"
+            message = f"{optimizer} needs {_NEEDS[optimizer]}, and {axis} {degree} divides them"
             other_axes = " and ".join(other for other in AXES if other not in axes)
             fix = f"use {other_axes} only, or train.optimizer: adamw"
-            yield Problem(what, f"train.layout.{axis}", fix)
+            yield Problem(message, f"train.layout.{axis}", fix)
 
 
 def undivided(layout: Layout | LayoutSpec, lora: LoraSpec | None) -> Iterator[Problem]:
     """Axes that divide a base in 4 bits."""
-    for axis in AXES[1:] if lora is not None and lora.base == "4bit" else ():
-        if (degree := getattr(layout, axis)) > 1:
-            what = f"a base in 4 bits is whole on each rank, and {axis} {degree} divides it"
-            yield Problem(what, f"train.layout.{axis}", "use dp only, or model.lora.base: full")
+    if lora is None or lora.base != "4bit":
+        return
+    for axis in AXES[1:]:
+        degree = getattr(layout, axis)
+        if degree > 1:
+            message = f"a base in 4 bits is whole on each rank, and {axis} {degree} divides it"
+            fix = "use dp only, or model.lora.base: full"
+            yield Problem(message, f"train.layout.{axis}", fix)
 
 
 def _starved_pipeline(layout: Layout, train: TrainSpec) -> Iterator[Problem]:

@@ -244,6 +244,6 @@ def _without(values: Mapping[str, Any], bad: set[KeyPath], path: KeyPath) -> dic
         key_path_here = (*path, key)
         if isinstance(value, dict) and key_path_here not in bad:
             fine[key] = _without(value, bad, key_path_here)
-        elif not any(wrong[: len(key_path_here)] == key_path_here for wrong in bad):
+        elif not any(bad_path[: len(key_path_here)] == key_path_here for bad_path in bad):
             fine[key] = value
     return fine

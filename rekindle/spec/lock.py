@@ -67,15 +67,18 @@ def repository(name: str) -> str:
 
 def pinned(spec: Spec, folder: Path) -> Spec:
     """The spec with its images by digest, as far as the folder's pins know them."""
-    pins, places = read(folder), {}
+    pins = read(folder)
+    pinned_sections = {}
     for platform in PlatformsSpec.model_fields:
-        place = getattr(spec.platforms, platform)
-        name = getattr(place, "image", None)
+        section = getattr(spec.platforms, platform)
+        name = getattr(section, "image", None)
         if name and name in pins:
-            places[platform] = place.model_copy(update={"image": by_digest(name, pins[name])})
-    if not places:
+            image = by_digest(name, pins[name])
+            pinned_sections[platform] = section.model_copy(update={"image": image})
+    if not pinned_sections:
         return spec
-    return spec.model_copy(update={"platforms": spec.platforms.model_copy(update=places)})
+    platforms = spec.platforms.model_copy(update=pinned_sections)
+    return spec.model_copy(update={"platforms": platforms})
 
 
 def code_in(image: str, folder: Path) -> str | None:

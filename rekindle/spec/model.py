@@ -269,13 +269,17 @@ class DataSpec(Section):
         """One of these for each of `sources`, or this one."""
         if not self.sources:
             return (self,)
-        found = list[DataSpec]()
-        for part in self.sources:
-            given = {name: value for name, value in part if value is not None and name != "weight"}
-            window = self.window if "{window" in part.source else None
-            aside = {"sources": (), "temperature": None, "window": window}
-            found.append(self.model_copy(update={**aside, **given}))
-        return tuple(found)
+        parts = list[DataSpec]()
+        for source in self.sources:
+            # what concerns all of the sources together does not concern one of them
+            update: dict[str, object] = {"sources": (), "temperature": None, "window": None}
+            if "{window" in source.source:
+                update["window"] = self.window
+            for name, value in source:
+                if value is not None and name != "weight":
+                    update[name] = value
+            parts.append(self.model_copy(update=update))
+        return tuple(parts)
 
     @property
     def named(self) -> str:

@@ -104,9 +104,11 @@ class PlatformSection(Section):
         problems = []
         for name, needed in self.needed().items():
             if to in (needed.to, "submit") and not getattr(self, name):
-                what, where = f"{self.TITLE} needs `{name}`", f"{self.PATH}.{name}"
+                where = f"{self.PATH}.{name}"
+                message = f"{self.TITLE} needs `{name}`"
+                fix = f"set {where}: {needed.example}"
                 code = SpecError.code if needed.to == "compile" else ""
-                problems.append(Problem(what, where, f"set {where}: {needed.example}", code))
+                problems.append(Problem(message, where, fix, code))
         return tuple(problems)
 
     def refuse_if_incomplete(self) -> None:
@@ -233,7 +235,8 @@ class SageMakerSpec(PlatformSection):
     schedule_role_arn: str = Field("", pattern=r"^(arn:aws[a-z-]*:iam::\d{12}:role/.+)?$")
     """Role that EventBridge Scheduler starts scheduled runs as; default: `role_arn`."""
     artifact_root: Annotated[str, Needed("s3://my-bucket/rekindle", to="compile")] = ""
-    """Folder of a bucket for bundles, artifacts and checkpoints: `s3://my-bucket/rekindle`."""
+    """Folder of a bucket for bundles, artifacts and checkpoints:
+    `s3://my-bucket/rekindle`."""
     image: str | None = None
     """Container image of rekindle's steps and of Python components, in ECR, by digest."""
     machine: str = "ml.m5.xlarge"
@@ -288,7 +291,8 @@ class AzureMLSpec(PlatformSection):
     machine: str = "Standard_D4s_v5"
     """Size of a serverless machine for steps that ask for nothing else."""
     artifact_root: str = ""
-    """Folder for checkpoints: `abfs://container@account.dfs.core.windows.net/rekindle`."""
+    """Folder for checkpoints:
+    `abfs://container@account.dfs.core.windows.net/rekindle`."""
     image: str | None = None
     """Container image of rekindle's steps, by digest."""
     tags: dict[str, str] = Field(default_factory=dict)

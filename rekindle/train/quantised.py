@@ -115,17 +115,17 @@ def codes_of(networks: Iterable[nn.Module]) -> list[torch.Tensor]:
 
 def facts(networks: Sequence[nn.Module], device: torch.device) -> dict[str, str]:
     """What is in effect, in words for the record; nothing without 4 or 8 bits."""
-    found = {}
+    facts_by_name = {}
     # codes and scales: two buffers a matrix
     matrices_of_4_bits = len(codes_of(networks)) // 2
     if matrices_of_4_bits:
-        found["base"] = f"nf4, {matrices_of_4_bits} matrices, bitsandbytes {version()}"
+        facts_by_name["base"] = f"nf4, {matrices_of_4_bits} matrices, bitsandbytes {version()}"
     matrices_of_8_bits = sum(count(network) for network in networks)
     if matrices_of_8_bits:
         how = "" if device.type == "cuda" else ", emulated"
         torchao = importlib.metadata.version("torchao")
-        found["fp8"] = f"{matrices_of_8_bits} matrices, torchao {torchao}{how}"
-    return found
+        facts_by_name["fp8"] = f"{matrices_of_8_bits} matrices, torchao {torchao}{how}"
+    return facts_by_name
 
 
 def version() -> str:

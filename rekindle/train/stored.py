@@ -157,9 +157,12 @@ class JoinedTensors:
         rule = copy.deepcopy(self.rule)
         for stored, pattern in self.sources:
             rule.add_tensor(self.first, stored, pattern, tensors[stored])
-        made = rule.convert(self.first, model=network, config=network.config)
-        first = {name: value[0] for name, value in made.items() if isinstance(value, list)}
-        return made | first  # type: ignore[no-any-return]
+        parameters: dict[str, torch.Tensor] = {}
+        converted = rule.convert(self.first, model=network, config=network.config)
+        for name, value in converted.items():
+            # some rules of transformers give a list of one
+            parameters[name] = value[0] if isinstance(value, list) else value
+        return parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,16 +218,20 @@ def match(
     lost = [name for name in missing if name not in fresh]
     if lost:
         raise _missing(lost, wanted, stored, folder)
-    wrong = [name for name in misshapen if name not in fresh]
-    if wrong:
-        name = wrong[0]
-        message = f"{folder} holds {counted(wrong)} in another shape than config.json asks for: "
-        message += f"{_sized(shapes[name])} for {_sized(wanted[name])}"
+    of_another_shape = [name for name in misshapen if name not in fresh]
+    if of_another_shape:
+        name = of_another_shape[0]
+        message = f"{folder} holds {counted(of_another_shape)} in another shape than"
+        message += f" config.json asks for: {_sized(shapes[name])} for {_sized(wanted[name])}"
         fix = "correct config.json (a vocabulary that was resized?), or fetch the checkpoint again"
         raise DataError(message, where="model.source", fix=fix)
-    kept = {name: source for name, source in copied.items() if name not in fresh}
-    made = {name: group for name, group in joined.items() if name not in fresh}
-    return Match(kept, made, tuple(fresh), tuple(unused), tuple(rules))
+    return Match(
+        copied={name: source for name, source in copied.items() if name not in fresh},
+        joined={name: group for name, group in joined.items() if name not in fresh},
+        fresh=tuple(fresh),
+        unused=tuple(unused),
+        rules=tuple(rules),
+    )
 
 
 def _assigned(

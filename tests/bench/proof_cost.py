@@ -102,7 +102,7 @@ def parts_of(source: dict[str, Any], shards: Shards, train: TrainSpec, fake: boo
     with real():
         mesh = Mesh.of(Layout(), torch.device("cpu"))
         origins = modules.unfused(network)
-        parallel.prepared(network, start, origins, train, None)
+        parallel.prepare_network(network, start, origins, train)
     parts = parallel.build(TASK, network, origins, train, Goal(), mesh)
     if not fake:
         weights.fill([parts.network], start, parts.origins)

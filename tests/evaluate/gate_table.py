@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rekindle.evaluate.evaluate import _too_few, compare
+from rekindle.evaluate.compare import compare, too_few_units
 from rekindle.evaluate.scores import ClassScores, ModelScores, NumberScores, TokenScores
 from rekindle.records import LOWER_IS_BETTER
 from rekindle.spec.model import GateSpec
@@ -340,7 +340,7 @@ def measure(case: Case, repeats: int, seed: int = SEED) -> tuple[float, float, f
         ours, theirs, clusters = case.draw(random)
         gate = policy.model_copy(update={"seed": repeat})
         then += before(gate, case, ours, theirs, clusters) > case.truth
-        if _too_few(ours, clusters, "a column"):
+        if too_few_units(ours, clusters, "a column"):
             refused += 1
             continue
         now += compare(gate, case.metric, ours, theirs, clusters).lower > case.truth

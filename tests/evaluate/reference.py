@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 
 from rekindle.data.examples import open_examples
-from rekindle.evaluate.evaluate import judge
+from rekindle.evaluate.gate import judge
 from rekindle.evaluate.scores import ClassScores, TagScores, TokenScores
 from rekindle.evaluate.scores.tags import Scheme
 from rekindle.records import Sample

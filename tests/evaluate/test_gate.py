@@ -5,8 +5,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rekindle.evaluate import evaluate as gate
+from rekindle.evaluate import evaluate, gate
 from rekindle.evaluate.bounds import bounds_of
+from rekindle.evaluate.compare import champion_drop_of
 from rekindle.evaluate.scores import ClassScores, TokenScores
 from rekindle.records import Churn, Contender, Scores, Slice
 from rekindle.spec.model import DataSpec, EvaluateSpec
@@ -399,7 +400,7 @@ def contest(random, rows, lost=0.0, slices=12):
     )
     policy = spec(gate={"resamples": 200}).gate
     rows_of = pa.table({"slices": pa.array([{"of": str(n)} for n in of])})
-    parts = gate._slices(policy, "accuracy", rows_of, ["of"], candidate, champion, None)
+    parts = evaluate._slices(policy, "accuracy", rows_of, ["of"], candidate, champion, None)
     checks = {c.name: c.passed for c in gate._slice_checks(policy, parts, "accuracy")}
     return checks, parts[0]
 
@@ -436,7 +437,7 @@ def written(folder, ours, theirs, labels=("a", "b", "c", "a", "b", "c") * 10):
     }
     hashes = pa.array([bytes([0] * 14) + row.to_bytes(2) for row in range(len(labels))])
     pq.write_table(
-        pa.table({"label": list(labels), "hash": hashes, **columns}), folder / gate.TABLE
+        pa.table({"label": list(labels), "hash": hashes, **columns}), folder / evaluate.TABLE
     )
     champion = {"champion": contender, "champion_version": "3"} if theirs else {}
     Scores(
@@ -446,7 +447,7 @@ def written(folder, ours, theirs, labels=("a", "b", "c", "a", "b", "c") * 10):
         excluded=0,
         examples="e",
         **champion,
-    ).write(folder / gate.RECORD)
+    ).write(folder / evaluate.RECORD)
     return folder
 
 
@@ -463,7 +464,7 @@ def test_answers_that_change_are_counted_and_too_many_refuse(tmp_path, most, pas
     ours[10:13] = ["c", "a", "b"]
     ours[20], theirs[20] = "a", "b"
     spec_ = spec(gate={"mode": "noninferiority", "margin": 0.5, "max_churn": most})
-    found = gate.evaluate(spec_, DATA, written(tmp_path, ours, theirs))
+    found = evaluate.evaluate(spec_, DATA, written(tmp_path, ours, theirs))
     assert found.churn == Churn(answers=60, share=10 / 60, fixed=6, broken=3)
     checks = [check for check in found.checks if check.name == "churn"]
     assert [check.passed for check in checks] == ([] if passed is None else [passed])
@@ -500,7 +501,7 @@ def test_the_column_of_clusters_is_no_slice_and_few_values_tell_nothing(tmp_path
     theirs = [*RIGHT]
     theirs[:20] = ["c", "a", "b"] * 6 + ["c", "a"]
     folder = written(tmp_path, RIGHT, theirs)
-    rows = pq.read_table(folder / gate.TABLE)
+    rows = pq.read_table(folder / evaluate.TABLE)
     columns = ("patient", "ward")
     for patients, promoted in ((30, True), (8, False)):
         slices = pa.array(
@@ -509,8 +510,8 @@ def test_the_column_of_clusters_is_no_slice_and_few_values_tell_nothing(tmp_path
                 for i in range(60)
             ]
         )
-        pq.write_table(rows.append_column("slices", slices), folder / gate.TABLE)
-        found = gate.evaluate(
+        pq.write_table(rows.append_column("slices", slices), folder / evaluate.TABLE)
+        found = evaluate.evaluate(
             spec(gate={"cluster": "patient"}), DataSpec(source="-", slices=columns), folder
         )
         assert {one.column for one in found.slices} == {"ward"}
@@ -522,20 +523,20 @@ def test_the_column_of_clusters_is_no_slice_and_few_values_tell_nothing(tmp_path
 @pytest.mark.parametrize(("size", "passed"), [(2_000_000, True), (2_000_001, False), (None, False)])
 def test_a_model_that_is_too_large_is_refused(tmp_path, size, passed):
     folder = written(tmp_path, RIGHT, None)
-    record = Scores.read(folder / gate.RECORD)
+    record = Scores.read(folder / evaluate.RECORD)
     candidate = record.candidate.model_copy(update={"bytes": size})
-    record.model_copy(update={"candidate": candidate}).write(folder / gate.RECORD)
-    found = gate.evaluate(spec(max_megabytes=2), DATA, folder)
+    record.model_copy(update={"candidate": candidate}).write(folder / evaluate.RECORD)
+    found = evaluate.evaluate(spec(max_megabytes=2), DATA, folder)
     assert found.promote is passed
     if size is None:
         assert "was not recorded; run the step `score` again" in found.reason
     elif not passed:
         assert found.reason == "the model takes 2 MB, more than the 2 allowed"
-    assert gate.evaluate(spec(), DATA, folder).promote
+    assert evaluate.evaluate(spec(), DATA, folder).promote
 
 
 def test_a_first_model_changes_no_answers(tmp_path):
-    found = gate.evaluate(spec(gate={"max_churn": 0.0}), DATA, written(tmp_path, RIGHT, None))
+    found = evaluate.evaluate(spec(gate={"max_churn": 0.0}), DATA, written(tmp_path, RIGHT, None))
     assert found.promote, found.reason
     assert found.churn is None
 
@@ -544,7 +545,7 @@ def test_of_texts_without_classes_no_churn_is_known_and_a_limit_refuses(tmp_path
     """As of a language model of a user's own, of which the config tells nothing."""
     sums = [{"nats": 1.0, "right": 1, "targets": 2, "target_bytes": 4}] * 40
     rows = pa.table({"candidate": sums, "champion": [{**sums[0], "nats": 4.0}] * 40})
-    pq.write_table(rows, tmp_path / gate.TABLE)
+    pq.write_table(rows, tmp_path / evaluate.TABLE)
     known = Contender(run_key="k", digest="d", scores="s", precision="fp32", unigram_nats=9.0)
     record = Scores(
         objective="tokens",
@@ -555,43 +556,45 @@ def test_of_texts_without_classes_no_churn_is_known_and_a_limit_refuses(tmp_path
         excluded=0,
         examples="e",
     )
-    record.write(tmp_path / gate.RECORD)
-    assert gate.evaluate(spec(), DATA, tmp_path).promote
-    found = gate.evaluate(spec(gate={"max_churn": 0.5}), DATA, tmp_path)
+    record.write(tmp_path / evaluate.RECORD)
+    assert evaluate.evaluate(spec(), DATA, tmp_path).promote
+    found = evaluate.evaluate(spec(gate={"max_churn": 0.5}), DATA, tmp_path)
     assert (found.churn, found.reason) == (None, "there are no classes to compare")
 
 
 def test_comparisons_of_one_epoch_share_what_may_go_wrong():
     looks = spec(gate={"looks": 12}).gate
-    levels = [1 - gate._confidence_of_look(looks, earlier) for earlier in range(5_000)]
+    levels = [1 - gate.confidence_of_look(looks, earlier) for earlier in range(5_000)]
     assert levels[:12] == pytest.approx([0.05 / 24] * 12)
     assert levels[12:24] == pytest.approx([0.05 / 72] * 12)
     assert 0.0498 < sum(levels) < 0.05
-    assert gate._confidence_of_look(spec().gate, 4_000) == 0.95
+    assert gate.confidence_of_look(spec().gate, 4_000) == 0.95
 
 
 def test_an_epoch_is_how_the_test_split_is_drawn_and_the_looks_at_it_count(tmp_path):
     theirs = ["b" if i % 5 == 0 else answer for i, answer in enumerate(RIGHT)]
     folder = written(tmp_path, RIGHT, theirs)
-    asked, first = spec(gate={"looks": 2}), gate.evaluate(spec(), DATA, folder)
+    asked, first = spec(gate={"looks": 2}), evaluate.evaluate(spec(), DATA, folder)
     assert first.promote
     assert first.comparison.confidence == 0.95
-    record = Scores.read(folder / gate.RECORD)
-    record.model_copy(update={"compared": {first.epoch: 7, "other": 1}}).write(folder / gate.RECORD)
-    eighth = gate.evaluate(asked, DATA, folder)
+    record = Scores.read(folder / evaluate.RECORD)
+    record.model_copy(update={"compared": {first.epoch: 7, "other": 1}}).write(
+        folder / evaluate.RECORD
+    )
+    eighth = evaluate.evaluate(asked, DATA, folder)
     assert (eighth.epoch, eighth.promote) == (first.epoch, False)
     assert eighth.comparison.confidence == pytest.approx(1 - 0.05 / 40)
     assert "] at 99.875%, whose lower bound does not lie above 0" in eighth.reason
     elsewhere = DataSpec.model_validate({"source": "-", "split": {"salt": "spring"}})
-    salted = gate.evaluate(asked, elsewhere, folder)
+    salted = evaluate.evaluate(asked, elsewhere, folder)
     assert salted.epoch not in ("", first.epoch)
     shares = {"source": "-", "split": {"train": 0.7, "validation": 0.2}}
-    assert gate.evaluate(asked, DataSpec.model_validate(shares), folder).epoch == first.epoch
+    assert evaluate.evaluate(asked, DataSpec.model_validate(shares), folder).epoch == first.epoch
     assert (salted.promote, salted.comparison.confidence) == (True, pytest.approx(1 - 0.05 / 4))
 
 
 def test_what_is_not_compared_is_no_look(tmp_path):
-    assert gate.evaluate(spec(), DATA, written(tmp_path, RIGHT, None)).epoch == ""
+    assert evaluate.evaluate(spec(), DATA, written(tmp_path, RIGHT, None)).epoch == ""
 
 
 def test_rows_that_are_set_aside_decide_nothing(tmp_path):
@@ -599,28 +602,28 @@ def test_rows_that_are_set_aside_decide_nothing(tmp_path):
     labels, share = RIGHT * 10, 0.25
     theirs = ["a" if row % 4 == 0 else label for row, label in enumerate(labels)]
     written(tmp_path, labels, theirs, labels)
-    aside = gate._aside(pq.read_table(tmp_path / gate.TABLE), share, "")
+    aside = evaluate._aside(pq.read_table(tmp_path / evaluate.TABLE), share, "")
     assert 0.2 < aside.mean() < 0.3
-    found = gate.evaluate(spec(audit=share), DATA, tmp_path)
+    found = evaluate.evaluate(spec(audit=share), DATA, tmp_path)
     assert (found.audit.rows, found.rows) == (aside.sum(), len(labels) - aside.sum())
     assert found.audit.metrics["accuracy"] == 1
     assert found.audit.comparison.estimate == pytest.approx(
         1 - found.audit.champion_metrics["accuracy"]
     )
     spoiled = ["c" if out else label for out, label in zip(aside, labels, strict=True)]
-    again = gate.evaluate(spec(audit=share), DATA, written(tmp_path, spoiled, theirs, labels))
+    again = evaluate.evaluate(spec(audit=share), DATA, written(tmp_path, spoiled, theirs, labels))
     assert again.audit.metrics["accuracy"] < 0.5
     assert again.model_copy(update={"audit": found.audit}) == found
-    assert gate.evaluate(spec(), DATA, tmp_path).audit is None
-    other = gate._aside(pq.read_table(tmp_path / gate.TABLE), share, "spring")
+    assert evaluate.evaluate(spec(), DATA, tmp_path).audit is None
+    other = evaluate._aside(pq.read_table(tmp_path / evaluate.TABLE), share, "spring")
     assert 0.2 < other.mean() < 0.3
     assert (aside & other).mean() < 0.12, "another salt sets other rows aside"
 
 
 @pytest.mark.parametrize("rows", [1, 9, 12])
 def test_few_rows_aside_are_measured_and_compared_from_ten_on(tmp_path, monkeypatch, rows):
-    monkeypatch.setattr(gate, "_aside", lambda table, *_: np.arange(table.num_rows) < rows)
-    found = gate.evaluate(spec(audit=0.1), DATA, written(tmp_path, RIGHT, RIGHT)).audit
+    monkeypatch.setattr(evaluate, "_aside", lambda table, *_: np.arange(table.num_rows) < rows)
+    found = evaluate.evaluate(spec(audit=0.1), DATA, written(tmp_path, RIGHT, RIGHT)).audit
     assert (found.rows, found.metrics["accuracy"], found.comparison is None) == (rows, 1, rows < 10)
 
 
@@ -679,14 +682,14 @@ def dropped(folder, judged, rows=200):
         for i, (t, r) in enumerate(zip(theirs, RIGHT, strict=True))
     ]
     written(folder, RIGHT, theirs)
-    record = Scores.read(folder / gate.RECORD)
+    record = Scores.read(folder / evaluate.RECORD)
     known = {"champion_judged": {"accuracy": judged}, "champion_judged_rows": rows}
-    record.model_copy(update=known).write(folder / gate.RECORD)
+    record.model_copy(update=known).write(folder / evaluate.RECORD)
     return folder
 
 
 def test_a_champion_that_does_worse_than_when_it_was_judged_is_said(tmp_path):
-    found = gate.evaluate(spec(), DATA, dropped(tmp_path, 0.95))
+    found = evaluate.evaluate(spec(), DATA, dropped(tmp_path, 0.95))
     assert found.promote
     assert found.champion_drop.drop == pytest.approx(0.2)
     assert found.champion_drop.p_value < 1e-3
@@ -696,7 +699,7 @@ def test_a_champion_that_does_worse_than_when_it_was_judged_is_said(tmp_path):
     assert said in found.reason
     assert said in found.warnings[0]
     for judged in (0.75, 0.78, 0.6):
-        quiet = gate.evaluate(spec(), DATA, dropped(tmp_path, judged))
+        quiet = evaluate.evaluate(spec(), DATA, dropped(tmp_path, judged))
         assert "when it was judged" not in quiet.reason
         assert quiet.warnings == ()
 
@@ -709,7 +712,7 @@ def test_a_drop_of_the_champion_beyond_what_is_allowed_waits_for_a_person(
     tmp_path, most, judged, promoted
 ):
     asked = spec(gate={"max_champion_drop": most})
-    found = gate.evaluate(asked, DATA, dropped(tmp_path, judged))
+    found = evaluate.evaluate(asked, DATA, dropped(tmp_path, judged))
     assert found.promote is promoted, found.reason
     assert found.is_for_a_person is not promoted
     if not promoted:
@@ -735,7 +738,7 @@ def test_by_chance_a_champion_that_is_as_good_seems_to_drop_in_one_of_a_hundred_
             champion_judged={"accuracy": judged},
             champion_judged_rows=300,
         )
-        drop = gate._champion_drop(
+        drop = champion_drop_of(
             spec(gate={"resamples": 200}).gate, "accuracy", record, champion, None
         )
         alarms += drop.is_sure
@@ -743,7 +746,7 @@ def test_by_chance_a_champion_that_is_as_good_seems_to_drop_in_one_of_a_hundred_
 
 
 def test_few_test_rows_are_a_warning_of_a_first_model(tmp_path):
-    found = gate.evaluate(spec(), DATA, written(tmp_path, RIGHT[:6], None, RIGHT[:6]))
+    found = evaluate.evaluate(spec(), DATA, written(tmp_path, RIGHT[:6], None, RIGHT[:6]))
     assert found.promote
     assert "the test split has 6 rows, which tell little of a model" in found.warnings[0]
 
@@ -754,7 +757,7 @@ def test_what_a_champion_reached_is_read_beside_its_files(tmp_path):
     assert _judgement_of(model).rows == 0
     (model.parent / "evidence.json").write_text("{")
     assert _judgement_of(model).metrics == {}
-    evidence = gate.evaluate(spec(), DATA, written(tmp_path, RIGHT, None))
+    evidence = evaluate.evaluate(spec(), DATA, written(tmp_path, RIGHT, None))
     evidence.write(model.parent / "evidence.json")
     known = _judgement_of(model)
     assert (known.rows, known.metrics["accuracy"]) == (60, 1.0)

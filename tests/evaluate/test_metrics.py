@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from rekindle.evaluate.evaluate import judge
+from rekindle.evaluate.gate import judge
 from rekindle.evaluate.scores import ClassScores
 from rekindle.records import METRICS
 from rekindle.spec.model import EvaluateSpec

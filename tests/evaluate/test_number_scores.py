@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
-from rekindle.evaluate import evaluate as gate
+from rekindle.evaluate import gate
 from rekindle.evaluate.scores import NumberScores
 from rekindle.records import Contender
 from rekindle.spec.model import EvaluateSpec

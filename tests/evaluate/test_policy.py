@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rekindle.evaluate import evaluate as gate
+from rekindle.evaluate import gate
 from rekindle.evaluate.scores import ClassScores
 from rekindle.spec.model import EvaluateSpec
 
@@ -32,7 +32,7 @@ class Contest:
         return ClassScores(np.eye(2)[answers] * 0.8 + 0.1, self.labels, ("a", "b"))
 
     def promotes(self, candidate, champion, earlier):
-        level = gate._confidence_of_look(self.spec.gate, earlier)
+        level = gate.confidence_of_look(self.spec.gate, earlier)
         told = (candidate, champion, (), "accuracy", (), None, level)
         return gate.judge(self.spec, "accuracy", *told).promote
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from rekindle.errors import DataError
-from rekindle.evaluate import evaluate as gate
+from rekindle.evaluate import compare, gate
 from rekindle.evaluate.scores import TagScores
 from rekindle.records import Churn, Contender
 from rekindle.spec.model import EvaluateSpec
@@ -64,10 +64,10 @@ def test_metrics_are_ratios_over_all_texts():
 
 def test_churn_is_of_words_and_a_word_without_a_prediction_is_an_answer_of_its_own():
     ours = scores_of([TEXTS[0], [("B-A", "B-A"), ("I-A", "I-A"), ("O", "O")], TEXTS[2]])
-    found = gate.churn_of(ours, scores_of(TEXTS))
+    found = compare.churn_of(ours, scores_of(TEXTS))
     assert found == Churn(answers=9, share=2 / 9, fixed=2, broken=0)
     known = [("O", "O"), ("O", "O"), ("B-A", None)]
-    found = gate.churn_of(scores_of(TEXTS), scores_of([*TEXTS[:2], known]))
+    found = compare.churn_of(scores_of(TEXTS), scores_of([*TEXTS[:2], known]))
     assert found == Churn(answers=9, share=1 / 9, fixed=0, broken=1)
 
 

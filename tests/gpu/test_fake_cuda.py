@@ -22,11 +22,20 @@ from torch.utils._pytree import tree_leaves
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import attention, compat, kernels, modules, parallel, part, quantised, weights
+from rekindle.train import (
+    attention,
+    compat,
+    cross_entropy,
+    kernels,
+    modules,
+    parallel,
+    part,
+    quantised,
+    weights,
+)
 from rekindle.train.batches import Batches
 from rekindle.train.mesh import Mesh
 from rekindle.train.micro import Documents
-from rekindle.train.objectives import tokens as linear_loss
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.part import Goal
 from rekindle.train.parts import DTYPES
@@ -288,8 +297,8 @@ def test_the_loss_makes_its_gradients_on_the_device_without_a_read():
             needs_input_grad=(True, True, False, False),
             save_for_backward=lambda *made: kept.extend(made),
         )
-        share = linear_loss._Share(len(head), len(head))
-        loss, right = linear_loss._LinearCrossEntropy.forward(
+        share = cross_entropy._Share(len(head), len(head))
+        loss, right = cross_entropy._LinearCrossEntropy.forward(
             context, states, head, labels, scale, share, True, None, 0.0
         )
         assert {t.device for t in (loss, right, *kept)} == {CUDA}

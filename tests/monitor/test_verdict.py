@@ -14,7 +14,7 @@ import pytest
 
 from rekindle.data.signals import _hashes, signals
 from rekindle.errors import DataError
-from rekindle.evaluate.evaluate import holm
+from rekindle.evaluate.compare import holm
 from rekindle.monitor.labels import Label, read_labels
 from rekindle.monitor.log import read_log
 from rekindle.monitor.verdict import MOST_SLICES, distinct, expected_accuracy, judge

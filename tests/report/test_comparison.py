@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import rekindle
-from rekindle.evaluate import evaluate as gate
+from rekindle.evaluate.compare import compare
 from rekindle.evaluate.evaluate import evaluate
 from rekindle.outputs import Compared
 from rekindle.records import Contender, RunRecord, Scores, StepRecord
@@ -121,7 +121,7 @@ def test_models_are_compared_as_the_gate_compares_them(home):
     found = rekindle.compare("tickets-1", "tickets-2", home=home).found
     assert found.notes == ()
     scores = [_scores(home, name) for name in ("tickets-1", "tickets-2")]
-    expected = gate.compare(GateSpec(), "accuracy", scores[1], scores[0])
+    expected = compare(GateSpec(), "accuracy", scores[1], scores[0])
     metrics = {metric.name: metric for metric in found.metrics}
     assert metrics["accuracy"].changes == (None, expected)
     assert expected.lower > 0.1

@@ -2,7 +2,7 @@
 Shapes: N examples, C classes or tags, R resamples."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,15 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 EPSILON = 1e-12  # the least probability that a loss counts with
+FloatOrArray = TypeVar("FloatOrArray", float, Floats)
+
+
+def gain(metric: str, value: FloatOrArray, reference: FloatOrArray) -> FloatOrArray:
+    """By how much `value` is better than `reference` in `metric`; negative where it is
+    worse. The only place that knows that less of a loss is better."""
+    if metric in LOWER_IS_BETTER:
+        return reference - value
+    return value - reference
 
 
 def beats(
@@ -22,7 +31,7 @@ def beats(
 ) -> Check:
     """The check `name`: whether `value` is better than that of an answer blind to the
     input, which `blind_answer` describes; `form` writes both."""
-    passed = value < blind if metric in LOWER_IS_BETTER else value > blind
+    passed = gain(metric, value, blind) > 0
     relation = "beats" if passed else "does not beat"
     detail = f"{metric} {value:{form}} {relation} {blind_answer} ({blind:{form}})"
     return Check(name=name, passed=passed, detail=detail, value=value, threshold=blind)

@@ -246,10 +246,17 @@ def class_result(label: str, hits: int, predicted: int, rows: int) -> ClassResul
         label=label,
         rows=rows,
         predicted=predicted,
-        precision=hits / predicted if predicted else None,
-        recall=hits / rows if rows else None,
-        f1=2 * hits / (predicted + rows) if predicted + rows else None,
+        precision=_share(hits, predicted),
+        recall=_share(hits, rows),
+        f1=_share(2 * hits, predicted + rows),
     )
+
+
+def _share(part: int, whole: int) -> float | None:
+    """None of nothing."""
+    if not whole:
+        return None
+    return part / whole
 
 
 def beats_majority(metric: str, value: float, blind: float, kind: str) -> Check:

@@ -1,4 +1,5 @@
-"""Scores of a tagger: the probability of each tag, of each word, and the entities in them.
+"""Scores of a tagger: the probability of each tag, of each word, and the entities in
+them.
 
 Entities are counted as the CoNLL-2000 evaluation does
 (www.clips.uantwerpen.be/conll2000/chunking/output.html): right only with the exact words
@@ -101,15 +102,18 @@ class TagScores(ModelScores):
         entities = sums["true"].mean()
         words = sums["words"].mean()
         for cost in self.costs:
-            # at no cost all is right, at any other nothing
             further_text = {
-                "hits": 0.0 if cost else entities,
+                "hits": entities,
                 "predicted": entities,
                 "true": entities,
                 "nats": cost * words,
-                "right": 0.0 if cost else words,
+                "right": words,
                 "words": words,
             }
+            # at no cost all is right, at any other nothing
+            if cost:
+                further_text["hits"] = 0.0
+                further_text["right"] = 0.0
             for name, value in further_text.items():
                 sums[name] = np.append(sums[name], value)
         return sums

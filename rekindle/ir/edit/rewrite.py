@@ -7,19 +7,21 @@ import graphlib
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from rekindle.ir.distribution import PLATFORM
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.read.raw import documents
+from rekindle.protojson import Json
 
 OWN_IMAGES = "rekindle/"
-Raw = Mapping[str, Any]  # of the IR, which is not changed
+JsonView: TypeAlias = Mapping[str, Any]
+"""Json of a caller's, which is read or copied, and never written to."""
 
 
 def rewritten(
     ir_text: str, arguments: Mapping[str, Any], image: str | None
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[Json, list[Json]]:
     """The pipeline, and the documents of platform settings behind it, with `arguments`
     for defaults and `image` for images of `rekindle/`."""
     spec, *settings = documents(ir_text)
@@ -34,7 +36,7 @@ def rewritten(
     return spec, settings
 
 
-def _leave_out_what_nothing_refers_to(spec: dict[str, Any]) -> None:
+def _leave_out_what_nothing_refers_to(spec: Json) -> None:
     """Reading follows references from the root: what it did not see may not be valid,
     which the platform would not take."""
     components = _at(spec, "components")
@@ -54,27 +56,27 @@ def _leave_out_what_nothing_refers_to(spec: dict[str, Any]) -> None:
         del by_label[label]
 
 
-def executors_of(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def executors_of(spec: JsonView) -> dict[str, Json]:
     """The executors of the pipeline by label."""
     return _at(_at(spec, "deploymentSpec"), "executors")
 
 
-def _at(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _at(data: JsonView, key: str) -> Json:
     """The mapping under `key`; in a document written by hand it may be missing, or null."""
     return data.get(key) or {}
 
 
-def _ensured(data: dict[str, Any], key: str) -> dict[str, Any]:
+def _ensured(data: Json, key: str) -> Json:
     """The same, to be written into."""
     if data.get(key) is None:
         data[key] = {}
-    mapping: dict[str, Any] = data[key]
+    mapping: Json = data[key]
     return mapping
 
 
 def with_launchers(
-    spec: Raw, settings: Sequence[Raw], graph: Graph, lowered: Callable[[Step], dict[str, Any]]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    spec: JsonView, settings: Sequence[JsonView], graph: Graph, lowered: Callable[[Step], Json]
+) -> tuple[Json, list[Json]]:
     """The pipeline, and the documents behind it, with a launcher in place of each step
     that has a distribution. `lowered` gives its container, once for each executor.
     Results of its tasks are never taken from the cache, and nothing is left of what
@@ -91,29 +93,29 @@ def with_launchers(
     return pipeline, [document for document in documents if document.get("platforms")]
 
 
-def distributed(spec: Mapping[str, Any], graph: Graph) -> dict[str, Step]:
+def distributed(spec: JsonView, graph: Graph) -> dict[str, Step]:
     """The steps that run on several nodes, by the label of their executor."""
     steps = [step for step in graph.steps() if step.distribution is not None]
     return {component_of(spec, step)["executorLabel"]: step for step in steps}
 
 
-def component_of(spec: Mapping[str, Any], step: Step) -> dict[str, Any]:
+def component_of(spec: JsonView, step: Step) -> Json:
     """The component of the IR that a step is made from."""
-    components: dict[str, dict[str, Any]] = spec["components"]
+    components: dict[str, Json] = spec["components"]
     return components.get(f"comp-{step.component}") or components[step.component]
 
 
-def tasks_of(spec: Mapping[str, Any], labels: Container[str]) -> Iterator[dict[str, Any]]:
+def tasks_of(spec: JsonView, labels: Container[str]) -> Iterator[Json]:
     """Every task, at every depth, that is one of the executors in `labels`."""
     components = _at(spec, "components")
-    for around in (spec["root"], *components.values()):
-        for task in _at(_at(around, "dag"), "tasks").values():
+    for parent in (spec["root"], *components.values()):
+        for task in _at(_at(parent, "dag"), "tasks").values():
             name = _at(task, "componentRef").get("name", "")
             if _at(components, name).get("executorLabel") in labels:
                 yield task
 
 
-def with_output(spec: Mapping[str, Any], labels: Container[str], name: str) -> dict[str, Any]:
+def with_output(spec: JsonView, labels: Container[str], name: str) -> Json:
     """The pipeline with one more output artifact for the executors in `labels`."""
     pipeline = copy.deepcopy(dict(spec))
     artifact = {"artifactType": {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"}}
@@ -125,12 +127,12 @@ def with_output(spec: Mapping[str, Any], labels: Container[str], name: str) -> d
 
 
 def with_retries(
-    spec: Raw,
+    spec: JsonView,
     labels: Container[str],
     count: Callable[[int], int],
-    policy: Raw,
-    always: Raw = MappingProxyType({}),
-) -> dict[str, Any]:
+    policy: JsonView,
+    always: JsonView = MappingProxyType({}),
+) -> Json:
     """The pipeline with other retries for the tasks of the executors in `labels`: `count`
     says how many, from how many the author allows; `policy` is for who says nothing of a
     field, `always` for everybody."""
@@ -143,11 +145,11 @@ def with_retries(
 
 
 def with_secrets(
-    spec: Raw,
-    settings: Sequence[Raw],
+    spec: JsonView,
+    settings: Sequence[JsonView],
     secrets: Mapping[str, tuple[str, str]],
     kept: Mapping[str, Container[str]],
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     """The documents behind the pipeline, with secrets of Kubernetes in the environment of
     every step: variable -> name of the secret, key in it. Executors in `kept` lose all
     settings but those that it names."""
@@ -170,7 +172,7 @@ def with_secrets(
     return [document for document in documents if document["platforms"]]
 
 
-def _secret_as_env(env: str, name: str, key: str) -> dict[str, Any]:
+def _secret_as_env(env: str, name: str, key: str) -> Json:
     """A secret in a variable, as kfp-kubernetes writes it: with its name in both fields."""
     return {
         "keyToEnv": [{"envVar": env, "secretKey": key}],
@@ -180,7 +182,7 @@ def _secret_as_env(env: str, name: str, key: str) -> dict[str, Any]:
     }
 
 
-def prefixed(spec: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def prefixed(spec: JsonView, words: Mapping[str, Sequence[str]]) -> Json:
     """The pipeline with `words` in front of the commands of executors, by their labels."""
     pipeline = copy.deepcopy(dict(spec))
     for label, executor in executors_of(pipeline).items():
@@ -190,12 +192,14 @@ def prefixed(spec: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> dic
     return pipeline
 
 
-def executors(spec: Raw, around: Raw | None = None, path: str = "") -> Iterator[tuple[str, Raw]]:
-    """Path and container of every step in the pipeline, or in the component `around` at
+def executors(
+    spec: JsonView, parent: JsonView | None = None, path: str = ""
+) -> Iterator[tuple[str, JsonView]]:
+    """Path and container of every step in the pipeline, or in the component `parent` at
     `path`, those of nested pipelines too; a step comes after what it waits for. Importers
     have none."""
     by_label = spec["deploymentSpec"].get("executors", {})
-    tasks = (around or spec["root"])["dag"]["tasks"]
+    tasks = (parent or spec["root"])["dag"]["tasks"]
     waits = {name: tasks[name].get("dependentTasks", ()) for name in sorted(tasks)}
     for name in graphlib.TopologicalSorter(waits).static_order():
         component = spec["components"][tasks[name]["componentRef"]["name"]]
@@ -208,7 +212,7 @@ def executors(spec: Raw, around: Raw | None = None, path: str = "") -> Iterator[
             yield step_path, container
 
 
-def launched(spec: Mapping[str, Any], command: Sequence[str]) -> dict[str, dict[str, Any]]:
+def launched(spec: JsonView, command: Sequence[str]) -> dict[str, Json]:
     """What each launcher, a container with this `command`, is told, by the step it stands for."""
     arguments = {}
     for path, container in executors(spec):
@@ -217,21 +221,21 @@ def launched(spec: Mapping[str, Any], command: Sequence[str]) -> dict[str, dict[
     return arguments
 
 
-def asked_of(container: Mapping[str, Any]) -> str:
+def asked_of(container: JsonView) -> str:
     """The resources that a container asks for, in words; "" for none."""
     resources = container.get("resources", {})
     accelerator = resources.get("accelerator", {})
     count = accelerator.get("resourceCount", accelerator.get("count"))  # the latter of older KFP
     kind = accelerator.get("resourceType", accelerator.get("type"))
     cpus = resources.get("resourceCpuLimit") or f"{resources.get('cpuLimit', 0):g}"
-    words = []
+    parts = []
     if kind:
-        words.append(f"{count} x {kind}")
+        parts.append(f"{count} x {kind}")
     if cpus != "0":
-        words.append(f"{cpus} CPUs")
+        parts.append(f"{cpus} CPUs")
     memory = resources.get("resourceMemoryLimit")
     if memory is None and resources.get("memoryLimit"):
         memory = f"{resources['memoryLimit']:g}G"
     if memory:
-        words.append(memory)
-    return ", ".join(words)
+        parts.append(memory)
+    return ", ".join(parts)

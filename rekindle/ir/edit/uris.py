@@ -14,13 +14,15 @@ import copy
 import json
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from rekindle.errors import UnsupportedError
+from rekindle.protojson import Json
 
 PREFIX = "rekindle-place-"
-Binding = dict[str, Any]
-Task = dict[str, Any]
+Binding: TypeAlias = Json
+"""What an input is bound to, or an output of a Dag comes from."""
+Task: TypeAlias = Json
 
 # KFP gives no placeholder for the file that an executor reports in, but ExecutorInput
 # ends with it. `told` is that report as it stands, because the image may have nothing to
@@ -28,7 +30,7 @@ Task = dict[str, Any]
 _TELL = Path(__file__).with_name("tell.sh").read_text(encoding="utf-8")
 
 
-def with_places(spec: Mapping[str, Any], labels: Container[str]) -> dict[str, Any]:
+def with_places(spec: Mapping[str, Any], labels: Container[str]) -> Json:
     """The pipeline with strings in place of the input artifacts of the executors in
     `labels`; UnsupportedError for an artifact that has no single place."""
     routes = _Routes(copy.deepcopy(dict(spec)), labels)
@@ -38,15 +40,16 @@ def with_places(spec: Mapping[str, Any], labels: Container[str]) -> dict[str, An
     return routes.spec
 
 
-def read_place(text: str) -> tuple[str, dict[str, Any]]:
+def read_place(text: str) -> tuple[str, Json]:
     """URI and metadata of an artifact from its place: a URI, or JSON that its producer wrote."""
     if not text.startswith("{"):
         return text, {}
-    place = json.loads(text)
-    reported = place.get("told", {}).get("artifacts", {}).get(place.get("name"), {})
+    told_place = json.loads(text)
+    reports = told_place.get("told", {}).get("artifacts", {})
+    reported = reports.get(told_place.get("name"), {})
     artifact = (reported.get("artifacts") or [{}])[0]
-    metadata = {**place.get("metadata", {}), **(artifact.get("metadata") or {})}
-    return str(artifact.get("uri") or place["uri"]), metadata
+    metadata = {**told_place.get("metadata", {}), **(artifact.get("metadata") or {})}
+    return str(artifact.get("uri") or told_place["uri"]), metadata
 
 
 def as_place(uri: str, metadata: Mapping[str, Any]) -> str:
@@ -58,14 +61,14 @@ class _Routes:
     """Lays parameters along the routes of artifacts. A Dag goes by the name of its
     component, the pipeline itself by ""."""
 
-    def __init__(self, spec: dict[str, Any], labels: Container[str]) -> None:
+    def __init__(self, spec: Json, labels: Container[str]) -> None:
         self.spec = spec
         self.labels = labels
-        self.components: dict[str, dict[str, Any]] = spec["components"]
-        self.executors: dict[str, dict[str, Any]] = spec["deploymentSpec"]["executors"]
+        self.components: dict[str, Json] = spec["components"]
+        self.executors: dict[str, Json] = spec["deploymentSpec"]["executors"]
         self.telling: set[tuple[str, str]] = set()
 
-    def replace_artifacts(self, name: str, component: dict[str, Any]) -> None:
+    def replace_artifacts(self, name: str, component: Json) -> None:
         inputs = component.get("inputDefinitions") or {}
         for artifact, definition in (inputs.get("artifacts") or {}).items():
             where = f"components.{name}.inputDefinitions.artifacts.{artifact}"
@@ -84,15 +87,15 @@ class _Routes:
                     yield dag, name, task
 
     def tasks(self, dag: str) -> dict[str, Task]:
-        around = self.components[dag] if dag else self.spec["root"]
-        return dict(around.get("dag", {}).get("tasks", {}))
+        component = self.components[dag] if dag else self.spec["root"]
+        return dict(component.get("dag", {}).get("tasks", {}))
 
     def input_of(self, component: str, artifact: str) -> Binding:
         """The place of an input artifact as an input of the component, bound by every caller."""
         definitions = self.components[component]["inputDefinitions"]
         parameters = definitions.setdefault("parameters", {})
         if PREFIX + artifact not in parameters:
-            parameter: dict[str, Any] = {"parameterType": "STRING"}
+            parameter: Json = {"parameterType": "STRING"}
             if definitions["artifacts"][artifact].get("isOptional"):
                 parameter["isOptional"] = True
             parameters[PREFIX + artifact] = parameter
@@ -101,8 +104,8 @@ class _Routes:
         return {"componentInputParameter": PREFIX + artifact}
 
     def bind(self, dag: str, name: str, task: Task, artifact: str) -> None:
-        around = f"components.{dag}" if dag else "root"
-        where = f"{around}.dag.tasks.{name}.inputs.artifacts.{artifact}"
+        component = f"components.{dag}" if dag else "root"
+        where = f"{component}.dag.tasks.{name}.inputs.artifacts.{artifact}"
         source = task.get("inputs", {}).get("artifacts", {}).get(artifact)
         if source is None:
             return
@@ -125,14 +128,14 @@ class _Routes:
             _refuse("a step on several nodes reads what a loop collects", where)
         component = task["componentRef"]["name"]
         output = {"producerTask": name, "outputParameterKey": PREFIX + artifact}
-        here: Binding = {"taskOutputParameter": output}
+        binding: Binding = {"taskOutputParameter": output}
         if "dag" in self.components[component]:
-            return self.inside(component, task, artifact, where) or here
+            return self.inside(component, task, artifact, where) or binding
         label = self.components[component]["executorLabel"]
         if "importer" in self.executors[label]:
             return self.imported(self.executors[label]["importer"], component, task, where)
         self.tell(label, artifact)
-        return here
+        return binding
 
     def inside(self, component: str, task: Task, artifact: str, where: str) -> Binding | None:
         """None if the Dag has an output that says it; else what an importer inside stands for."""

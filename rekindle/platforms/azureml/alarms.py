@@ -10,9 +10,10 @@ from pathlib import Path
 
 import yaml
 
-from rekindle.platforms.azureml.client import ARM, Json, workspace_path
+from rekindle.platforms.azureml.client import ARM, workspace_path
 from rekindle.platforms.azureml.endpoint import AzureMLEndpoint
 from rekindle.platforms.submission import Definition, plain_name
+from rekindle.protojson import Json
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import AzureMLSpec
 

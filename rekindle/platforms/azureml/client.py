@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -27,13 +27,13 @@ from rekindle.platforms.submission import (
     SubmittedRun,
     not_installed,
 )
+from rekindle.protojson import Json
 from rekindle.spec.platforms import AzureMLSpec
 
 if TYPE_CHECKING:
     from azure.ai.ml import MLClient
     from azure.core.credentials import TokenCredential
 
-Json: TypeAlias = dict[str, Any]
 _INSTALL = ("azureml", "pip install 'rekindle[azure]'")
 ARM = "https://management.azure.com"
 PATIENCE: dict[str, Any] = {

@@ -15,7 +15,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import yaml
 
@@ -37,9 +37,9 @@ from rekindle.platforms.feature_checks import (
 )
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.submission import Definition
+from rekindle.protojson import Json
 from rekindle.spec.platforms import AzureMLSpec
 
-Json: TypeAlias = dict[str, Any]
 _ENTRY = Path(__file__).with_name("entry.py")
 _SECRETS = ("platforms/azureml/secrets.py", "http.py")
 _IDENTITIES = {"managed": "managed", "user": "user_identity"}  # the job's names for them

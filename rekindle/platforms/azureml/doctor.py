@@ -23,7 +23,6 @@ from rekindle.platforms import reads
 from rekindle.platforms.azureml.client import (
     ARM,
     LOG_IN,
-    Json,
     images,
     steps,
     workspace_path,
@@ -31,6 +30,7 @@ from rekindle.platforms.azureml.client import (
 from rekindle.platforms.checks import Needs, NotChecked, PlatformCheck, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition
+from rekindle.protojson import Json
 from rekindle.spec.platforms import AzureMLSpec
 
 # versions of the APIs: of the workspace, of permissions, of Key Vault, of Data Lake Storage

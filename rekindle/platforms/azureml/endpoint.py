@@ -31,7 +31,8 @@ from rekindle.errors import (
     first_line,
 )
 from rekindle.platforms.azureml import client
-from rekindle.platforms.azureml.client import Json, where, workspace_path
+from rekindle.platforms.azureml.client import where, workspace_path
+from rekindle.protojson import Json
 from rekindle.serve.messages import ServedModel, Traffic, is_refusal
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec

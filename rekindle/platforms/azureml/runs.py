@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.platforms import snapshot
 from rekindle.platforms.azureml import client as service
-from rekindle.platforms.azureml.client import Json, connected, submit, where
+from rekindle.platforms.azureml.client import connected, submit, where
 from rekindle.platforms.azureml.compile import identifiers
 from rekindle.platforms.mounted import RESULT, place_of
 from rekindle.platforms.snapshot import LogPiece, RunSnapshot, moment, step_times
@@ -36,6 +36,7 @@ from rekindle.platforms.submission import (
     SubmittedRun,
     check_resumable,
 )
+from rekindle.protojson import Json
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import AzureMLSpec
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from rekindle.platforms.kubeflow.settings import Json
 from rekindle.platforms.submission import Definition
+from rekindle.protojson import Json
 from rekindle.records import write_atomically
 from rekindle.spec.platforms import KubeflowSpec
 

@@ -14,14 +14,14 @@ import ssl
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Self
 from urllib.parse import urlencode, urlsplit
 
 from rekindle.errors import RequestError, StepError
 from rekindle.http import HttpError, Stopped, growing, request, retried
+from rekindle.protojson import Json
 
 log = logging.getLogger(__name__)
-Json: TypeAlias = dict[str, Any]
 
 # where Kubernetes mounts a pod's token and the certificates of its API server
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

@@ -24,8 +24,9 @@ from rekindle.ir.values import bind
 from rekindle.platforms.bundle import lowered_container, types_of
 from rekindle.platforms.feature_checks import lacks, refusal
 from rekindle.platforms.kubeflow import trainjob
-from rekindle.platforms.kubeflow.settings import Json, variables
+from rekindle.platforms.kubeflow.settings import variables
 from rekindle.platforms.submission import Definition
+from rekindle.protojson import Json
 from rekindle.spec.platforms import KubeflowSpec
 
 RESULT_OUTPUT = "rekindle-result"

@@ -26,7 +26,7 @@ from rekindle.http import HttpError
 from rekindle.platforms.kubeflow import serving
 from rekindle.platforms.kubeflow.cluster import ApiServer, passing
 from rekindle.platforms.kubeflow.serving import LABEL, VERSION
-from rekindle.platforms.kubeflow.settings import Json
+from rekindle.protojson import Json
 from rekindle.serve.messages import BOUNDS_MS, ServedModel, Traffic
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec

@@ -14,8 +14,9 @@ from typing import Literal
 from rekindle.errors import StepError
 from rekindle.launch.events import error_in_log
 from rekindle.platforms.kubeflow.cluster import ApiServer
-from rekindle.platforms.kubeflow.settings import NODE, Json
+from rekindle.platforms.kubeflow.settings import NODE
 from rekindle.platforms.kubeflow.trainjob import ATTEMPT, IDENTITY, STEP, digest_of
+from rekindle.protojson import Json
 
 State = Literal["active", "complete", "failed", "going"]
 _LAST_LINES = 30

@@ -33,7 +33,6 @@ from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, ApiServer, Conflict
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT
 from rekindle.platforms.kubeflow.job import Follower, attempts, failure, is_for, jobs_path, state_of
-from rekindle.platforms.kubeflow.settings import Json
 from rekindle.platforms.kubeflow.workflow import WorkflowRun, ending, own_run
 from rekindle.platforms.launcher import (
     SUCCEEDED,
@@ -44,6 +43,7 @@ from rekindle.platforms.launcher import (
     Launcher,
     Start,
 )
+from rekindle.protojson import Json
 from rekindle.records import write_atomically
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from pathlib import Path
 from rekindle.errors import RekindleError
 from rekindle.launch import node, shim, staging
 from rekindle.launch.rendezvous import Rendezvous, number
-from rekindle.platforms.kubeflow.settings import Json
 from rekindle.platforms.kubeflow.trainjob import unpacked
+from rekindle.protojson import Json
 
 log = logging.getLogger(__name__)
 

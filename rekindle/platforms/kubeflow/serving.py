@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from rekindle.platforms.kubeflow.settings import Json
 from rekindle.platforms.kubeflow.trainjob import GPU, MACHINE, secrets_of
+from rekindle.protojson import Json
 from rekindle.serve.messages import BOUNDS_MS, is_refusal
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import KubeflowSpec

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from rekindle.ir.graph import Constant, FromInput, FromTask, Secret, Setting, Step
+from rekindle.protojson import Json
 
-Json: TypeAlias = dict[str, Any]
 Piece: TypeAlias = Mapping[str, Any]
 Entry: TypeAlias = Mapping[str, Any]
 Entries: TypeAlias = Sequence[Entry]  # of a setting

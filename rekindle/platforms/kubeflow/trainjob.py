@@ -27,7 +27,8 @@ from rekindle.launch.rendezvous import SECRET
 from rekindle.platforms.bundle import image_of
 from rekindle.platforms.feature_checks import python_problems
 from rekindle.platforms.kubeflow import settings
-from rekindle.platforms.kubeflow.settings import Json, Misfit, Piece, joined
+from rekindle.platforms.kubeflow.settings import Misfit, Piece, joined
+from rekindle.protojson import Json
 from rekindle.spec.platforms import KubeflowSpec
 
 MACHINE = "node.kubernetes.io/instance-type"

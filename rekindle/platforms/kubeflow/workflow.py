@@ -29,7 +29,8 @@ from pathlib import Path
 
 from rekindle.errors import RekindleError, StepError
 from rekindle.launch.process import die_with_parent
-from rekindle.platforms.kubeflow.cluster import ApiServer, Json
+from rekindle.platforms.kubeflow.cluster import ApiServer
+from rekindle.protojson import Json
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from rekindle.errors import Problem, RequestError
 from rekindle.ir.graph import Graph, Resources, Step
@@ -23,10 +23,10 @@ from rekindle.launch.rendezvous import VARIABLE
 from rekindle.platforms.docker import Docker, find
 from rekindle.platforms.local.content import local_path
 from rekindle.platforms.machines import amount
+from rekindle.protojson import Json
 from rekindle.records import Ignored
 
 When = Literal["never", "auto", "always"]
-Json: TypeAlias = dict[str, Any]
 
 # of our own environment, beside secrets; those that are not set stay so
 _HANDED_ON = (VARIABLE, "CLUSTER_SPEC", "PYTHONUNBUFFERED", "_KFP_RUNTIME")

@@ -25,14 +25,14 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 from rekindle.launch import events, shim
 from rekindle.launch.fork_server import Forked, ForkServer
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.masking import Masked
+from rekindle.protojson import Json
 
-Json: TypeAlias = dict[str, Any]
 Process = subprocess.Popen[bytes] | Forked
 
 _TICK_SECONDS = 0.1

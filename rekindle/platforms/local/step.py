@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal
 
 from rekindle.errors import RekindleError, StepError, fix_of
 from rekindle.ir.graph import AnyNode, Importer, Step
@@ -30,9 +30,7 @@ from rekindle.platforms.local.process import Control, Ended, StepLogFile, run_sh
 from rekindle.platforms.local.store import HomeStore, slug
 from rekindle.platforms.local.walk import Leaf, rendered
 from rekindle.platforms.mounted import artifact_of
-from rekindle.protojson import carried
-
-Json: TypeAlias = dict[str, Any]
+from rekindle.protojson import Json, carried
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,12 +21,12 @@ from rekindle.outputs import PlannedStep
 from rekindle.platforms import submission
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
 from rekindle.platforms.submission import BUG, Definition, RunTag, SubmittedRun, digest_of
+from rekindle.protojson import Json
 from rekindle.spec.platforms import SageMakerSpec
 
 Client: TypeAlias = Any
 """A botocore client of a service:
 its methods are made from the service's model at run time."""
-Json: TypeAlias = dict[str, Any]
 
 _RETRIES = {"mode": "standard", "total_max_attempts": 5}
 ANSWER_SECONDS = 60.0

@@ -12,7 +12,7 @@ against a real account."""
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from rekindle.catalog.tables import limits
 from rekindle.errors import Problem, SpecError
@@ -25,6 +25,7 @@ from rekindle.platforms.sagemaker import conditions, jobs
 from rekindle.platforms.sagemaker.conditions import divided
 from rekindle.platforms.submission import Definition
 from rekindle.platforms.user_code import ECR
+from rekindle.protojson import Json
 from rekindle.spec.platforms import SageMakerSpec
 
 _TYPES = {"NUMBER_INTEGER": "Integer", "NUMBER_DOUBLE": "Float", "BOOLEAN": "Boolean"}
@@ -41,7 +42,6 @@ _RESULT_FILE = {
         {"PropertyFileName": "result", "OutputName": RESULT, "FilePath": "result.json"}
     ]
 }
-Json: TypeAlias = dict[str, Any]
 
 
 def compile(

@@ -21,9 +21,10 @@ from typing import Any, TypeGuard
 
 from rekindle.catalog.prices import per_day
 from rekindle.errors import PlatformError, RequestError, StepError
-from rekindle.platforms.sagemaker.client import Client, Json, where
+from rekindle.platforms.sagemaker.client import Client, where
 from rekindle.platforms.sagemaker.doctor import Account
 from rekindle.platforms.submission import digest_of, plain_name
+from rekindle.protojson import Json
 from rekindle.serve.messages import ServedModel, Traffic
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec

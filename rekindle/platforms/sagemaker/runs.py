@@ -19,7 +19,6 @@ from rekindle.platforms import submission
 from rekindle.platforms.mounted import RESULT, place_of
 from rekindle.platforms.sagemaker.client import (
     Client,
-    Json,
     code_of,
     connected,
     page,
@@ -27,6 +26,7 @@ from rekindle.platforms.sagemaker.client import (
 )
 from rekindle.platforms.snapshot import LogPiece, RunSnapshot, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
+from rekindle.protojson import Json
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import SageMakerSpec
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rekindle.platforms.submission import Definition, plain_name
-from rekindle.platforms.vertex.client import Json
 from rekindle.platforms.vertex.endpoint import VertexEndpoint
+from rekindle.protojson import Json
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.platforms import VertexSpec
 

@@ -13,7 +13,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import PlatformError, UnreachableError, first_line
 from rekindle.ir.edit.rewrite import asked_of, executors, launched
@@ -29,6 +29,7 @@ from rekindle.platforms.submission import (
     not_installed,
 )
 from rekindle.platforms.vertex.compile import LAUNCHER
+from rekindle.protojson import Json
 from rekindle.spec.platforms import VertexSpec
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ ANSWER_SECONDS = 60.0
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _DEFAULT_MACHINE = "the service's default machine"
 LOG_IN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
-Json: TypeAlias = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)

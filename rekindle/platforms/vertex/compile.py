@@ -22,7 +22,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from rekindle.catalog.tables import limits, network
 from rekindle.errors import Problem
@@ -42,6 +42,7 @@ from rekindle.platforms.feature_checks import (
 from rekindle.platforms.machines import sizes, smallest
 from rekindle.platforms.submission import Definition
 from rekindle.platforms.vertex import secrets
+from rekindle.protojson import Json
 from rekindle.spec.platforms import VertexSpec
 
 _SECTION = "platforms.vertex"
@@ -57,7 +58,6 @@ _IMAGE_FIX = (
     "set it to europe-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG, then run rekindle images build "
     "CONFIG and push CONFIG, which writes the digest to rekindle.lock"
 )
-Json: TypeAlias = dict[str, Any]
 
 
 def compile(

@@ -21,7 +21,8 @@ from rekindle.platforms import reads
 from rekindle.platforms.checks import Needs, NotChecked, PlatformCheck, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition
-from rekindle.platforms.vertex.client import LOG_IN, SCOPES, Json, images
+from rekindle.platforms.vertex.client import LOG_IN, SCOPES, images
+from rekindle.protojson import Json
 from rekindle.spec.platforms import VertexSpec
 
 _OBJECTS = ("storage.objects.create", "storage.objects.get", "storage.objects.list")

@@ -19,8 +19,9 @@ from typing import Any
 from rekindle.catalog.prices import per_day
 from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError, StepError
-from rekindle.platforms.vertex.client import Json, connected
+from rekindle.platforms.vertex.client import connected
 from rekindle.platforms.vertex.runs import on_pages, send, text_of
+from rekindle.protojson import Json
 from rekindle.serve.messages import ServedModel, Traffic, is_refusal
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec

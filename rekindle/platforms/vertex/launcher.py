@@ -23,7 +23,6 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from rekindle.http import HttpError
 from rekindle.platforms.launcher import (
@@ -39,9 +38,9 @@ from rekindle.platforms.vertex import node
 from rekindle.platforms.vertex.compile import RUN, TASK
 from rekindle.platforms.vertex.node import RESULT, ended_file, mounted
 from rekindle.platforms.vertex.rest import Google, places
+from rekindle.protojson import Json
 
 log = logging.getLogger(__name__)
-Json: TypeAlias = dict[str, Any]
 
 POLL_SECONDS = 15.0
 PATIENCE_SECONDS = 900.0  # for reads, before this launcher fails and the next one goes on

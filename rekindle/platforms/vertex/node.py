@@ -2,10 +2,10 @@
 
     python3 FOLDER/node.pyz
 
-FOLDER is the attempt's own, on the mount of Cloud Storage, written by launcher.py before it creates
-the job. It holds this file and what it imports as a zip (standard library only, so any image with
-Python 3.10 will do), and `task.json`. The node finds its place in CLUSTER_SPEC, fetches secrets,
-runs the step under the shim, and leaves in FOLDER
+FOLDER is the attempt's own, on the mount of Cloud Storage, written by launcher.py before
+it creates the job. It holds this file and what it imports as a zip (standard library
+only, so any image with Python 3.10 will do), and `task.json`. The node finds its place in
+CLUSTER_SPEC, fetches secrets, runs the step under the shim, and leaves in FOLDER
 
     ended-R.json   how node R ended; a machine that was taken away leaves none
     result.json    parameters and artifacts, by node rank 0 alone, and only if the step succeeded
@@ -28,15 +28,15 @@ import threading
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from rekindle.errors import RekindleError, RequestError
 from rekindle.http import HttpError
 from rekindle.launch import node, shim
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.platforms.vertex.rest import Google, VertexSecretError, places, secrets
+from rekindle.protojson import Json
 
-Json: TypeAlias = dict[str, Any]
 _POOL = re.compile(r"workerpool(\d+)")
 STORE = "gs://"
 MOUNT = "/gcs/"

@@ -30,8 +30,9 @@ from rekindle.platforms.submission import (
     check_resumable,
 )
 from rekindle.platforms.vertex import client
-from rekindle.platforms.vertex.client import Json, Project, connected
+from rekindle.platforms.vertex.client import Project, connected
 from rekindle.platforms.vertex.compile import LAUNCHER
+from rekindle.protojson import Json
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 from rekindle.spec.platforms import VertexSpec
 

@@ -184,7 +184,7 @@ def test_a_log_is_read_once_whatever_comes_in_between(service: Workspace) -> Non
     assert more() == ""
     assert more("failed") == "the last word\n"
     assert more("failed") == ""
-    assert runs.read_log(PLACE, "any", StepRecord(name="make"), "") == runs.Log("", "")
+    assert runs.read_log(PLACE, "any", StepRecord(name="make"), "") == runs.LogPiece("", "")
 
 
 def test_a_log_of_several_machines_says_whose_line_it_is(service: Workspace) -> None:

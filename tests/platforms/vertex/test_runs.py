@@ -191,7 +191,7 @@ def test_a_log_is_read_once_whatever_comes_late_or_in_between(project: Project) 
     project.printed("12", "line 5\nof two", ago=0)
     assert more() == "came late\nline 5\nof two\n"
     assert more() == ""
-    assert runs.read_log(PLACE, "any", StepRecord(name="count"), "") == runs.Log("", "")
+    assert runs.read_log(PLACE, "any", StepRecord(name="count"), "") == runs.LogPiece("", "")
 
 
 def test_a_launchers_log_is_shown_with_what_its_nodes_print(project: Project) -> None:
