@@ -25,6 +25,7 @@ from rekindle.launch import heartbeats
 from rekindle.launch.fault import RehearsedFault
 from rekindle.platforms.local import execute as local
 from rekindle.platforms.local.cache import lend
+from rekindle.platforms.local.step import StepSettings
 from rekindle.platforms.local.store import HomeStore
 from rekindle.records import (
     HistoryRow,
@@ -132,18 +133,21 @@ class _Stage:
         return _trained(self._attempt(home, environment), 2)
 
     def _attempt(self, home: Path, environment: Mapping[str, str]) -> RunRecord:
+        settings = StepSettings(
+            env={**environment_of(self.spec), **environment},
+            source_hash=source_hash(),
+            grace_seconds=self.spec.train.grace_seconds,
+        )
         with Progress() as progress:
             return local.execute(
                 self.graph,
                 arguments_of(self.spec, self.graph, str(home)),
+                settings,
                 home=home,
                 record=new_record(self.spec, ()),
-                env={**environment_of(self.spec), **environment},
-                source_hash=source_hash(),
                 from_step=TRAINING,
                 on_change=progress.changed,
                 on_event=progress.event,
-                grace_seconds=self.spec.train.grace_seconds,
             )
 
     def clear(self) -> None:

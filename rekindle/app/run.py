@@ -20,6 +20,7 @@ from rekindle.launch.rendezvous import Rendezvous
 from rekindle.platforms.local import execute as local
 from rekindle.platforms.local.containers import prepare
 from rekindle.platforms.local.content import describe, digest, local_path
+from rekindle.platforms.local.step import StepSettings
 from rekindle.platforms.user_code import hashes, included_hash
 from rekindle.records import ArtifactRecord, Ignored, RunRecord
 from rekindle.spec.identity import source_hash
@@ -88,31 +89,33 @@ def execute(
     record = record.model_copy(update={"settings": options.settings, "because": options.because})
     task_imports = load_task(spec.task).imports if spec.task in TASKS else ()
     preloaded = Preloaded((*_RANK_IMPORTS, *task_imports))
-    environment = {**preloaded.environment, **environment}
+    settings = StepSettings(
+        env={**preloaded.environment, **environment},
+        source_hash=source_hash(),
+        own_code=functools.partial(hashes, spec, graph),
+        imports=_step_imports(spec),
+        containers=containers,
+        grace_seconds=spec.train.grace_seconds,
+    )
 
     def on_record_change(record: RunRecord) -> None:
         running = {step.component for step in record.steps if step.status == "running"}
         # imports take most of a short training on CPUs: they run while data are read
         if running & _BEFORE_RANKS:
-            preloaded.start({**local.PRINTING, **environment})
+            preloaded.start({**local.PRINTING, **settings.env})
         on_change(record)
 
     try:
         return local.execute(
             graph,
             arguments,
+            settings,
             home=home,
             record=record,
-            env=environment,
-            containers=containers,
-            source_hash=source_hash(),
-            own_code=functools.partial(hashes, spec, graph),
             fresh=options.fresh,
             from_step=options.from_step,
-            imports=_step_imports(spec),
             on_change=on_record_change,
             on_event=on_event,
-            grace_seconds=spec.train.grace_seconds,
         )
     finally:
         preloaded.close()

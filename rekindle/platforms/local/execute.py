@@ -6,6 +6,7 @@ its processes and reports through one queue. When a step fails nothing new begin
 handlers."""
 
 import contextlib
+import dataclasses
 import os
 import queue
 import shutil
@@ -26,17 +27,23 @@ from rekindle.launch.fork_server import fork_server_for
 from rekindle.launch.process import on_signal
 from rekindle.platforms.feature_checks import admit
 from rekindle.platforms.local import environments
-from rekindle.platforms.local.cache import OwnCode, each
+from rekindle.platforms.local.cache import each
 from rekindle.platforms.local.containers import NO_CONTAINERS, Containers
 from rekindle.platforms.local.environments import OnEvent
 from rekindle.platforms.local.process import Control
-from rekindle.platforms.local.step import Outcome, StepJob, Surroundings, perform, utc_now
+from rekindle.platforms.local.step import (
+    Outcome,
+    StepJob,
+    StepSettings,
+    Surroundings,
+    perform,
+    utc_now,
+)
 from rekindle.platforms.local.store import HomeStore, is_alive, make_home
 from rekindle.platforms.local.walk import Leaf, Ready, Refused, Skipped, Walk, dependents
 from rekindle.records import Ignored, RunRecord, StepRecord
 
 OnChange = Callable[[RunRecord], None]
-GRACE_SECONDS = 30.0
 # a text that UTF-8 or the locale cannot encode is no reason to fail a step that prints it
 PRINTING = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
 
@@ -44,34 +51,27 @@ PRINTING = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
 def execute(
     graph: Graph,
     arguments: Mapping[str, Any],
+    settings: StepSettings,
     *,
     home: Path,
     record: RunRecord,
-    env: Mapping[str, str],
-    source_hash: str,
-    own_code: OwnCode = lambda names: {},
     fresh: bool = False,
     from_step: str | None = None,
-    max_parallel: int | None = None,
-    imports: Sequence[str] = (),
-    containers: Containers = NO_CONTAINERS,
     on_change: OnChange | None = None,
     on_event: OnEvent | None = None,
-    grace_seconds: float = GRACE_SECONDS,
 ) -> RunRecord:
     """The finished record of one run of `graph` under `home`, as also in
-    `runs/<run_id>/run.json`. `imports` are modules that most steps import, `containers`
-    says which steps docker runs; `env` is the environment of the steps; `source_hash`
-    stands for our own code in cache keys, `own_code` for files of the user's, by name (a
-    component, or the value of a parameter); `fresh` runs every step, `from_step` that one
-    and all that depend on it. `on_change` and `on_event` are called in this thread.
+    `runs/<run_id>/run.json`. `fresh` runs every step, `from_step` that one and all that
+    depend on it, whatever the cache has. `on_change` and `on_event` are called in this
+    thread.
 
     Raises RequestError before anything runs; StepError if a step failed; PreemptedError
     if one saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on
-    SIGTERM when nothing was saved, after the steps had `grace_seconds` to end (a second
-    Ctrl-C kills them)."""
+    SIGTERM when nothing was saved, after the steps had their seconds of grace to end (a
+    second Ctrl-C kills them)."""
+    containers = settings.containers
     unheeded = ignored(graph, containers, arguments)
-    env = {**PRINTING, **env}
+    env = {**PRINTING, **settings.env}
     values = bind(graph, arguments)
     forced = _forced(graph, fresh, from_step)
     store = HomeStore(Path(home).absolute())
@@ -91,28 +91,25 @@ def execute(
         make_home(store.home)
         processes = [step for step in graph.steps() if not containers.image_of(step)]
         pythons = environments.prepare(processes, store.home, env, on_event)
-        with store.hold_run(record.run_id), fork_server_for(env, imports) as fork_server:
+        fork_server_at_work = fork_server_for(env, settings.imports)
+        with store.hold_run(record.run_id), fork_server_at_work as fork_server:
             containers.sweep(store.home, lambda run_id: is_alive(store.home, run_id))
             surroundings = Surroundings(
-                store,
-                record.run_id,
-                record.name,
-                graph.name,
-                record.started_at or utc_now(),
-                env,
-                source_hash,
-                own_code,
-                grace_seconds,
-                Control(),
-                fork_server,
-                containers,
-                pythons,
+                store=store,
+                run_id=record.run_id,
+                name=record.name,
+                pipeline=graph.name,
+                started_at=record.started_at or utc_now(),
+                settings=dataclasses.replace(settings, env=env),
+                control=Control(),
+                fork_server=fork_server,
+                pythons=pythons,
             )
             run = _Run(graph, values, surroundings, forced, record, on_change, on_event)
             has_workspace = any(use.feature == "workspace" for use in uses(graph))
             if has_workspace:  # a folder, which stays after a failure
                 surroundings.workspace.mkdir()
-            finished = run.to_the_end(max_parallel or max(2, os.cpu_count() or 1))
+            finished = run.to_the_end(settings.max_parallel or max(2, os.cpu_count() or 1))
             if has_workspace:
                 shutil.rmtree(surroundings.workspace, ignore_errors=True)
             return finished

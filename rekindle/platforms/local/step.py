@@ -8,7 +8,7 @@ import datetime
 import signal
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +23,7 @@ from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.docker import HOME_LABEL, RUN_LABEL
 from rekindle.platforms.local import cache, process
 from rekindle.platforms.local.cache import NOTHING, Given, Identity, OwnCode, StoredArtifact, Values
-from rekindle.platforms.local.containers import Containers
+from rekindle.platforms.local.containers import NO_CONTAINERS, Containers
 from rekindle.platforms.local.content import FileFact, describe, digest, local_path
 from rekindle.platforms.local.environments import Packages, packages_of
 from rekindle.platforms.local.process import Control, Ended, StepLogFile, run_shim
@@ -31,6 +31,28 @@ from rekindle.platforms.local.store import HomeStore, slug
 from rekindle.platforms.local.walk import Leaf, rendered
 from rekindle.platforms.mounted import artifact_of
 from rekindle.protojson import Json, carried
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSettings:
+    """How the steps of a run are carried out on this machine: what is decided before it
+    begins, and the same for all of them."""
+
+    env: Mapping[str, str]
+    """Their environment."""
+    source_hash: str
+    """Stands for our own code in cache keys."""
+    own_code: OwnCode = lambda names: {}
+    """Stands there for files of the user's, by name: a component, or the value of a
+    parameter."""
+    imports: Sequence[str] = ()
+    """Modules that most steps import: a fork server imports them once."""
+    containers: Containers = NO_CONTAINERS
+    """Which steps docker runs."""
+    max_parallel: int | None = None
+    """How many run side by side; None: as many as there are cores, and at least two."""
+    grace_seconds: float = 30.0
+    """How long they have to end when they are asked to."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +64,9 @@ class Surroundings:
     name: str
     pipeline: str
     started_at: str
-    env: Mapping[str, str]
-    source_hash: str
-    own_code: OwnCode
-    grace_seconds: float
+    settings: StepSettings
     control: Control
     fork_server: ForkServer | None
-    containers: Containers
     pythons: Mapping[Packages, str]
 
     @property
@@ -190,10 +208,11 @@ def _perform(job: StepJob, step: Step) -> Outcome:
 
 def _identity(job: StepJob, step: Step, inputs: Values) -> Identity:
     surroundings = job.around
-    image_id = surroundings.containers.image_of(step)
-    own_code = surroundings.own_code(cache.names_of_code(step, inputs))
+    settings = surroundings.settings
+    image_id = settings.containers.image_of(step)
+    own_code = settings.own_code(cache.names_of_code(step, inputs))
     home = str(surroundings.store.home)
-    return cache.identify(step, inputs, surroundings.source_hash, image_id, own_code, home)
+    return cache.identify(step, inputs, settings.source_hash, image_id, own_code, home)
 
 
 def _is_what_it_was(job: StepJob, step: Step, identity: Identity) -> bool:
@@ -299,6 +318,7 @@ def _execute(
     """The node that decided how the attempt ended (None for a single one), how it ended,
     and the end of its log."""
     surroundings = job.around
+    settings = surroundings.settings
     log_ends: dict[int, bytes] = {}
     environments: list[dict[str, str]] = [{}]
     if step.distribution:
@@ -320,9 +340,9 @@ def _execute(
             work.mkdir(parents=True, exist_ok=True)
         fork_server = surroundings.fork_server
         packages = packages_of(step)
-        if surroundings.containers.image_of(step):
+        if settings.containers.image_of(step):
             labels = {HOME_LABEL: str(surroundings.store.home), RUN_LABEL: surroundings.run_id}
-            task = surroundings.containers.contained(task, step, outputs, labels)
+            task = settings.containers.contained(task, step, outputs, labels)
             fork_server = None  # which forks this environment's Python
         elif packages:
             task["python"] = surroundings.pythons[packages]
@@ -333,11 +353,11 @@ def _execute(
                 task,
                 work,
                 opened_log,
-                {**surroundings.env, **environments[node]},
+                {**settings.env, **environments[node]},
                 control,
                 job.event if is_first else _ignore,
                 step.time_limit_seconds,
-                surroundings.grace_seconds,
+                settings.grace_seconds,
                 fork_server,
             )
             log_ends[node] = opened_log.end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -21,6 +22,7 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.local.execute import execute
+from rekindle.platforms.local.step import StepSettings
 from rekindle.records import ArtifactRecord, RunRecord
 
 PIPELINES = Path(__file__).parents[1] / "pipelines"
@@ -57,13 +59,16 @@ def run(
         started_at="2026-01-01T00:00:00Z",
     )
     record = numbered(record, home)
+    settings = {"env": os.environ, "source_hash": "code"}
+    for field in dataclasses.fields(StepSettings):
+        if field.name in options:
+            settings[field.name] = options.pop(field.name)
     return execute(
         graph(pipeline) if isinstance(pipeline, str) else pipeline,
         arguments or {},
+        StepSettings(**settings),
         home=home,
         record=record,
-        env=options.pop("env", os.environ),
-        source_hash=options.pop("source_hash", "code"),
         **options,
     )
 

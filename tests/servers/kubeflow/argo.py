@@ -27,6 +27,7 @@ from rekindle.errors import RekindleError
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow.compile import LAUNCHER
 from rekindle.platforms.local import execute
+from rekindle.platforms.local.step import StepSettings
 from rekindle.records import RunRecord, StepRecord
 from tests.servers.kubeflow.kubernetes import FakeCluster
 
@@ -203,12 +204,10 @@ def main(folder: str, id: str) -> int:
         execute.execute(
             graph,
             {},
+            StepSettings(env=os.environ, source_hash="image", grace_seconds=20),
             home=Path(folder) / "home",
             record=record,
-            env=os.environ,
-            source_hash="image",
             on_change=keep,
-            grace_seconds=20,
         )
     except RekindleError as error:
         sys.stderr.write(f"{error}\n")
