@@ -65,7 +65,7 @@ def offer() -> None:
         """Gives torchrun a store that is reached over loopback, or not at all."""
 
         def __init__(self, parameters: RendezvousParameters) -> None:
-            self._parameters = parameters
+            self._rendezvous_parameters = parameters
             self.run_id = str(parameters.run_id)
 
         def get_backend(self) -> str:
@@ -76,15 +76,15 @@ def offer() -> None:
             return True  # or rank 0 of a user's script would listen, on all interfaces
 
         def next_rendezvous(self) -> RendezvousInfo:
-            config = self._parameters.config
+            config = self._rendezvous_parameters.config
             descriptor = None
             if LISTENING in config:
                 descriptor = int(config[LISTENING])
-            endpoint_port = int(self._parameters.endpoint.rpartition(":")[2])
+            endpoint_port = int(self._rendezvous_parameters.endpoint.rpartition(":")[2])
             node_store, port = store(endpoint_port, descriptor)
             where = rendezvous.RendezvousStoreInfo(HOST, port)
             rank = int(config.get("rank", 0))
-            nodes = self._parameters.max_nodes
+            nodes = self._rendezvous_parameters.max_nodes
             return rendezvous.RendezvousInfo(node_store, rank, nodes, where)
 
     rendezvous.rendezvous_handler_registry.register(BACKEND, Loopback)

@@ -82,7 +82,7 @@ def requests_of(model, seconds, ago):
         log.put([f"r{i}"], [text], [answer], float(took))
     times = (dt.datetime.now(dt.UTC) - ago - dt.timedelta(seconds=i) for i in range(len(seconds)))
     log._rows = type(log._rows)(
-        (time, *row[1:]) for time, row in zip(times, log._rows, strict=True)
+        row._replace(time=time) for time, row in zip(times, log._rows, strict=True)
     )
     log.close()
 

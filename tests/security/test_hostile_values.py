@@ -96,7 +96,9 @@ def test_a_class_number_without_a_name_is_an_error_of_the_data(column):
 def test_lists_of_a_fixed_length_have_names_too():
     source = HubSource(DataSpec(source="hub:acme/others"), "text")
     raw = RawBatch({"label": pa.array([[1, 0]], pa.list_(pa.int64(), 2))}, np.arange(1), "x")
-    assert source._with_class_names(raw, ["bad", "good"]).columns["label"].to_pylist() == [["good", "bad"]]
+    assert source._with_class_names(raw, ["bad", "good"]).columns["label"].to_pylist() == [
+        ["good", "bad"]
+    ]
 
 
 def test_a_log_without_an_end_of_line_comes_in_pieces():
