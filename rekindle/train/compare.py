@@ -13,7 +13,7 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,13 @@ from rekindle.train.parts import Parts
 from rekindle.train.rank import free
 
 STEPS = 2
-PLAIN = {"compile": False, "activation_checkpointing": "none", "layout": "auto"}
+PLAIN: Mapping[str, object] = {
+    "compile": False,
+    "activation_checkpointing": "none",
+    "layout": "auto",
+    "engine": "rekindle",
+    "engine_config": None,
+}
 """What a training on one rank, without anything to prove, is asked for."""
 HEAD_SIZE = 16
 VOCABULARY = 509

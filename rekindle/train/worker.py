@@ -272,7 +272,7 @@ class TrainingStart:
         # a layout that cuts the network leaves no whole to ask: a small one is asked instead
         is_cut = mesh.layout.tp * mesh.layout.pp * mesh.layout.cp > 1
         self.small: SmallNetwork | None = None
-        if is_cut and hasattr(network, "config") and job.train.engine == "rekindle":
+        if is_cut and hasattr(network, "config"):
             self.small = SmallNetwork(job, task, shards, network, mesh)
 
     @classmethod
