@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # with torch for CUDA and what a training needs; `make install` need not have run there
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: help install demo test test-all gate-table layouts torture fuzz test-oldest test-clusters test-vllm trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
+.PHONY: help install demo test test-changed test-all nightly gate-table layouts engines clouds torture fuzz test-oldest test-clusters test-vllm trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -57,16 +57,27 @@ demo: install  ## retrain, judge and register a digits model here and now
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml=build/tests.xml
 
-test: install  ## the tests, within ten minutes
+test: install  ## the tests, within six minutes
 	$(PYTEST) -m "not slow" --durations=15
 
-test-all: install .venv/models .venv-clusters/installed .venv-vllm/installed test-oldest  ## all tests, the slow ones too, and with the oldest torch, by Ray, Spark and vLLM
-	$(PYTEST) --durations=25
-	.venv-clusters/bin/python -m pytest -q tests/data/test_clusters.py
-	.venv-vllm/bin/python -m pytest -q tests/serve/test_vllm.py
+# the branch or commit that a change is compared with
+BASE ?= origin/main
+test-changed: install  ## the tests that a change since BASE=origin/main can break, the slow ones near it too
+	$(BIN)/python -m tests.changed $(BASE) -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=15
 
-layouts: install  ## every proven layout against one process, and both depths of every stored trace of memory, half an hour; `make test-all` takes a part
+test-all: install .venv/models  ## the slow tests, too, but for those of `make layouts engines clouds`: an hour
+	$(PYTEST) -m "not matrix" --durations=25
+
+layouts: install  ## every proven layout against one process, and both depths of every stored trace of memory: half an hour
 	LAYOUTS=all $(BIN)/python -m pytest -q tests/train/test_layouts.py tests/plan/test_memory.py
+
+engines: install  ## slow tests of engines: DeepSpeed, Trainer, Megatron, mpirun
+	$(BIN)/python -m pytest -q -m matrix tests/engines
+
+clouds: install  ## slow tests of the four clouds: days of their schedules, launchers killed at any call
+	$(BIN)/python -m pytest -q -m matrix -n $(JOBS) --dist loadfile tests/platforms
+
+nightly: test-all test-oldest test-clusters test-vllm layouts engines clouds torture  ## everything that tests
 
 # how long `make torture` goes on
 MINUTES ?= 8

@@ -41,7 +41,23 @@ def pytest_addoption(parser):
     parser.addoption("--seeds", default="", help="FIRST:END of tests/conformance/test_generated.py")
 
 
+# Slow tests that only a change below one folder of the library can break: targets of their own.
+MATRICES = (
+    "tests/engines/",
+    "tests/plan/test_memory.py",
+    "tests/platforms/azureml/",
+    "tests/platforms/kubeflow/",
+    "tests/platforms/sagemaker/",
+    "tests/platforms/vertex/",
+    "tests/train/test_layouts.py",
+)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves tests out by their marks
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.nodeid.startswith(MATRICES) and item.get_closest_marker("slow"):
+            item.add_marker("matrix")
     items.sort(key=lambda item: _turn(item.nodeid))
 
 

@@ -8,7 +8,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 FOLDERS = ("rekindle", "components", "pipelines")
@@ -89,7 +89,7 @@ def _circles(root: Path, trees: dict[Path, ast.Module]) -> list[set[str]]:
         ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file
         for file in trees
     }
-    graph = {name: _targets(trees[file], names) - {name} for name, file in names.items()}
+    graph = {name: targets(trees[file], names) - {name} for name, file in names.items()}
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -118,7 +118,9 @@ def _circles(root: Path, trees: dict[Path, ast.Module]) -> list[set[str]]:
     return found
 
 
-def _targets(tree: ast.Module, names: dict[str, Path]) -> set[str]:
+def targets(tree: ast.Module, names: Mapping[str, Path]) -> set[str]:
+    """Those of the modules `names` that a module imports, also inside functions; imports for types
+    alone do not count."""
     typed = {
         id(inner)
         for node in ast.walk(tree)

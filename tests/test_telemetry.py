@@ -74,6 +74,7 @@ def test_a_run_and_its_training_are_received(receiver, tmp_path, monkeypatch):
     assert {headers["x-key"] for headers in receiver.headers} == {"secret"}
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_is_received(receiver, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("p.py").write_text(PIPELINE)
@@ -176,6 +177,7 @@ def test_an_interval_that_is_none_is_said_and_nothing_else(receiver, monkeypatch
     assert "the exporter otlp does not start: " in caplog.text
 
 
+@pytest.mark.slow
 def test_cloudwatch_gets_a_metric_a_config_and_none_a_run_key(aws, monkeypatch, caplog):
     boto3 = pytest.importorskip("boto3", reason="boto3 is a developer's dependency")
     for name, value in {

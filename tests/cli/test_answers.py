@@ -37,6 +37,7 @@ SAID = [
 ]
 
 
+@pytest.mark.slow
 def test_every_answer_follows_its_schema(service, capsys):
     for name, code, words in SAID:
         assert invoke([*words, "--json"]) == code, words[0]

@@ -245,6 +245,7 @@ def test_several_platforms_come_with_a_table_of_how_each_carries_it(tmp_path):
     assert f"{tmp_path / parity}\n" in said
 
 
+@pytest.mark.slow
 def test_a_pipeline_by_itself_is_compiled_and_its_limits_are_named(tmp_path):
     source = tmp_path / "mine.py"
     source.write_text(

@@ -132,6 +132,7 @@ def on_a_terminal(words: list[str], **more: str) -> str:
     return said.decode()
 
 
+@pytest.mark.slow
 def test_errors_have_colour_on_a_terminal_unless_no_color_is_set(tmp_path):
     words = ["status", f"--home={tmp_path}"]
     assert "\x1b[" in on_a_terminal(words)
@@ -225,6 +226,7 @@ def test_a_shell_gets_its_completion(shell):
     assert "_REKINDLE_COMPLETE" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_tab_key_knows_verbs():
     words = {"COMP_WORDS": "rekindle re", "COMP_CWORD": "1", "_REKINDLE_COMPLETE": "bash_complete"}
     done = subprocess.run(

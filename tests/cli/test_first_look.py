@@ -347,6 +347,7 @@ def counting(path: str) -> int:
 """
 
 
+@pytest.mark.slow
 def test_a_pipeline_alone_runs_here_as_it_compiles(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "counting.py").write_text(PIPELINE)

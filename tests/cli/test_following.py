@@ -120,6 +120,7 @@ def test_a_run_is_stopped_from_here_and_says_what_will_run_again(here: Here, cap
     assert here.say("status", "nothing") == 2
 
 
+@pytest.mark.slow
 def test_what_cannot_be_followed_is_said(here: Here, capsys: Out) -> None:
     here.server.faults = [Fault("POST runs", 400)]
     assert here.submit() == 1
@@ -132,6 +133,7 @@ def test_what_cannot_be_followed_is_said(here: Here, capsys: Out) -> None:
     assert "a-z, 0-9" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_here_is_followed_stopped_and_gone_on_with(here: Here, capsys: Out) -> None:
     here.flag.touch()
     here.stay.touch()

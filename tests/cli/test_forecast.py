@@ -26,6 +26,7 @@ def memory(plan: Forecast) -> dict[str, float]:
     return {term.name: term.amount for term in plan.record.memory}
 
 
+@pytest.mark.slow
 def test_the_name_stays_a_function_whatever_was_imported_or_run_before(tmp_path):
     """`rekindle.plan` could not: it is the package from its first import on."""
     (tmp_path / "one.py").write_text(

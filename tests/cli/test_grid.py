@@ -98,6 +98,7 @@ def run(config, *words):
     return subprocess.run(command, cwd=config.parent, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_grid_of_a_pipeline_of_ones_own_is_refused_before_anything_runs(config):
     (config.parent / "p.py").write_text(
         "from kfp import dsl\n\n@dsl.component(base_image='python:3.11')\ndef f(x: int):\n    print(x)\n\n"

@@ -129,6 +129,7 @@ def nightly(watched: str, root: str):
     assert statuses == [("quiet", "skipped"), ("alarm", "succeeded")]
 
 
+@pytest.mark.slow
 def test_a_stream_as_before_is_quiet_and_new_words_are_an_alarm(job):
     logged(job, 200)
     Path("home/index.html").unlink(missing_ok=True)

@@ -48,6 +48,7 @@ def job(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_run_tells_how_it_ended(webhook, job):
     rekindle("run", "c.yaml")
     assert rekindle("run", "c.yaml", "--set", "arguments.what=fail", check=False).returncode == 1

@@ -84,6 +84,7 @@ def test_a_network_of_images_is_refused_by_name(capsys):
     assert "does not know what the task `image_classification` computes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_planning_imports_nothing_that_trains():
     code = (
         "import sys; from rekindle.cli.main import invoke; "

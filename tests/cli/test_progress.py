@@ -16,6 +16,7 @@ import termios
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from rekindle.app.progress import Progress, step_table
@@ -106,6 +107,7 @@ def in_a_process(folder: Path, *words: str, **how: Any) -> subprocess.Popen[str]
     )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_reads_what_it_says_any_more(tmp_path: Path) -> None:
     run = in_a_process(
         tmp_path, "run", "c.yaml", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -119,6 +121,7 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says_any_more(tmp_path: Path) -
     assert (record["status"], len(record["steps"])) == ("succeeded", 2)
 
 
+@pytest.mark.slow
 def test_what_is_said_of_a_failed_run_is_not_erased_from_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))

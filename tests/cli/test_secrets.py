@@ -101,6 +101,7 @@ def test_the_scanner_finds_what_it_shall(tmp_path: Path) -> None:
     assert of_files(tmp_path) == ["HF_TOKEN in a", "KFP_TOKEN in b"]
 
 
+@pytest.mark.slow
 def test_steps_that_print_their_secrets_leave_none_on_this_machine(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(PIPELINE)
     secrets = "{HF_TOKEN: env:HF_TOKEN, MINE: env:PLAIN_NAME}"
@@ -308,6 +309,7 @@ def test_what_entra_says_of_a_secret_is_not_passed_on(
         assert leaks((captured.out + captured.err).encode(), words[0]) == []
 
 
+@pytest.mark.slow
 def test_what_a_platform_keeps_of_a_step_is_masked_here(
     here: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def on(columns, words, code=0, **environment):
     return terminal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", first(1, [20, 120, 60, 80]))
 def test_lists_and_tables_cut_nothing(home, columns):
     listed = on(columns, ["runs", f"--home={home}"]).flat
@@ -181,6 +182,7 @@ def test_a_run_leaves_whole_lines_and_no_trace_of_its_live_table(tmp_path, colum
     assert "\x1b[?25h" in terminal.written.decode()  # the cursor is back
 
 
+@pytest.mark.slow
 def test_control_c_leaves_the_table_and_the_cursor(tmp_path):
     (tmp_path / "two.py").write_text(PIPELINE)
     terminal = Terminal(
@@ -224,6 +226,7 @@ def test_a_progress_line_is_redrawn_in_place(tmp_path):
     assert terminal.finish() == 0, terminal.rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "environment",
     [

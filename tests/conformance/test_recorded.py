@@ -222,6 +222,7 @@ def test_an_artifact_keeps_its_uri_on_sagemaker(service: Pipelines) -> None:
     assert {name: tasks[name]["outputs"]["Output"] for name in URIS} == URIS
 
 
+@pytest.mark.slow
 def test_an_artifact_keeps_its_uri_on_azure(environment: dict[str, str], tmp_path: Path) -> None:
     tasks = on_azure(core("uris", ACR), {}, tmp_path, environment)
     assert {name: tasks[name]["outputs"]["Output"] for name in URIS} == URIS

@@ -214,6 +214,7 @@ def test_nonsense_is_refused(wrong):
         SampleOrder(**{"rows": [3], "global_batch_size": 2, "seed": 0, **wrong}).batch(0)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(**SIZES, epoch=st.integers(0, 20), classes=st.integers(1, 5))
 def test_balanced_epochs_draw_every_class_equally_often_and_its_rows_in_turns(

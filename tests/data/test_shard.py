@@ -42,6 +42,7 @@ def source(tmp_path):
     return write_jsonl(tmp_path / "reviews.jsonl", rows())
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_the_number_of_workers(tmp_path, source, small_batches):
     data = text_spec(source, slices=["category"], shard_rows=50)
     manifests = {n: sharded(data, tmp_path / str(n), workers=n) for n in (1, 2, 3)}
@@ -87,11 +88,13 @@ def test_images_keep_their_shape_in_the_settings(tmp_path):
     assert [len(value) for value in table["pixels"].to_pylist()] == [64, 64]
 
 
+@pytest.mark.slow
 def test_a_task_may_print_in_its_worker(tmp_path, source, small_batches):
     manifest = sharded(text_spec(source), tmp_path, "Talkative", workers=2)
     assert sum(manifest.rows.values()) == 300
 
 
+@pytest.mark.slow
 def test_workers_are_light(tmp_path, source, small_batches):
     sharded(text_spec(source), tmp_path, "Modules", workers=2)
     table = open_shards(tmp_path / "shards").table("train")

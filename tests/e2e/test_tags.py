@@ -62,6 +62,7 @@ def test_a_champion_of_other_tags_is_not_compared(cli):
     assert "the champion knows the classes" in result["gate"]["reason"]
 
 
+@pytest.mark.slow
 def test_what_a_config_of_tags_cannot_mean_is_refused_early(cli):
     for setting, said in {
         "evaluate.gate.metric=accuracy": "token_classification has no accuracy",

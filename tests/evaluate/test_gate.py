@@ -723,6 +723,7 @@ def test_a_drop_of_the_champion_beyond_what_is_allowed_waits_for_a_person(
         assert "rekindle promote RUN --reason TEXT" in found.reason
 
 
+@pytest.mark.slow
 def test_by_chance_a_champion_that_is_as_good_seems_to_drop_in_one_of_a_hundred_runs():
     random, alarms = np.random.default_rng(0), 0
     for _ in range(400):

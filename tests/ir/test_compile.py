@@ -37,6 +37,7 @@ def project(folder: Path, word: str, pipeline: str = PIPELINE) -> Path:
     return folder / "p.py"
 
 
+@pytest.mark.slow
 def test_the_same_names_in_two_folders_do_not_collide(tmp_path: Path) -> None:
     one, two = project(tmp_path / "one", "1"), project(tmp_path / "two", "2")
     words = [read(compile_pipeline(f"{f}:p")).inputs.parameters["word"].default for f in (one, two)]
@@ -101,6 +102,7 @@ def test_a_file_that_ends_the_process_is_an_error(tmp_path: Path) -> None:
         compile_pipeline(f"{file}:p")
 
 
+@pytest.mark.slow
 def test_a_kill_from_outside_is_no_fault_of_the_request(tmp_path: Path) -> None:
     file = project(tmp_path / "one", "x", "import os; os.kill(os.getpid(), 9)")
     with pytest.raises(RekindleError, match="killed by signal 9; was the memory full") as caught:
@@ -126,6 +128,7 @@ def test_a_target_that_names_nothing_is_refused(target: str, says: str, tmp_path
         compile_pipeline(target, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_several_pipelines_in_a_file_have_to_be_told_apart(tmp_path: Path) -> None:
     file = project(
         tmp_path / "one", "x", PIPELINE + "\n@dsl.pipeline\ndef q():\n    say(word='q')\n"
@@ -144,6 +147,7 @@ def test_reading_and_executing_import_no_kfp() -> None:
     assert done.stdout == "[]\n", done
 
 
+@pytest.mark.slow
 def test_settings_of_a_platform_come_as_a_second_document(tmp_path: Path) -> None:
     text = PIPELINE.replace("say(word=word)", "kubernetes.set_timeout(say(word=word), 60)")
     text = text.replace("from kfp import dsl", "from kfp import dsl, kubernetes")

@@ -59,6 +59,7 @@ own.write_text(os.environ.get("NCCL_NET", "") + " " + os.environ.get("LD_LIBRARY
 """
 
 
+@pytest.mark.slow
 def test_ranks_on_several_nodes_are_told_and_the_log_says_by_whom(tmp_path: Path) -> None:
     script, rank = tmp_path / "profile.sh", tmp_path / "rank.py"
     script.write_text(SCRIPT)

@@ -73,6 +73,7 @@ def test_restarts_are_bounded(run):
     assert run.last.startswith("rank 0 was killed by SIGKILL in step 5; after 1 restarts\n")
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_is_the_cause_even_if_its_peers_noticed_before_and_is_not_tried_again(
     run,
 ):
@@ -98,6 +99,7 @@ def test_a_rank_that_leaves_without_a_word_is_named_with_its_exit_code(run):
     assert run.last.startswith("rank 1 ended with exit code 3 in step 5; after 0 restarts\n")
 
 
+@pytest.mark.slow
 def test_a_hung_rank_is_named_with_the_place_where_it_hangs(run):
     run.start("wedged", hang_seconds=2, max_restarts=0).ends(1)
     assert run.last.startswith("rank 1 hangs in step 5: no heartbeat for ")
@@ -115,6 +117,7 @@ def test_a_frozen_rank_is_named_although_it_cannot_say_where(run):
     assert "it does not answer a signal either" in run.last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_killed_launcher_leaves_no_worker_and_none_of_their_children(group, run):
     run.start("parent", entrypoint="rank.py").ready()

@@ -345,6 +345,7 @@ def everything(draw, count, accuracy=(0.9, 0.8, 0.7), took=0.02):
     return rows, asked, truth, right
 
 
+@pytest.mark.slow
 def test_with_latency_and_slices_a_stream_that_does_not_change_rarely_alarms():
     """And without the floors of effects, too: by Holm's steps alone."""
     draw, times, found = np.random.default_rng(12), 200, collections.Counter()

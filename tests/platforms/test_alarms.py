@@ -154,6 +154,7 @@ def service(request):
     return request.getfixturevalue(request.param)
 
 
+@pytest.mark.slow
 def test_written_again_changed_edited_and_deleted(service, tmp_path):
     there, found, told = service.written(tmp_path)
     assert {state for _, state in told} == {"created"}

@@ -147,6 +147,7 @@ def test_the_hash_is_of_the_content_and_not_of_the_place(project: Path, tmp_path
     assert code_of(here, graph).digest != code_of(there, graph).digest
 
 
+@pytest.mark.slow
 def test_the_cache_here_knows_the_files_behind_a_task_and_a_component(project: Path) -> None:
     (project / "pipelines").mkdir()
     (project / "pipelines" / "own.py").write_text(PIPELINE.replace("{image}", "python:3.11"))
@@ -223,6 +224,7 @@ def test_a_component_that_imports_a_module_of_ones_own_needs_an_image_that_has_i
         assert f"own@{DIGEST}" in compile_for(platform, spec_of(project, *words))
 
 
+@pytest.mark.slow
 def test_an_image_of_ones_own_may_have_the_module_and_is_said_to_need_it(
     project: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

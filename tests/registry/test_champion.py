@@ -49,6 +49,7 @@ def test_a_champion_that_does_not_say_its_files_is_refused(tmp_path):
         champion_state(where)
 
 
+@pytest.mark.slow
 def test_a_version_keeps_what_it_was_promoted_for_when_a_later_champion_beats_it(tmp_path):
     """The same config again, after another was promoted: its work is judged against that one."""
     where = registry_in(tmp_path)
@@ -70,6 +71,7 @@ def test_a_version_keeps_what_it_was_promoted_for_when_a_later_champion_beats_it
     assert champion_state(where).beaten == "2"
 
 
+@pytest.mark.slow
 def test_comparisons_are_counted_by_epoch_and_an_exact_rerun_is_the_same_look(tmp_path):
     where = registry_in(tmp_path / "home")
     looks = [("a", ""), ("b", "first"), ("c", "first"), ("d", "second"), ("e", "first")]

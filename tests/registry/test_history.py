@@ -62,6 +62,7 @@ def three(made, tmp_path):
     return copied
 
 
+@pytest.mark.slow
 def test_the_history_says_who_was_champion_and_why(three):
     found = champion_of(three.where)
     assert [change.version for change in found.history] == ["1", "2", "3"]
@@ -70,6 +71,7 @@ def test_the_history_says_who_was_champion_and_why(three):
     assert not found.unfinished
 
 
+@pytest.mark.slow
 def test_a_roll_back_leads_to_the_champion_before_and_further_back_the_next_time(three):
     assert roll_back(three.where, "answers are slow") == ("3", "2")
     assert three.version == "2"
@@ -90,6 +92,7 @@ def test_named_versions_are_rolled_back_to_once(three):
     assert len(champion_of(three.where).history) == 4
 
 
+@pytest.mark.slow
 def test_a_rolled_back_model_is_not_promoted_again_by_an_exact_rerun(three):
     roll_back(three.where, "answers are slow")
     again = three.registered("3")
@@ -99,6 +102,7 @@ def test_a_rolled_back_model_is_not_promoted_again_by_an_exact_rerun(three):
     assert three.version == "2"
 
 
+@pytest.mark.slow
 def test_a_reason_promotes_what_was_rolled_back_and_what_was_compared_with_another(three):
     roll_back(three.where, "answers are slow")
     promote(three.where, *three.runs["3"], "the slow disk was it")
@@ -113,6 +117,7 @@ def test_a_reason_promotes_what_was_rolled_back_and_what_was_compared_with_anoth
     assert roll_back(three.where, "audit is over") == ("1", "3")
 
 
+@pytest.mark.slow
 def test_a_reason_promotes_nothing_that_the_gate_refused(three):
     bad = registered(three.where, model_in(three.folder / "bad", b"bad"), better=False)
     with pytest.raises(RegistryError, match="the gate refused it"):
@@ -121,6 +126,7 @@ def test_a_reason_promotes_nothing_that_the_gate_refused(three):
         roll_back(three.where, "please", "4")
 
 
+@pytest.mark.slow
 def test_a_version_that_is_gone_or_damaged_is_not_rolled_back_to(three):
     with three.where.open("damage version 2") as client:
         client.delete_model_version(three.where.name, "2")
@@ -180,6 +186,7 @@ def test_a_registry_from_before_the_history_goes_back_to_the_version_that_was_be
     assert roll_back(three.where, "slow") == ("3", "2")
 
 
+@pytest.mark.slow
 def test_who_lost_the_champion_meanwhile_changes_nothing(three, monkeypatch):
     fetched = models.fetch_model
 
@@ -194,6 +201,7 @@ def test_who_lost_the_champion_meanwhile_changes_nothing(three, monkeypatch):
     assert three.version == "1"
 
 
+@pytest.mark.slow
 def test_no_champion_is_a_named_error(tmp_path):
     where = dataclasses.replace(registry_in(tmp_path / "home"), name="none")
     for ask in (champion_of, lambda where: roll_back(where, "slow")):

@@ -251,6 +251,7 @@ def test_an_embedded_registry_respects_those_who_name_its_database(tmp_path, mon
         promote(home, *three)
 
 
+@pytest.mark.slow
 def test_claims_that_killed_processes_left_in_an_embedded_registry_are_void_at_once(tmp_path):
     home, (two, _) = candidates(tmp_path)
     with home.open("leave a claim") as client:

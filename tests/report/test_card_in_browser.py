@@ -428,6 +428,7 @@ def test_the_life_of_a_model_fits_a_phone_and_is_read_in_both_schemes(
     page.context.close()
 
 
+@pytest.mark.slow
 def test_the_index_filters_and_sorts_without_a_server(reader: Reader) -> None:
     page = reader.open("index.html").page
     names = page.locator(".runs li:not(.head):visible .name a, .runs li:not(.head):visible .name")

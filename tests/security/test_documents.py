@@ -52,6 +52,7 @@ def nested(depth):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -84,6 +84,7 @@ def p(uri: str):
 """
 
 
+@pytest.mark.slow
 def test_a_run_makes_its_home_for_this_user_alone_and_imports_no_folder_around_it(
     tmp_path, monkeypatch
 ):

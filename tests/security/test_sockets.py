@@ -90,6 +90,7 @@ def test_our_ranks_listen_on_loopback_only_and_meet_in_a_private_file(run):
     assert not store.exists()
 
 
+@pytest.mark.slow
 def test_a_script_of_the_users_has_its_store_on_loopback_and_nothing_in_it_is_unpickled(run):
     met = run(SCRIPT, {"entrypoint": "x.py"})
     listening, port = met.listening(), int(met.rank["MASTER_PORT"])

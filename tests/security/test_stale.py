@@ -122,6 +122,7 @@ def test_a_file_that_changed_runs_what_reads_it(
     assert ran(project) == set()
 
 
+@pytest.mark.slow
 def test_what_a_step_left_names_links_and_does_not_follow_them(project: Path) -> None:
     before = digest(describe(project / "data"))
     (project / "words" / "more.txt").write_text("more")
@@ -247,6 +248,7 @@ FOUND = {
 }
 
 
+@pytest.mark.slow
 def test_a_file_counts_wherever_python_finds_it_when_the_step_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +338,7 @@ def test_what_changed_while_a_step_ran_is_not_served_under_what_was_before(
     ]
 
 
+@pytest.mark.slow
 def test_shards_are_known_by_the_tokenizer_that_encoded_them(tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
     data = DataSpec(source="sklearn:digits")

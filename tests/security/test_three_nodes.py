@@ -122,6 +122,7 @@ def run(tmp_path_factory):
             os.killpg(node.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_supervisors_and_agents_listen_beyond_loopback_at_the_two_authenticated_ports_only(run):
     supervisors = [psutil.Process(node.pid) for node in run.nodes]
     found = [beyond_loopback([process]) for process in supervisors]
@@ -138,6 +139,7 @@ def test_supervisors_and_agents_listen_beyond_loopback_at_the_two_authenticated_
         }
 
 
+@pytest.mark.slow
 def test_no_process_carries_the_secret_in_its_words_or_its_log(run):
     for node in range(3):
         for process in (psutil.Process(run.nodes[node].pid), *run.family(node)):
@@ -145,6 +147,7 @@ def test_no_process_carries_the_secret_in_its_words_or_its_log(run):
     assert SECRET not in run.said
 
 
+@pytest.mark.slow
 def test_the_run_ends_right_whatever_strangers_sent(run):
     supervisor = psutil.Process(run.nodes[0].pid)
     ports = {port for ip, port in listening([supervisor]) if not ip.is_loopback} or {run.port}

@@ -66,6 +66,7 @@ def p() -> int:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("long", first(1, [True, False]))
 def test_modules_of_ones_own_are_found_there_all_the_same(folder, long):

@@ -97,6 +97,7 @@ def test_each_platform_s_word_for_the_model_is_understood(model, tmp_path, way):
     assert server.process.returncode == 0
 
 
+@pytest.mark.slow
 def test_damaged_files_and_no_files_end_with_2(model, tmp_path):
     place = stage(model, str(tmp_path))
     (tmp_path / place / "model" / "task.py").write_text("other")

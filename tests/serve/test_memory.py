@@ -228,6 +228,7 @@ async def endure(url: str, total: int, folder: Path) -> Asked:
     return asked
 
 
+@pytest.mark.slow
 def test_a_server_whose_folder_is_rewritten_moved_and_deleted_answers_alike(tmp_path):
     """In this process, of which the start is paid already; 100,000 requests of a process of its own are below."""
     made = models.made(tmp_path, "text")

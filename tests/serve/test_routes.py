@@ -317,6 +317,7 @@ def test_a_slash_too_many_is_not_sent_elsewhere(server):
     assert server.client.post("/predict/", json={}).status_code == 404
 
 
+@pytest.mark.slow
 def test_what_fails_in_an_endpoint_is_a_500_that_is_counted(server):
     async def broken(request):
         raise ZeroDivisionError

@@ -33,6 +33,7 @@ def share(runs=300, **world):
     return sum(rolled_back(rng, **world) for _ in range(runs)) / runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("errors", [0.0, 0.01, 0.05])
 def test_as_good_a_version_is_rolled_back_in_at_most_alpha_of_all_roll_outs(errors):
     assert share(canary_errors=errors, stable_errors=errors, factor=1.0) <= SPEC.alpha

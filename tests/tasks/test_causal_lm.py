@@ -63,6 +63,7 @@ def rows_by_id(shards, split="train"):
 # the tokenizer
 
 
+@pytest.mark.slow
 def test_every_process_learns_the_same_tokenizer():
     texts = json.dumps([f"{r['text']} naïve 好的 {i}!" for i, r in enumerate(dialogues())])
     found = set()

@@ -149,6 +149,7 @@ def test_the_same_again_changes_nothing(market: Market, capsys: pytest.CaptureFi
     assert [path.name for path in HOME.iterdir()] == ["prices.yaml"]
 
 
+@pytest.mark.slow
 def test_it_is_a_command_whose_file_the_verbs_take(market: Market, tmp_path: Path) -> None:
     market.faults += [Fault("azure", 400, "BadRequest")]
     own = tmp_path / "own.yaml"
@@ -412,6 +413,7 @@ def test_spot_counts_zones_that_are_below_on_demand_and_no_others(market: Market
     assert told()[("g6.xlarge", "us-east-1")] == (0.8, None)
 
 
+@pytest.mark.slow
 def test_what_has_two_prices_has_none(market: Market) -> None:
     attributes = {
         "instanceName": "ml.g6.xlarge",

@@ -121,6 +121,7 @@ def full(tmp_path_factory):
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
+@pytest.mark.slow
 @cases("full")
 def test_on_a_small_disk(full, name):
     passed(full, name)
@@ -140,6 +141,7 @@ def stored(store, tmp_path_factory):
     return run("store", tmp_path_factory.mktemp("store"), "s3://lake/checkpoints", **store)
 
 
+@pytest.mark.slow
 @cases("store")
 def test_in_an_object_store(stored, name):
     passed(stored, name)

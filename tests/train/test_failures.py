@@ -439,6 +439,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["ingest", "shard"])
 def test_sigterm_in_data_preparation_ends_it_at_once_with_143_and_leaves_nothing_to_trust(
     step, tmp_path

@@ -76,6 +76,7 @@ print(json.dumps([len(heard), (folder / "model.safetensors").stat().st_size]))
 """
 
 
+@pytest.mark.slow
 def test_a_download_beats(tmp_path):
     repository, size = tmp_path / "hub" / "models" / "acme" / "model", 30 << 20
     repository.mkdir(parents=True)

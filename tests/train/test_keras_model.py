@@ -39,6 +39,7 @@ def images(count=5):
     return torch.rand(count, SHAPE[2], *SHAPE[:2]) * 2 - 1
 
 
+@pytest.mark.slow
 def test_scores_and_probabilities_mean_the_same(keras, saved):
     pixels = images()
     model, file = saved(keras.layers.Dense(7))

@@ -132,6 +132,7 @@ def run(spec: dict, folder: Path) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_kfp_runs_what_was_rewritten_and_gives_the_places(tmp_path: Path) -> None:
     spec = lowered(routes, tmp_path)
     json_format.ParseDict(spec, pipeline_spec_pb2.PipelineSpec())
@@ -167,6 +168,7 @@ def _under(uri: str, root: str) -> str:
     return f"{component.rsplit('-', 1)[0]}/{artifact}"
 
 
+@pytest.mark.slow
 def test_the_places_of_two_makers_are_not_mixed_up(tmp_path: Path) -> None:
     done = run(lowered(routes, tmp_path), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -34,6 +34,7 @@ def here(home: Path, pipeline: Any, arguments: dict[str, Any]) -> dict[str, Any]
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FLAT)
 def test_every_step_leaves_what_it_leaves_here(
     case: str, workspace: Workspace, tmp_path: Path

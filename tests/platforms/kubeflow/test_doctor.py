@@ -57,6 +57,7 @@ def doctor(
     )
 
 
+@pytest.mark.slow
 def test_a_cluster_that_has_all_is_ready_and_the_permissions_are_printed(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_runtime_that_is_missing_is_named_with_its_fix(
     assert "kubectl apply -f" in problem["fix"]
 
 
+@pytest.mark.slow
 def test_a_cluster_without_the_trainer_is_told_how_to_install_it(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path / "empty")

@@ -147,6 +147,7 @@ STAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", first(1, STAGES))
 def test_a_launcher_killed_at_any_stage_is_replaced_by_one_that_finds_its_job(
     stage: str, cluster: FakeCluster, tmp_path: Path
@@ -546,6 +547,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_kfp_runs_the_whole_definition_with_the_launcher_in_it(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:

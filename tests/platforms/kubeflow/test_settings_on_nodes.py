@@ -76,6 +76,7 @@ def seeing():
     kubernetes.add_node_selector_json(task, {"pool": "big"})
 
 
+@pytest.mark.slow
 def test_nodes_see_what_settings_gave_them(cluster: FakeCluster, tmp_path: Path) -> None:
     step = Step(tmp_path, cluster, source=seeing, component="see", names=NAMES)
     assert step.pod().wait(60) == 0, step.said()

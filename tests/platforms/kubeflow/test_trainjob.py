@@ -243,6 +243,7 @@ def test_the_golden_file_is_what_a_step_on_two_nodes_becomes(
     assert content == GOLDEN.read_bytes(), "run `make generate` and read the difference"
 
 
+@pytest.mark.slow
 def test_the_same_input_gives_the_same_bytes_in_any_process_and_loads_nothing_heavy(
     tmp_path: Path,
 ) -> None:

@@ -319,6 +319,7 @@ def test_a_key_of_the_users_own_stands_in_for_the_computed_one(home: Path, folde
     assert run(own, home, {"folder": str(folder)}, source_hash="b").steps[0].cached
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_step_do_it_once(home: Path, folder: Path) -> None:
     def start(run_id: str) -> subprocess.Popen[str]:
         command = [

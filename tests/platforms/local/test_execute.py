@@ -110,6 +110,7 @@ def test_retries_end(home: Path, folder: Path) -> None:
     assert stored(home, "r").steps[0].attempts == 3
 
 
+@pytest.mark.slow
 def test_a_step_over_its_time_is_stopped_with_all_it_started(home: Path, folder: Path) -> None:
     with pytest.raises(StepError, match="timed out after 4 s"):
         run("timing_out", home, {"folder": str(folder)}, grace_seconds=5)

@@ -81,6 +81,7 @@ def test_a_second_ctrl_c_kills_what_does_not_listen(home: Path, folder: Path) ->
     assert stored(home, "r").steps[0].status == "cancelled"
 
 
+@pytest.mark.slow
 def test_what_does_not_listen_is_killed_after_the_grace_period(home: Path, folder: Path) -> None:
     process = start(home, "stubbornly_hanging", folder, grace=0.5)
     process.send_signal(signal.SIGTERM)
@@ -98,6 +99,7 @@ def test_a_step_may_save_before_it_goes(home: Path, folder: Path) -> None:
     assert "what the step saved last is kept" in stored(home, "r").steps[0].reason
 
 
+@pytest.mark.slow
 def test_kill_9_leaves_no_process_and_a_run_that_resumes(home: Path, folder: Path) -> None:
     process = start(home, "hanging", folder)
     assert is_alive(home, "r")
@@ -117,6 +119,7 @@ def test_kill_9_leaves_no_process_and_a_run_that_resumes(home: Path, folder: Pat
     assert not list((home / "artifacts" / "hanging.hang").iterdir())
 
 
+@pytest.mark.slow
 def test_a_shim_that_is_killed_takes_its_step_with_it(home: Path, folder: Path) -> None:
     process = start(home, "hanging", folder)
     executor = int((folder / "pids").read_text().split()[0])
@@ -167,6 +170,7 @@ print([(s.cached, s.status) for s in record.steps])
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_and_nothing_half_written_counts(home: Path, folder: Path) -> None:
     home.mkdir()
     mount = f'mount -t tmpfs -o size=1m tmpfs {home} && exec "$0" "$@"'

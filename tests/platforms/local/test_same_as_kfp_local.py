@@ -46,6 +46,7 @@ def run_here(answer: Any, home: Path, tmp_path: Path) -> dict[str, Any]:
     return {name: plain(value) for name, value in outputs(graph, record).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", only(QUICK, CASES))
 def test_outputs_and_types_equal_those_of_kfp_local(
     case: str, oracle: Any, home: Path, tmp_path: Path
@@ -55,6 +56,7 @@ def test_outputs_and_types_equal_those_of_kfp_local(
     assert run_here(answer, home, tmp_path) == answer["outputs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", KNOWN_BUGS)
 def test_what_kfp_local_gets_wrong_is_right_here(
     case: str, oracle: Any, home: Path, tmp_path: Path
@@ -68,5 +70,6 @@ def test_what_kfp_local_gets_wrong_is_right_here(
         assert says in answer["error"]
 
 
+@pytest.mark.slow
 def test_there_are_enough_of_them() -> None:
     assert len({id(pipeline) for pipeline, _ in CASES.values()}) >= 15

@@ -21,6 +21,7 @@ from tests.support.sagemaker_execution import what_came_of_it, what_came_of_it_h
 SAME, BEHAVIOUR = module("same"), module("behaviour")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FLAT)
 def test_every_step_leaves_what_it_leaves_here(
     case: str, service: Pipelines, submitted: Submit, tmp_path: Path
@@ -49,6 +50,7 @@ def test_an_artifact_may_be_called_result(
     assert execution.result("read", service.s3)["parameters"] == {"Output": "é"}
 
 
+@pytest.mark.slow
 def test_a_parameter_is_given_to_an_execution(service: Pipelines, submitted: Submit) -> None:
     definition = submitted(SAME.arithmetic, {"a": 3})
     usual, other = service.execute(definition), service.execute(definition, a=4)

@@ -42,6 +42,7 @@ def test_a_line_that_aws_has_no_words_for_is_refused() -> None:
     assert caught.value.problems[0].where == "schedule.cron"
 
 
+@pytest.mark.slow
 def test_what_is_set_names_its_role_and_no_submission_changes_what_it_starts(
     account: Account, scheduler: Any
 ) -> None:
@@ -58,6 +59,7 @@ def test_what_is_set_names_its_role_and_no_submission_changes_what_it_starts(
     assert len(versions) == 2, "what it starts is the newest"
 
 
+@pytest.mark.slow
 def test_its_pipeline_goes_with_a_schedule_unless_it_has_runs(
     account: Account, scheduler: Any
 ) -> None:

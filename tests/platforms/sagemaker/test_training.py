@@ -19,6 +19,7 @@ from tests.support.sagemaker_execution import what_came_of_it, what_came_of_it_h
 BEHAVIOUR = module("behaviour")
 
 
+@pytest.mark.slow
 def test_a_training_job_of_two_spot_machines() -> None:
     made = definition(compiled(BEHAVIOUR.taken_away, {"save_to": "s3://lake/c"}, spot_wait_hours=2))
     counted, repeated, gate = made["Steps"]
@@ -45,6 +46,7 @@ def test_a_training_job_of_two_spot_machines() -> None:
     assert one["LeftValue"]["Std:JsonGet"]["PropertyFile"] == file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "told"), [(2, "efa"), (1, None)])
 def test_hosts_that_have_to_talk_are_told_how(nodes: int, told: str | None) -> None:
     files = compiled(spread(nodes, gpus_per_node=8, accelerator="H100")).files
@@ -52,6 +54,7 @@ def test_hosts_that_have_to_talk_are_told_how(nodes: int, told: str | None) -> N
     assert task["env"].get("FI_PROVIDER") == told
 
 
+@pytest.mark.slow
 def test_every_host_runs_the_body_and_the_first_has_the_outputs(
     service: Pipelines, submitted: Submit, tmp_path: Path
 ) -> None:
@@ -65,6 +68,7 @@ def test_every_host_runs_the_body_and_the_first_has_the_outputs(
     assert expected["gather"][0] == {"Output": "3 nodes, heard of [1, 2]"}
 
 
+@pytest.mark.slow
 def test_a_host_that_fails_ends_the_job_with_its_message(
     service: Pipelines, submitted: Submit, tmp_path: Path
 ) -> None:
@@ -73,6 +77,7 @@ def test_a_host_that_fails_ends_the_job_with_its_message(
         service.execute(made)
 
 
+@pytest.mark.slow
 def test_spot_machines_that_are_taken_away_cost_no_work(
     service: Pipelines, submitted: Submit, tmp_path: Path
 ) -> None:
@@ -103,6 +108,7 @@ def test_a_step_with_a_gpu_leaves_what_a_step_without_one_does(
     assert all(job.cached for job in service.execute(made).jobs.values())
 
 
+@pytest.mark.slow
 def test_a_secret_is_named_in_the_definition_and_known_to_the_step(
     service: Pipelines, submitted: Submit, aws: str, tmp_path: Path
 ) -> None:

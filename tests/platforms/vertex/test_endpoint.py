@@ -176,6 +176,7 @@ def test_the_first_version_is_proven_on_an_endpoint_of_its_own_and_gets_all_requ
     )
 
 
+@pytest.mark.slow
 def test_a_canary_gets_more_and_more_and_the_version_before_stays(world):
     for version in "123":
         world.to(version)
@@ -245,6 +246,7 @@ def test_a_version_that_answers_wrongly_is_rolled_back_before_it_has_a_share(wor
     assert world.end == BACK
 
 
+@pytest.mark.slow
 def test_one_command_goes_back_by_hand_and_one_ends_it_all(world):
     for version in "12":
         world.to(version)

@@ -45,6 +45,7 @@ def compiled(folder: Path, seed: str) -> str:
     return (folder / "fits.vertex.json").read_text()
 
 
+@pytest.mark.slow
 def test_the_golden_file_is_what_compile_writes_every_time(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:

@@ -20,6 +20,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", first(1, STAGES))
 def test_a_launcher_killed_at_any_call_leaves_one_job(stage: str, task: Task) -> None:
     gate = task.service.hold(stage)

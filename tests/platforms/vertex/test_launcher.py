@@ -21,6 +21,7 @@ from tests.quick import first
 from tests.servers.google.vertex import Vertex
 
 
+@pytest.mark.slow
 def test_a_dataset_goes_in_and_a_model_and_a_bool_come_out(task: Task) -> None:
     code, told = ended(task.launcher())
     assert code == 0, told
@@ -127,6 +128,7 @@ def test_a_node_that_is_ended_before_it_could_save_too_hides_no_save(task: Task)
     assert [job.state for job in task.service.jobs.values()] == ["FAILED", "SUCCEEDED"]
 
 
+@pytest.mark.slow
 def test_spot_machines_that_were_taken_away_are_asked_for_again(task: Task) -> None:
     task.label, task.behave = "exec-fit-2", "wait,wait,wait,ok"
     launcher = task.launcher()
