@@ -48,6 +48,7 @@ MATRICES = (
     "tests/platforms/azureml/",
     "tests/platforms/kubeflow/",
     "tests/platforms/sagemaker/",
+    "tests/platforms/test_removed.py",
     "tests/platforms/vertex/",
     "tests/train/test_layouts.py",
 )

@@ -33,7 +33,7 @@ from rekindle.records import RECORD_KINDS, HistoryRow, Profile, RunRecord, RunSu
 from rekindle.spec import layout_support
 from rekindle.spec.layout import AXES
 from rekindle.spec.model import Spec
-from rekindle.spec.platforms import Section
+from rekindle.spec.section import Section
 
 INTRO = """# configs
 

@@ -4,17 +4,20 @@ from pathlib import Path
 
 from rekindle.outputs import Alarm
 from rekindle.platforms.alarms import Monitoring, Watch, watches
+from rekindle.platforms.api import ConfiguredPlatform, alarms_of
 from rekindle.platforms.local.store import slug
-from rekindle.platforms.platform import Platform
 from rekindle.platforms.submission import Definition
 from rekindle.spec.model import Spec
 
 _DEFAULT_MAX_MS = 1_000.0  # where the config has no limit
 
 
-def monitoring(target: Platform, spec: Spec, definition: Definition, home: Path) -> Monitoring:
+def monitoring(
+    target: ConfiguredPlatform, spec: Spec, definition: Definition, home: Path
+) -> Monitoring:
     """The service that has the alarms of a config; alarm files lie under `home`."""
-    return target.alarms(definition, spec.model_name, home.absolute() / "alarms" / slug(spec.name))
+    folder = home.absolute() / "alarms" / slug(spec.name)
+    return alarms_of(target).alarms(definition, spec.model_name, folder)
 
 
 def compared(service: Monitoring, spec: Spec, *, every: bool = False) -> list[Watch]:

@@ -21,13 +21,13 @@ from rekindle.app.runs import (
 )
 from rekindle.errors import RequestError
 from rekindle.outputs import Compared
-from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import ChampionRecord, Deployment, Evidence, RunRecord
 from rekindle.report.collect import RunFindings, collect, gate_of, model_of
 from rekindle.report.comparison import compared as compare_runs
 from rekindle.report.comparison import lines
 from rekindle.report.page import render
 from rekindle.report.readable_log import lines_of, shown
+from rekindle.spec.installed import platform_names
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 
@@ -250,7 +250,7 @@ def planned(
     RekindleError where it cannot be planned, or nothing fits."""
     from rekindle.app.plan import figures
 
-    platforms = ("local", *PLATFORMS)
+    platforms = ("local", *platform_names())
     if platform and platform not in platforms:
         fix = f"one of {', '.join(platforms)}"
         raise RequestError(f"there is no platform `{platform}`", fix=fix)

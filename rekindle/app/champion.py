@@ -7,7 +7,7 @@ from pathlib import Path
 from rekindle.app.runs import read_run, rewrite_record
 from rekindle.errors import RequestError
 from rekindle.launch.events import emit
-from rekindle.platforms.platform import Platform
+from rekindle.platforms.api import platform_of, publisher_of
 from rekindle.records import Decision, Registration, RunRecord
 from rekindle.registry import models, promotion
 from rekindle.registry.history import existing
@@ -68,8 +68,9 @@ def publish(spec: Spec, home: Path) -> None:
     lineage = models.lineage_of(registry, model.version)
     # what fails here, behind the alias, is completed by the same command
     for platform in spec.registration.publish:
-        getattr(spec.platforms, platform).refuse_if_incomplete()
-        publisher = Platform.of(platform, spec.platforms).publisher(registry.name)
+        target = platform_of(platform, spec.platforms)
+        target.settings.refuse_if_incomplete()
+        publisher = publisher_of(target, registry.name)
         name = publisher.publish(model, lineage)
         emit(
             "notice",

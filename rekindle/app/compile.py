@@ -13,24 +13,19 @@ from rekindle.ir.distribution import Distribution
 from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
 from rekindle.platforms import user_code
-from rekindle.platforms.platform import Platform
+from rekindle.platforms.api import platform_of
 from rekindle.platforms.submission import Definition
 from rekindle.spec.model import ResourcesSpec, Spec
 
 log = logging.getLogger(__name__)
 
 _CHECKPOINT = "artifact_root"  # the components' input that says where they save and resume
-# what `platforms.P.artifact_root` may be, for the platforms whose compiler asks for none
-_ARTIFACT_ROOTS = {
-    "azureml": "abfs://container@account.dfs.core.windows.net/rekindle",
-    "kubeflow": "s3://my-bucket/rekindle, or the mount point of a volume that all pods share",
-}
 
 
 def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
     """The definition for one platform; RequestError with everything that is wrong."""
     problems = list(_problems_of_the_shipped_pipeline(platform, spec))
-    target = Platform.of(platform, spec.platforms)
+    target = platform_of(platform, spec.platforms)
     # each block on its own: what is wrong in one does not hide what is wrong in the next
     with collected(problems):
         spec = settled(spec, platform)
@@ -138,13 +133,14 @@ def _problems_of_the_shipped_pipeline(platform: str, spec: Spec) -> Iterator[Pro
         )
     if spec.deploy.after_promotion:
         yield from _problems_of_a_deploying_step(platform, spec)
-    root = getattr(spec.platforms, platform).artifact_root
-    if platform in _ARTIFACT_ROOTS and "://" not in root and not root.startswith("/"):
-        field = f"platforms.{platform}.artifact_root"
+    section = spec.platforms.section(platform)
+    root = section.artifact_root
+    if section.ARTIFACT_ROOT_EXAMPLE and "://" not in root and not root.startswith("/"):
+        field = f"{section.PATH}.artifact_root"
         yield Problem(
             "checkpoints need a place that outlives a step",
             field,
-            f"set {field}: {_ARTIFACT_ROOTS[platform]}",
+            f"set {field}: {section.ARTIFACT_ROOT_EXAMPLE}",
         )
 
 
@@ -156,12 +152,7 @@ def _problems_of_a_deploying_step(platform: str, spec: Spec) -> Iterator[Problem
             "deploy.precision",
             "leave one of them out; `rekindle deploy` measures it where the model was trained",
         )
-    if platform == "azureml" and spec.platforms.azureml.identity == "user":
-        yield Problem(
-            "a step that deploys has no token of the user for Azure's services",
-            "platforms.azureml.identity",
-            "set it to managed, or leave it out",
-        )
+    yield from spec.platforms.section(platform).problems_of_a_deploying_step()
     elsewhere = [name for name in spec.registration.publish if name != platform]
     if elsewhere:
         yield Problem(

@@ -13,8 +13,8 @@ from rekindle.app.notify import tell
 from rekindle.app.runs import read_run
 from rekindle.errors import RekindleError, RequestError, RolledBackError
 from rekindle.launch.process import compute_threads, owned
+from rekindle.platforms.api import endpoint_of, platform_of
 from rekindle.platforms.local.endpoint import LocalEndpoint
-from rekindle.platforms.platform import Platform
 from rekindle.records import (
     ChampionChange,
     ChampionRecord,
@@ -63,7 +63,7 @@ def log_to(spec: Spec, home: Path, platform: str) -> LogTo | None:
     if platform == "local":
         root = str(home.resolve())
     else:
-        section = getattr(spec.platforms, platform)
+        section = spec.platforms.section(platform)
         section.refuse_if_incomplete()
         root = section.artifact_root.rstrip("/")
     key = spec.data.columns.key if spec.data else None
@@ -312,9 +312,9 @@ def _rollout(spec: Spec, home: Path, options: DeployOptions) -> Rollout:
         endpoint: Endpoint = LocalEndpoint(folder, options.host, options.port, compute_threads())
         storage = storage_of(folder / "log")
     else:
-        section = getattr(spec.platforms, options.platform)
-        section.refuse_if_incomplete()
-        endpoint = Platform.of(options.platform, spec.platforms).endpoint(spec.deploy, name)
-        storage = storage_of(f"{section.artifact_root.rstrip('/')}/deployments/{name}/log")
+        target = platform_of(options.platform, spec.platforms)
+        target.settings.refuse_if_incomplete()
+        endpoint = endpoint_of(target, spec.deploy, name)
+        storage = storage_of(f"{target.settings.artifact_root.rstrip('/')}/deployments/{name}/log")
     events = RolloutLog(storage, options.on_event)
     return Rollout(endpoint, events, spec.deploy, options.wait, options.on_traffic)

@@ -20,8 +20,8 @@ from rekindle.app.notify import push, tell_of
 from rekindle.app.runs import sent_definition, write_card
 from rekindle.errors import PlatformError, RequestError, UnreachableError
 from rekindle.masking import Masked, masked
+from rekindle.platforms.api import ConfiguredPlatform, platform_of
 from rekindle.platforms.local.store import owner, slug
-from rekindle.platforms.platform import Platform
 from rekindle.platforms.snapshot import ENDED_RUN, first_failed, merged
 from rekindle.platforms.submission import RunTag, SubmittedRun
 from rekindle.records import (
@@ -41,7 +41,7 @@ LONGEST_PAUSE_SECONDS = 60.0
 PATIENCE_SECONDS = 6 * 3600.0  # with a platform that does not answer at all
 
 
-def place_of(record: RunRecord) -> tuple[Platform, Submission]:
+def place_of(record: RunRecord) -> tuple[ConfiguredPlatform, Submission]:
     """The record's platform, and the submission there.
 
     RequestError where the platform did not confirm the submission."""
@@ -53,7 +53,7 @@ def place_of(record: RunRecord) -> tuple[Platform, Submission]:
             fix=f"rerun the command to continue it: {record.command}",
         )
     sections = PlatformsSpec.model_validate(record.spec["platforms"])
-    return Platform.of(record.platform, sections), submission
+    return platform_of(record.platform, sections), submission
 
 
 def refresh_from_platform(record: RunRecord, home: Path) -> RunRecord:

@@ -15,10 +15,10 @@ from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Planned
 from rekindle.plan.calibration import Known
 from rekindle.plan.constants import CPU
-from rekindle.plan.fleet import CLOUDS, fleets
+from rekindle.plan.fleet import fleets, has_cloud
 from rekindle.plan.plan import Plan, make, plan_record, refusals
 from rekindle.plan.request import asked_of, known_shape, left_open, on_gpu
-from rekindle.platforms.platform import PLATFORMS
+from rekindle.spec.installed import platform_names
 from rekindle.spec.layout import AXES, resolve
 from rekindle.spec.model import AUTO, MOST_HOURS, LayoutSpec, Spec
 
@@ -37,7 +37,7 @@ def figures(
 
     RequestError where it cannot be planned, or nothing fits."""
     if not platform:
-        sections = [name for name in PLATFORMS if name in spec.platforms.model_fields_set]
+        sections = [name for name in platform_names() if name in spec.platforms.model_fields_set]
         platform = sections[0] if len(sections) == 1 else ""
     prices = book(home, own_prices)
     plan = make(
@@ -70,7 +70,7 @@ def _with_chosen_machines(spec: Spec, platform: str, home: Path) -> Spec:
     resources = spec.resources
     if resources.machine != AUTO:
         return spec
-    if platform not in CLOUDS:
+    if not has_cloud(platform):
         raise RequestError(
             f"it is not known which machines {platform} has",
             where="resources.machine",
@@ -107,7 +107,7 @@ def _with_paid_hours(spec: Spec, platform: str, home: Path) -> Spec:
     train = spec.train
     trains = spec.pipeline is None or "train" in spec.model_fields_set
     ends_at_a_step = trains and not train.entrypoint and train.engine != "trainer"
-    if budget is None or platform not in CLOUDS or not ends_at_a_step:
+    if budget is None or not has_cloud(platform) or not ends_at_a_step:
         return spec
     try:
         fleet = fleets(spec.resources, platform, _region(spec, platform), book(home))[0]

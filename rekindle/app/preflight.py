@@ -32,10 +32,10 @@ from rekindle.errors import (
 from rekindle.launch.process import has_gpu
 from rekindle.outputs import Readiness, ReadinessCheck, rows_of
 from rekindle.plan.request import known_shape
+from rekindle.platforms.api import ConfiguredPlatform, platform_of
 from rekindle.platforms.checks import Needs, run_checks
 from rekindle.platforms.checks import problems as problems_of
 from rekindle.platforms.docker import find
-from rekindle.platforms.platform import Platform
 from rekindle.platforms.submission import Definition
 from rekindle.spec.checks import unknown_classes
 from rekindle.spec.layout import resolve
@@ -103,7 +103,7 @@ def compile_for(platform: str, spec: Spec, *, whole: bool = True) -> Definition:
 
     RequestError with everything that is wrong or missing in it. `whole` as in
     `problems_by_check`: False where nothing is trained yet."""
-    problems: list[Problem] = list(Platform.of(platform, spec.platforms).settings.missing())
+    problems: list[Problem] = list(platform_of(platform, spec.platforms).settings.missing())
     problems += wrong_anywhere(spec, whole=whole)
     with collected(problems):
         definition = compiled(platform, spec, *graph_of(spec))
@@ -122,7 +122,7 @@ def wrong_anywhere(spec: Spec, *, whole: bool = True) -> list[Problem]:
     return problems
 
 
-def refuse_early(platform: Platform, definition: Definition) -> None:
+def refuse_early(platform: ConfiguredPlatform, definition: Definition) -> None:
     """Raise RequestError with the problems that the early checks of a platform find."""
     checks = run_checks(platform.checks(definition, Needs()), early=True)
     problems = problems_of(checks)
@@ -158,7 +158,7 @@ def readiness_here(spec: Spec, home: Path) -> Readiness:
 def readiness_on(spec: Spec | None, platform: str, home: Path) -> Readiness:
     """What a platform and the config lack for each other, and the steps' permissions."""
     sections = spec.platforms if spec else PlatformsSpec()
-    target = Platform.of(platform, sections)
+    target = platform_of(platform, sections)
     definition = None
     needs = Needs()
     problems: list[Problem] = []

@@ -14,8 +14,8 @@ from rekindle.app.runs import DEFINITION, new_record, newest_first, numbered
 from rekindle.errors import PlatformError, RequestError
 from rekindle.outputs import Planned
 from rekindle.platforms import submission as naming
+from rekindle.platforms.api import ConfiguredPlatform, platform_of
 from rekindle.platforms.local.store import make_home
-from rekindle.platforms.platform import Platform
 from rekindle.platforms.submission import (
     Definition,
     RunTag,
@@ -43,7 +43,7 @@ def submit_spec(
     if token is not None and not naming.TOKEN.fullmatch(token):
         fix = "up to 63 of a-z, 0-9, - and _"
         raise RequestError(f"`{token}` is not a token", where="--token", fix=fix)
-    target = Platform.of(platform, spec.platforms)
+    target = platform_of(platform, spec.platforms)
     spec = on_machines(spec, platform, home)
     definition = compile_for(platform, spec)
     plan = planned(spec, platform, home)
@@ -55,7 +55,7 @@ def submit_spec(
         update = {"status": "submitting", "submission": submission, "because": because}
         record = record.model_copy(update=update)
     assert record.submission is not None
-    preview = target.outline(definition, record.submission.token)
+    preview = target.preview(definition, record.submission.token)
     consent(preview, plan)
     refuse_early(target, definition)
     if not record.steps:
@@ -93,7 +93,7 @@ def _with_steps(record: RunRecord, preview: SubmissionPreview) -> RunRecord:
 
 
 def _send(
-    record: RunRecord, target: Platform, definition: Definition, home: Path
+    record: RunRecord, target: ConfiguredPlatform, definition: Definition, home: Path
 ) -> tuple[RunRecord, SubmittedRun]:
     """Send a submission; returns its record, and where it is on the platform."""
     submission = record.submission

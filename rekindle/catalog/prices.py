@@ -24,7 +24,7 @@ from pydantic import (
 
 from rekindle.catalog.machines import Cloud, machine
 from rekindle.errors import RequestError
-from rekindle.spec.platforms import Section
+from rekindle.spec.section import Section
 from rekindle.spec.section_errors import checked
 from rekindle.spec.yaml_document import Document, read_document
 from rekindle.tables import rows

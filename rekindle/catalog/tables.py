@@ -1,7 +1,7 @@
-"""The catalog's small tables: what platforms do with features of KFP, their limits,
-Hugging Face configs, images without Python, presets of hazards, settings of networks,
-Azure's time zones. The rows of each are in a YAML file beside this module, with source
-and date."""
+"""The catalog's small tables: what platforms do with features of KFP, Hugging Face configs,
+images without Python, presets of hazards, settings of networks. The rows of each are in a
+YAML file beside this module, with source and date; what a platform does with features is
+in a column in its folder."""
 
 import dataclasses
 import difflib
@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rekindle.errors import RequestError
+from rekindle.spec.installed import installed_platforms
 from rekindle.tables import rows
 
 Verdict = Literal["native", "emulated", "ignored", "refused"]
 # Docker Hub, by any of the names that its images may have in front
+_LOCAL_COLUMN = Path(__file__).parents[1] / "platforms" / "local" / "features.yaml"
 _HUB = re.compile(r"(index\.|registry-1\.)?docker\.io/")
 
 
@@ -35,11 +37,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> RequestError:
 
 def _table(name: str) -> Any:
     return rows(Path(__file__).with_name(f"{name}.yaml"))
-
-
-def limits(platform: str) -> Mapping[str, Any]:
-    """What a platform takes: counts, lengths, patterns, names."""
-    return _table(platform)  # type: ignore[no-any-return]
 
 
 @functools.cache
@@ -95,15 +92,6 @@ def network(machine: str) -> Mapping[str, str]:
     return {}
 
 
-def azure_zone(zone: str) -> str | None:
-    """Azure's name of IANA's `zone`, or None:
-    `Europe/Berlin` is `W. Europe Standard Time`."""
-    for azure_name, iana_names in _table("azure_zones")["zones"].items():
-        if zone in iana_names.split():
-            return str(azure_name)
-    return None
-
-
 @dataclasses.dataclass(frozen=True)
 class Carried:
     """How a platform carries a feature: `how` it is emulated, what is ignored, or why it
@@ -127,17 +115,24 @@ class Feature:
 def feature_rows() -> Mapping[str, Feature]:
     """All features by name: the one contract for admission, documentation and tests, of
     which `make generate` writes docs/features.md."""
+    columns = {"local": rows(_LOCAL_COLUMN)}
+    for platform, platform_class in installed_platforms().classes.items():
+        columns[platform] = platform_class.features()
     features = {}
-    for name, row in _table("features").items():
-        on = {platform: _carried(cell) for platform, cell in row.items() if platform != "what"}
-        features[name] = Feature(name, row["what"], on)
+    for name, description in _table("features").items():
+        on = {}
+        for platform, column in columns.items():
+            if name in column:
+                on[platform] = _carried(column[name])
+        features[name] = Feature(name, description, on)
     return features
 
 
-def _carried(cell: Verdict | Mapping[str, str]) -> Carried:
+def _carried(cell: str | Mapping[str, str]) -> Carried:
     """A cell of the table: a verdict alone, or one with its reason and its source."""
+    verdicts: tuple[Verdict, ...] = get_args(Verdict)
     if isinstance(cell, str):
-        return Carried(cell)
+        return Carried(verdicts[verdicts.index(cell)])
     # the verdict is the key, and its value the reason or the way
-    verdict = next(word for word in get_args(Verdict) if word in cell)
+    verdict = next(word for word in verdicts if word in cell)
     return Carried(verdict, cell[verdict], cell.get("source", ""))

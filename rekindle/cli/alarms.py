@@ -19,7 +19,7 @@ from rekindle.cli.options import (
 )
 from rekindle.outputs import Alarm, Alarms
 from rekindle.platforms.alarms import Monitoring, Watch
-from rekindle.platforms.platform import Platform
+from rekindle.platforms.api import platform_of
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 
@@ -109,7 +109,7 @@ def _service(
 ) -> tuple[Monitoring, Spec]:
     """The monitoring service of a config on a platform, and its spec."""
     spec = on_machines(load_target(config, overrides), platform, home)
-    target = Platform.of(platform, spec.platforms)
+    target = platform_of(platform, spec.platforms)
     definition = compile_for(platform, spec, whole=False)
     return monitoring(target, spec, definition, home), spec
 

@@ -21,10 +21,11 @@ from rekindle.cli.options import (
 )
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Compiled, Difference
+from rekindle.platforms.api import platform_of, refuse_left_out
 from rekindle.platforms.cache_diff import compare
 from rekindle.platforms.feature_checks import parity_report
-from rekindle.platforms.platform import PLATFORMS, Platform
 from rekindle.records import write_atomically
+from rekindle.spec.installed import platform_names
 from rekindle.spec.load import load_target
 
 PARITY = ".parity.md"
@@ -39,8 +40,9 @@ def parse_platforms(
     # dict: each once, in order
     names = tuple(dict.fromkeys(value.split(","))) if value else ()
     for name in names:
-        if name not in PLATFORMS:
-            raise click.BadParameter(f"`{name}` is not one of {', '.join(PLATFORMS)}")
+        if name not in platform_names():
+            refuse_left_out(name)
+            raise click.BadParameter(f"`{name}` is not one of {', '.join(platform_names())}")
     return names
 
 
@@ -52,7 +54,7 @@ def parse_platforms(
     callback=parse_platforms,
     metavar="P[,P]",
     required=True,
-    help=f"Target platform: {', '.join(PLATFORMS)}; several are separated by commas.",
+    help=f"Target platform: {', '.join(platform_names())}; several are separated by commas.",
 )
 @click.option(
     "-o",
@@ -89,7 +91,7 @@ def compile(
         raise RequestError(dict.fromkeys(problems))
     if len(platforms) > 1:
         # of all platforms, so that it is the same whichever were asked for
-        table = parity_report(spread(spec, graph), tuple(PLATFORMS), arguments_of(spec, graph, ""))
+        table = parity_report(spread(spec, graph), platform_names(), arguments_of(spec, graph, ""))
         files[f"{graph.name}{PARITY}"] = table.encode()
     texts = {str(output / name): content.decode() for name, content in files.items()}
     _refuse_to_replace(config, texts)
@@ -151,7 +153,7 @@ def diff(
     spec = on_machines(load_target(config, overrides), platform, home)
     against = against or last_sent(spec.name, platform, home)
     before = files_in(against)
-    target = Platform.of(platform, spec.platforms)
+    target = platform_of(platform, spec.platforms)
     after = compiled(platform, spec, *graph_of(spec))
     if after.entry not in before:
         fix = f"rekindle compile {config} --platform {platform} -o {against}"

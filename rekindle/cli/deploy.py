@@ -10,9 +10,9 @@ import click
 from rekindle import formats
 from rekindle.app import deploy
 from rekindle.app.runs import load_target_spec
-from rekindle.cli.options import Overrides, agree, of_config, shared, tell, yes
+from rekindle.cli.options import Overrides, PlatformChoice, agree, of_config, shared, tell, yes
 from rekindle.cli.serving import SERVING, require
-from rekindle.platforms.platform import ENDPOINTS
+from rekindle.platforms.api import DeploysModels, names_with
 from rekindle.records import Deployment, RolloutEvent, RolloutState
 from rekindle.serve.messages import SHADOWED, Traffic
 from rekindle.spec.load import load_target
@@ -20,7 +20,7 @@ from rekindle.spec.load import load_target
 _SILENT_SECONDS = 60.0
 _platform = click.option(
     "--platform",
-    type=click.Choice(["local", *ENDPOINTS]),
+    type=PlatformChoice(["local", *names_with(DeploysModels)]),
     default="local",
     show_default=True,
     help="Where; local is this machine.",

@@ -13,9 +13,9 @@ from rekindle.errors import Problem, RequestError
 from rekindle.outputs import ImageBuilt, ImagesPushed
 from rekindle.platforms import docker as daemon
 from rekindle.platforms.docker import Docker, code_label, find
-from rekindle.platforms.platform import PLATFORMS
 from rekindle.platforms.user_code import Code, code_of
 from rekindle.spec import lock
+from rekindle.spec.installed import platform_names
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 
@@ -99,9 +99,9 @@ def _image_names(spec: Spec, platforms: tuple[str, ...]) -> list[str]:
     fix = "set it to REGISTRY/NAME:TAG; its digest is written to rekindle.lock"
     names: dict[str, None] = {}
     problems: list[Problem] = []
-    for platform in platforms or PLATFORMS:
+    for platform in platforms or platform_names():
         where = f"platforms.{platform}.image"
-        name = getattr(spec.platforms, platform).image
+        name = spec.platforms.section(platform).image
         if not name:
             problems.append(Problem(f"{where} is not set", where, fix))
         elif "@" in name:

@@ -13,8 +13,9 @@ from rekindle.app.runs import DEFAULT_HOME, HOME
 from rekindle.data.window import parse_time
 from rekindle.errors import RequestError
 from rekindle.masking import masked
-from rekindle.platforms.platform import PLATFORMS
+from rekindle.platforms.api import refuse_left_out
 from rekindle.records import Record
+from rekindle.spec.installed import platform_names
 
 Decorated = Callable[..., Any]  # as click's decorators take and return it
 Overrides = tuple[str, ...]
@@ -41,8 +42,17 @@ def of_config(function: Decorated) -> Decorated:
 
 def platform(help_text: str, *, here: bool = False, **settings: Any) -> Decorated:
     """`--platform`, with click's `settings`; `here`: also `local`, this machine."""
-    names = ["local", *PLATFORMS] if here else [*PLATFORMS]
-    return click.option("--platform", type=click.Choice(names), help=help_text, **settings)
+    names = ["local", *platform_names()] if here else [*platform_names()]
+    return click.option("--platform", type=PlatformChoice(names), help=help_text, **settings)
+
+
+class PlatformChoice(click.Choice[str]):
+    """The name of a platform; of one that is installed and cannot be used: why."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            refuse_left_out(value)
+        return super().convert(value, param, ctx)
 
 
 class _MaskingFormatter(logging.Formatter):

@@ -25,8 +25,8 @@ from rekindle.cli.options import (
 from rekindle.cli.submit import show
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Schedule, ScheduleDeleted, Schedules
+from rekindle.platforms.api import SchedulesPipelines, platform_of, schedules_of
 from rekindle.platforms.local.schedule import CronJob, Here
-from rekindle.platforms.platform import Platform
 from rekindle.platforms.submission import Definition, Lowered
 from rekindle.spec.cron import starts, unsteady
 from rekindle.spec.load import load_target
@@ -86,9 +86,10 @@ def set_(
         )
     spec = on_machines(spec, platform, home)
     assert spec.schedule is not None
-    target = Platform.of(platform, spec.platforms)
-    definition, lowered = _compiled(target, spec, spec.schedule)
-    show(target.outline(definition, ""), f"the schedule of {spec.name}")
+    target = platform_of(platform, spec.platforms)
+    schedules = schedules_of(target)
+    definition, lowered = _compiled(platform, schedules, spec, spec.schedule)
+    show(target.preview(definition, ""), f"the schedule of {spec.name}")
     for line in (
         *outlook(planned(spec, platform, home)),
         *_starts(spec.schedule, lowered),
@@ -96,7 +97,7 @@ def set_(
         click.echo(line, err=True)
     agree(yes, f"Start it at `{spec.schedule.cron}` ({spec.schedule.timezone})?")
     refuse_early(target, definition)
-    created = target.set_schedule(definition, spec.schedule, spec.name)
+    created = schedules.set_schedule(definition, spec.schedule, spec.name)
     _print_schedules(platform, [created], as_json)
 
 
@@ -134,8 +135,11 @@ def delete(config: Path, overrides: Overrides, platform: str, home: Path, as_jso
     tell(record, text, as_json)
 
 
-def _scheduler(platform: str, spec: Spec) -> Platform | Here:
-    return Here() if platform == "local" else Platform.of(platform, spec.platforms)
+def _scheduler(platform: str, spec: Spec) -> SchedulesPipelines | Here:
+    """What starts the pipeline there by the clock."""
+    if platform == "local":
+        return Here()
+    return schedules_of(platform_of(platform, spec.platforms))
 
 
 def _set_here(
@@ -164,16 +168,18 @@ def _set_here(
     _print_schedules("local", [scheduler.set_schedule(job, schedule)], as_json)
 
 
-def _compiled(target: Platform, spec: Spec, schedule: ScheduleSpec) -> tuple[Definition, Lowered]:
+def _compiled(
+    platform: str, schedules: SchedulesPipelines, spec: Spec, schedule: ScheduleSpec
+) -> tuple[Definition, Lowered]:
     """The definition, and the schedule as the platform takes it.
 
     RequestError with everything that is wrong with both."""
     problems: list[Problem] = []
     lowered = None
     with collected(problems):
-        lowered = target.lowered(schedule)
+        lowered = schedules.lowered(schedule)
     with collected(problems):
-        definition = compile_for(target.name, spec)
+        definition = compile_for(platform, spec)
     if problems:
         raise RequestError(problems)
     assert lowered is not None

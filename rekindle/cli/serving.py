@@ -14,6 +14,7 @@ from rekindle import formats
 from rekindle.app.runs import load_target_spec
 from rekindle.cli.options import (
     Overrides,
+    PlatformChoice,
     at_home,
     config,
     moment,
@@ -23,9 +24,9 @@ from rekindle.cli.options import (
 )
 from rekindle.errors import RequestError
 from rekindle.launch.process import compute_threads
-from rekindle.platforms.platform import PLATFORMS
 from rekindle.records import Monitored, Signal
 from rekindle.serve.messages import ServeJob
+from rekindle.spec.installed import platform_names
 from rekindle.spec.load import load_target
 
 # package -> extra of rekindle that installs it
@@ -145,7 +146,7 @@ def predict(config: Path, source: str, output: str, home: Path, as_json: bool) -
 @of_config
 @click.option(
     "--platform",
-    type=click.Choice(["local", *PLATFORMS]),
+    type=PlatformChoice(["local", *platform_names()]),
     default="local",
     show_default=True,
     help="Where the model is deployed.",

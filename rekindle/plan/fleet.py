@@ -12,7 +12,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from rekindle.catalog import machines as catalog
 from rekindle.catalog.machines import (
@@ -25,16 +26,15 @@ from rekindle.catalog.machines import (
     machines,
 )
 from rekindle.catalog.prices import Price, PriceBook
-from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
 from rekindle.launch.process import driver_says
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import CPU
+from rekindle.spec.installed import installed_platforms
 from rekindle.spec.model import AUTO, ResourcesSpec
 
 MOST_NODES = 64  # that `auto` looks at
 HERE = "this machine"
-CLOUDS: Mapping[str, Cloud] = {"sagemaker": "aws", "vertex": "gcp", "azureml": "azure"}
 PATIENCE_SECONDS = 30  # for a probe, which takes half a second on an idle core
 # One thread, as each rank has: products, and copies beyond any cache; the best of some.
 _PROBE = """
@@ -160,11 +160,21 @@ def _names(resources: ResourcesSpec, platform: str) -> Iterator[str]:
 def _offered_names(platform: str) -> Sequence[str]:
     """Machines with GPUs by the platform's own names;
     of all clouds where none is named."""
-    if platform == "sagemaker":
-        gpu_machines: Sequence[str] = limits(platform)["gpu_machines"]
-        return gpu_machines
-    clouds = {CLOUDS[platform]} if platform in CLOUDS else {*CLOUDS.values()}
+    platform_class = installed_platforms().classes.get(platform)
+    if platform_class is not None:
+        own_names = platform_class.gpu_machines()
+        if own_names is not None:
+            return own_names
+    clouds: set[str] = set(get_args(Cloud))
+    if platform_class is not None and platform_class.cloud:
+        clouds = {platform_class.cloud}
     return [name for name, row in machines().items() if row.gpu is not None and row.cloud in clouds]
+
+
+def has_cloud(platform: str) -> bool:
+    """Whether the platform has the machines and prices of a cloud that the catalog knows."""
+    platform_class = installed_platforms().classes.get(platform)
+    return platform_class is not None and platform_class.cloud != ""
 
 
 def _has_gpus(name: str, resources: ResourcesSpec) -> bool:

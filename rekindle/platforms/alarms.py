@@ -23,8 +23,13 @@ _OPEN = "rekindle:"  # a mark whose digest is still to come
 class Monitoring(Protocol):
     """The service of a platform. What it raises is PlatformError."""
 
-    template: Path
-    values: Mapping[str, Any]  # for the template
+    @property
+    def template(self) -> Path:
+        """The alarms and the dashboard, as Jinja that renders to YAML."""
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """What the template is filled with."""
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
         """The definition of this name, also one that rekindle did not write."""

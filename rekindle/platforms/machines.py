@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.catalog.machines import gpu, machine
-from rekindle.catalog.tables import limits
 from rekindle.errors import UnsupportedError
 from rekindle.ir.graph import Resources, Step
 from rekindle.platforms.feature_checks import beyond
@@ -65,10 +64,10 @@ def gpus_of(step: Step) -> tuple[str, int]:
     return gpu_kind(resources.accelerator_type), int(resources.accelerator_count or 1)
 
 
-def machine_for(platform: str, step: Step, default: str) -> str:
-    """The first machine of `catalog/<platform>.yaml` that has what the step asks for, the
-    fewest GPUs first; `default` where it asks for nothing. UnsupportedError if none has
-    it."""
+def machine_for(platform: str, offered: Mapping[str, Any], step: Step, default: str) -> str:
+    """The first of the `machines` and `gpu_machines` that the platform has `offered` (in its
+    limits.yaml) with what the step asks for, the fewest GPUs first; `default` where it asks
+    for nothing. UnsupportedError if none has it."""
     resources = step.container.resources
     kind, gpus = gpus_of(step)
     cpu = resources.cpu_limit or resources.cpu_request
@@ -77,13 +76,12 @@ def machine_for(platform: str, step: Step, default: str) -> str:
         return step.distribution.machine
     if not cpu and not memory and not gpus:
         return default
-    catalog = limits(platform)
-    gpu_machines = with_gpus(catalog["gpu_machines"])
+    gpu_machines = with_gpus(offered["gpu_machines"])
     candidates: list[tuple[str, Sequence[float]]] = []
     if gpus:
         candidates += _with_at_least(gpus, kind, gpu_machines)
     else:
-        candidates += sizes(catalog["machines"])
+        candidates += sizes(offered["machines"])
     try:
         name = smallest(resources, candidates)
     except ValueError as error:

@@ -31,6 +31,7 @@ from rekindle.errors import Problem, RequestError
 from rekindle.ir.edit.rewrite import OWN_IMAGES
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.placeholders import lower
+from rekindle.platforms.api import platform_class
 from rekindle.spec import lock
 from rekindle.spec.identity import digest, large_file_sha256
 from rekindle.spec.imports import as_import, closure, contents, folders_of, own_folders
@@ -39,8 +40,6 @@ from rekindle.spec.model import Spec
 log = logging.getLogger(__name__)
 
 HOME = PurePosixPath("/opt/rekindle/code")
-# names of images that SageMaker pulls
-ECR = re.compile(r"\d{12}\.dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
 # has no user's modules; of other images only their makers know
 _BARE = re.compile(r"(docker\.io/)?(library/)?python(:|@|$)")
 _KEYS = (
@@ -237,7 +236,7 @@ def placed(spec: Spec, code: Code) -> Spec:
 
 def problems(platform: str, spec: Spec, graph: Graph, code: Code) -> Iterator[Problem]:
     """Why the steps would not find the code there."""
-    image: str = getattr(spec.platforms, platform).image or ""
+    image = spec.platforms.section(platform).image or ""
     config = spec.origin[0] or "CONFIG"
     fix = f"rekindle images build {config} && rekindle images push {config}"
     for step, module in _in_other_images(platform, spec, graph, image):
@@ -319,8 +318,7 @@ def _in_other_images(
     for step in graph.steps():
         step_image = step.container.image
         is_chosen = step_image.startswith(OWN_IMAGES) or step_image == image
-        # SageMaker pulls from ECR only: rekindle's image stands in for all others
-        if platform == "sagemaker" and not ECR.fullmatch(step_image):
+        if platform_class(platform).replaces_image(step_image):
             is_chosen = True
         if not step.container.source or is_chosen:
             continue

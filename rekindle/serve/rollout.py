@@ -37,7 +37,6 @@ class Endpoint(Protocol):
 
     address: str
     poll_seconds: float
-    sees_latency: bool  # whether `observe` has latencies
 
     def usd_per_day(self) -> tuple[str, float | None]:
         """The machines of one version in words, and what they cost a day; None where that

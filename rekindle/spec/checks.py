@@ -14,6 +14,7 @@ from rekindle.errors import Problem, did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
 from rekindle.spec import layout, rates, schedule
 from rekindle.spec.deploy import MonitorSpec
+from rekindle.spec.installed import platform_names
 from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, DataSpec, Spec, TrainSpec
 from rekindle.spec.yaml_document import KeyPath
 
@@ -508,7 +509,9 @@ def _secrets(spec: Spec) -> Iterator[Finding]:
 
 def _uris(spec: Spec) -> Iterator[tuple[KeyPath, str]]:
     monitor = spec.monitor or MonitorSpec()
-    yield ("platforms", "kubeflow", "host"), spec.platforms.kubeflow.host
+    for platform in platform_names():
+        for field, text in spec.platforms.section(platform).uris():
+            yield ("platforms", platform, field), text
     if spec.data is not None:
         for part in spec.data.parts:
             yield ("data", "source"), part.source

@@ -5,8 +5,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rekindle.spec.platforms import Section
 from rekindle.spec.schedule import Duration
+from rekindle.spec.section import Section
 
 
 class DeploySpec(Section):

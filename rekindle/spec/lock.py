@@ -14,7 +14,8 @@ from pydantic import Field, ValidationError
 from rekindle.errors import SpecError
 from rekindle.records import write_atomically
 from rekindle.spec.model import Spec
-from rekindle.spec.platforms import PlatformsSpec, Section
+from rekindle.spec.platforms import PlatformsSpec
+from rekindle.spec.section import Section
 from rekindle.spec.yaml_document import read_document
 
 NAME = "rekindle.lock"

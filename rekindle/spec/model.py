@@ -6,14 +6,16 @@ The field docstrings are the reference: `configs/README.md` and `configs/schema.
 generated from them. The sections of platforms are in `platforms.py`, checks that need
 more than one field in `checks.py`, reading and overrides in `load.py`."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, WithJsonSchema
 
 from rekindle.records import Record
 from rekindle.spec.deploy import DeploySpec, MonitorSpec
-from rekindle.spec.platforms import ImageSpec, PlatformsSpec, SecretReference, Section
+from rekindle.spec.installed import publishing_platforms
+from rekindle.spec.platforms import PlatformsSpec
 from rekindle.spec.schedule import Duration, ScheduleSpec, TriggersSpec
+from rekindle.spec.section import SecretReference, Section
 
 BUILTIN_TASKS = (
     "causal_lm",
@@ -22,6 +24,11 @@ BUILTIN_TASKS = (
     "text_regression",
     "token_classification",
 )
+
+if TYPE_CHECKING:
+    PublishingPlatform = str
+else:
+    PublishingPlatform = Literal[publishing_platforms()]
 
 MOST_HOURS = 10_000
 ENTRYPOINT_WORDS = ("data", "model", "checkpoints", "seed", "init")
@@ -650,6 +657,19 @@ class EvaluateSpec(Section):
     """When a candidate replaces the champion."""
 
 
+class ImageSpec(Section):
+    """What `rekindle images build` makes: an image with your own code."""
+
+    base: str = Field("rekindle-cpu", min_length=1)
+    """Image with rekindle in it, to which your own code is added; `make images` builds
+    `rekindle-cpu` and `rekindle-train`."""
+    include: tuple[str, ...] = ()
+    """Files, folders and patterns (`prompts/*.txt`) that the code needs beside what it
+    imports: relative ones start at the config's folder. `task`, `train.entrypoint`, and
+    the modules that they and the pipeline's components import are there without being
+    named."""
+
+
 class RegisterSpec(Section):
     """Where versions of the model are kept."""
 
@@ -660,7 +680,7 @@ class RegisterSpec(Section):
     Credentials belong in the environment."""
     approval: Literal["auto", "manual"] = "auto"
     """`manual`: a candidate that passed the gate waits for `rekindle promote RUN`."""
-    publish: tuple[Literal["azureml", "sagemaker", "vertex"], ...] = ()
+    publish: tuple[PublishingPlatform, ...] = ()
     """Platforms whose own model registry gets each champion too, as their sections say."""
     trust_code: bool = False
     """Run the code of a user's own task that a champion, a teacher or the model of

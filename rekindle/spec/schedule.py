@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from rekindle.errors import did_you_mean
 from rekindle.spec.cron import cron_problem, five_fields
-from rekindle.spec.platforms import Section
+from rekindle.spec.section import Section
 
 Duration = Annotated[
     str, StringConstraints(pattern=r"^[1-9][0-9]{0,4} ?(hours?|days?|weeks?|months?|years?)$")

@@ -13,9 +13,11 @@ import pytest
 
 from rekindle.catalog import machines as machines_of
 from rekindle.catalog.machines import Machine, gpu, gpus, machine, machines, peak_flops
-from rekindle.catalog.tables import limits
 from rekindle.errors import RequestError
+from rekindle.platforms.azureml import limits as azureml
 from rekindle.platforms.machines import with_gpus
+from rekindle.platforms.sagemaker import limits as sagemaker
+from rekindle.platforms.vertex import limits as vertex
 from rekindle.tables import rows
 
 
@@ -237,9 +239,9 @@ def _gbit(network: dict[str, Any]) -> float:
     return float(words.split()[0]) * int(times or 1)
 
 
-@pytest.mark.parametrize("platform", ["sagemaker", "azureml", "vertex"])
-def test_what_a_platform_offers_is_in_the_catalog(platform: str) -> None:
-    there = limits(platform)
+@pytest.mark.parametrize("platform", [sagemaker, azureml, vertex], ids=lambda m: m.__name__)
+def test_what_a_platform_offers_is_in_the_catalog(platform: Any) -> None:
+    there = platform.limits()
     there = there.get("custom_job", there)
     for name in there.get("cpu_machines") or there["machines"]:
         assert machine(name).gpus == 0
@@ -251,7 +253,7 @@ def test_what_a_platform_offers_is_in_the_catalog(platform: str) -> None:
 
 
 def test_vertex_rows_name_gpus_as_the_catalog_does() -> None:
-    for name, kind, _, count in limits("vertex")["custom_job"]["machines"]:
+    for name, kind, _, count in vertex.limits()["custom_job"]["machines"]:
         has = machine(name)
         if not name.startswith("n1-"):  # those get any GPUs
             assert (kind.removesuffix("-MEGA"), count) == (has.gpu, has.gpus)

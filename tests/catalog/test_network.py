@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from rekindle.catalog import tables as module
-from rekindle.catalog.tables import limits, network
+from rekindle.catalog.tables import network
 from rekindle.launch.torchrun import PROFILE
+from rekindle.platforms.azureml.limits import limits
 
 ROWS = yaml.safe_load(Path(module.__file__).with_name("network.yaml").read_text())
 AZURE = {
@@ -54,6 +55,6 @@ def test_every_row_has_a_source_and_a_day_and_no_machine_has_two() -> None:
 
 
 def test_machines_with_infiniband_in_azures_catalog_are_told_so() -> None:
-    infiniband = [name for name in limits("azureml")["gpu_machines"] if "ND96" in name]
+    infiniband = [name for name in limits()["gpu_machines"] if "ND96" in name]
     assert len(infiniband) == 4
     assert all(network(name) == AZURE for name in infiniband)

@@ -13,11 +13,12 @@ from rekindle.errors import RekindleError, RequestError
 from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.azureml import compile as azureml
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.feature_checks import admit
 from rekindle.platforms.kubeflow import compile as kubeflow
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.sagemaker import compile as sagemaker
 from rekindle.platforms.vertex import compile as vertex
-from rekindle.spec.platforms import AzureMLSpec, KubeflowSpec
 from tests.quick import first
 from tests.support.conformance import AMAZON, AZURE, GOOGLE, VALUES
 from tests.support.conformance_broken import broken

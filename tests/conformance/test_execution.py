@@ -15,9 +15,10 @@ import pytest
 
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.azureml.compile import compile as for_azure
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.sagemaker.compile import compile as for_sagemaker
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.records import ArtifactRecord, RunRecord
-from rekindle.spec.platforms import AzureMLSpec, SageMakerSpec
 from tests.platforms.local.runs import PIPELINES, left_by, plain, run, unnamed
 from tests.platforms.sagemaker.conftest import PLACE, stored
 from tests.platforms.sagemaker.conftest import aws as aws

@@ -21,8 +21,9 @@ from rekindle.ir.features import uses
 from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.azureml.compile import compile as for_azure
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.sagemaker.compile import compile as for_sagemaker
-from rekindle.spec.platforms import AzureMLSpec, SageMakerSpec
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from tests.conformance.generated import source
 from tests.platforms.local.runs import PIPELINES, left_by, plain, run, unnamed
 from tests.platforms.sagemaker.conftest import PLACE, stored

@@ -19,9 +19,10 @@ from rekindle.ir.read.pipeline import read
 from rekindle.ir.values import bind
 from rekindle.platforms.azureml.compile import compile as for_azure
 from rekindle.platforms.azureml.compile import identifiers
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.sagemaker.compile import compile as for_sagemaker
 from rekindle.platforms.sagemaker.jobs import names_of
-from rekindle.spec.platforms import AzureMLSpec, SageMakerSpec
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from tests.platforms.local.runs import module
 from tests.platforms.sagemaker.conftest import PLACE, can_mount, stored
 from tests.platforms.sagemaker.conftest import aws as aws

@@ -11,10 +11,13 @@ import yaml
 
 from rekindle.app import alarms
 from rekindle.cli.main import invoke
-from rekindle.platforms.platform import Platform
+from rekindle.platforms.api import platform_of
+from rekindle.platforms.kubeflow.section import KubeflowSpec
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import Definition
+from rekindle.platforms.vertex.section import VertexSpec
 from rekindle.spec.model import Spec
-from rekindle.spec.platforms import KubeflowSpec, PlatformsSpec, SageMakerSpec, VertexSpec
+from rekindle.spec.platforms import PlatformsSpec
 from tests.docs.blocks import ROOT
 from tests.platforms.azureml.conftest import service as azure_service  # noqa: F401 - a fixture
 from tests.platforms.sagemaker.conftest import aws as aws
@@ -38,7 +41,7 @@ class Service:
     def written(self, folder, *, force=False, name="reviews", **deploy):
         spec = Spec(name=name, platforms=PlatformsSpec(**{self.name: self.settings}), deploy=deploy)
         there = alarms.monitoring(
-            Platform.of(self.name, spec.platforms), spec, Definition(self.definition), folder
+            platform_of(self.name, spec.platforms), spec, Definition(self.definition), folder
         )
         found = alarms.compared(there, spec)
         return (

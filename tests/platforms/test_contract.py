@@ -1,136 +1,90 @@
-"""Every platform has the functions that the seam calls, with the seam's own signatures."""
-
-import importlib
-import inspect
-import re
-from typing import get_args
+"""Every platform is a class of the seam with a section, a column of the feature table and the abilities that it says; mypy
+compares the signatures."""
 
 import pytest
 
+from rekindle.catalog.tables import Carried, feature_rows
 from rekindle.errors import RequestError
-from rekindle.platforms.alarms import Monitoring
-from rekindle.platforms.platform import ENDPOINTS, PLATFORMS, Platform, Publisher
-from rekindle.serve.rollout import Endpoint
+from rekindle.platforms.api import (
+    DeploysModels,
+    Platform,
+    PublishesModels,
+    RaisesAlarms,
+    SchedulesPipelines,
+    alarms_of,
+    endpoint_of,
+    names_with,
+    platform_class,
+    platform_of,
+    publisher_of,
+    schedules_of,
+)
 from rekindle.spec.deploy import DeploySpec
-from rekindle.spec.model import RegisterSpec
+from rekindle.spec.installed import installed_platforms, platform_names
 from rekindle.spec.platforms import PlatformsSpec
-from tests.platforms.toy import ToySpec
 
-# method of Platform -> module and function of a platform
-FUNCTIONS = {
-    "compile": "compile.compile",
-    "cache_keys": "client.cache_keys",
-    "submit": "client.submit",
-    "describe": "runs.describe",
-    "read_log": "runs.read_log",
-    "cancel": "runs.cancel",
-    "resume": "runs.resume",
-    "artifacts": "runs.artifacts",
-    "read": "runs.read",
-    "lowered": "schedule.lowered",
-    "set_schedule": "schedule.set_",
-    "list_schedules": "schedule.list_",
-    "pause_schedule": "schedule.pause",
-    "delete_schedule": "schedule.delete",
-    "permissions": "doctor.permissions",
-    "checks": "doctor.checks",
-}
+ALL = ("azureml", "kubeflow", "sagemaker", "vertex")
 
 
-def test_the_table_has_a_section_of_the_config_for_each_platform():
-    assert {"local", *PLATFORMS} == set(PlatformsSpec.model_fields)
+class Bare(Platform):
+    """A platform that runs pipelines and no more."""
+
+    name = "bare"
 
 
-def test_every_question_of_the_seam_is_compared_here():
-    methods = {n for n, _ in inspect.getmembers(Platform, inspect.isfunction) if n[0] != "_"}
-    assert methods == {"outline", "endpoint", "alarms", "publisher", *FUNCTIONS}
+Bare.__abstractmethods__ = frozenset()
 
 
-@pytest.mark.parametrize("name", PLATFORMS)
-def test_a_platform_has_what_an_outline_is_made_of(name):
-    client = importlib.import_module(f"{PLATFORMS[name]}.client")
-    settings = type(getattr(PlatformsSpec(), name)).__name__
-    for function, asked in (
-        ("where", {"place": settings, "return": "str"}),
-        ("run_name", {"definition": "Definition", "token": "str", "return": "str"}),
-        ("steps", {"definition": "Definition", "return": "tuple[PlannedStep, ...]"}),
-    ):
-        found = inspect.signature(getattr(client, function))
-        described = {p.name: _text(p.annotation) for p in found.parameters.values()}
-        assert {**described, "return": _text(found.return_annotation)} == asked
+def test_ours_are_installed_and_none_is_left_out():
+    assert platform_names() == ALL
+    assert installed_platforms().left_out == ()
 
 
-@pytest.mark.parametrize("method", FUNCTIONS)
-@pytest.mark.parametrize("name", PLATFORMS)
-def test_a_platform_answers_as_the_seam_asks(name, method):
-    _compare(name, type(getattr(PlatformsSpec(), name)), method)
+@pytest.mark.parametrize("name", ALL)
+def test_a_platform_has_its_section_and_its_name(name):
+    chosen_class = platform_class(name)
+    assert issubclass(chosen_class, Platform)
+    platform = platform_of(name, PlatformsSpec())
+    assert type(platform.settings) is chosen_class.section
+    assert f"platforms.{platform.name}" == platform.settings.PATH == f"platforms.{name}"
 
 
-def _compare(name, settings, method):
-    module, _, function = FUNCTIONS[method].partition(".")
-    found = inspect.signature(
-        getattr(importlib.import_module(f"{PLATFORMS[name]}.{module}"), function)
-    )
-    parameters = dict(found.parameters)
-    if method != "cache_keys":
-        place = parameters.pop("place")
-        assert _text(place.annotation) == settings.__name__
-    asked = inspect.signature(getattr(Platform, method))
-    _, *wanted = asked.parameters.values()
-    described = {p.name: (_text(p.annotation), p.default) for p in wanted}
-    assert {p.name: (_text(p.annotation), p.default) for p in parameters.values()} == described
-    assert _text(found.return_annotation) == _text(asked.return_annotation)
+@pytest.mark.parametrize("name", ALL)
+def test_its_column_judges_known_features_and_all_of_them(name):
+    column = platform_class(name).features()
+    assert column.keys() == feature_rows().keys()
+    for row in feature_rows().values():
+        assert isinstance(row.on[name], Carried)
 
 
-def _text(annotation):
-    """As its module writes it: some hold types, some (`from __future__`) their text."""
-    if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
-        return annotation.__name__
-    return re.sub(r"(?:\w+\.)+(\w+)", r"\1", str(annotation))
+def test_which_platform_can_do_what():
+    assert names_with(SchedulesPipelines) == ALL
+    assert names_with(DeploysModels) == ALL
+    assert names_with(RaisesAlarms) == ALL
+    assert names_with(PublishesModels) == ("azureml", "sagemaker", "vertex")
 
 
-@pytest.mark.parametrize("method", FUNCTIONS)
-def test_the_toy_answers_as_the_seam_asks(method, monkeypatch):
-    monkeypatch.setitem(PLATFORMS, "toy", "tests.platforms.toy")
-    _compare("toy", ToySpec, method)
+def test_what_a_platform_cannot_do_is_refused_by_name_with_what_to_do_instead():
+    bare = Bare(PlatformsSpec().section("kubeflow"))
+    refused = {
+        "bare has no schedules": lambda: schedules_of(bare),
+        "models are not deployed to bare": lambda: endpoint_of(bare, DeploySpec(), "tickets"),
+        "rekindle writes no alarms for bare": lambda: alarms_of(bare),
+        "bare has no model registry": lambda: publisher_of(bare, "tickets"),
+    }
+    for message, ask in refused.items():
+        with pytest.raises(RequestError, match=message) as caught:
+            ask()
+        assert caught.value.problems[0].fix
 
 
-@pytest.mark.parametrize("name", ENDPOINTS)
-def test_platforms_that_publish_have_what_is_asked(name):
-    kind = getattr(importlib.import_module(f"{PLATFORMS[name]}.endpoint"), ENDPOINTS[name])
-    known = list(inspect.signature(Publisher.publish).parameters)
-    publishes = hasattr(kind, "publish")
-    assert publishes == (
-        name in get_args(get_args(RegisterSpec.model_fields["publish"].annotation)[0])
-    )
-    if publishes:
-        assert list(inspect.signature(kind.publish).parameters) == known
+def test_a_platform_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(RequestError, match="there is no platform `slurm`") as caught:
+        platform_of("slurm", PlatformsSpec())
+    assert caught.value.problems[0].fix == "one of azureml, kubeflow, sagemaker, vertex"
 
 
-@pytest.mark.parametrize("name", ENDPOINTS)
-def test_an_endpoint_is_asked_as_the_roll_out_asks(name):
-    """Every method of the protocol is there with its parameters, and nothing has been made by asking for it."""
-    kind = getattr(importlib.import_module(f"{PLATFORMS[name]}.endpoint"), ENDPOINTS[name])
-    methods = [
-        m for m, found in vars(Endpoint).items() if inspect.isfunction(found) and m[0] != "_"
-    ]
-    assert len(methods) == 8
-    for method in methods:
-        wanted, found = (inspect.signature(getattr(one, method)) for one in (Endpoint, kind))
-        assert list(found.parameters) == list(wanted.parameters), method
-
-
-@pytest.mark.parametrize("name", PLATFORMS)
-def test_alarms_are_asked_for_alike(name):
-    kind = importlib.import_module(f"{PLATFORMS[name]}.alarms").Alarms
-    assert [*inspect.signature(kind).parameters] == ["place", "definition", "model", "folder"]
-    for method in ("find", "put", "remove"):
-        wanted, found = (inspect.signature(getattr(one, method)) for one in (Monitoring, kind))
-        assert [*found.parameters] == [*wanted.parameters], method
-    assert kind.template.exists()
-
-
-@pytest.mark.parametrize("name", sorted({*ENDPOINTS} - {"kubeflow"}))
+@pytest.mark.parametrize("name", sorted({*ALL} - {"kubeflow"}))
 def test_a_limit_that_nothing_measures_is_refused(name):
     with pytest.raises(RequestError, match=r"deploy\.max_p99_ms"):
-        Platform.of(name, PlatformsSpec()).endpoint(DeploySpec(max_p99_ms=250), "tickets")
+        endpoint_of(platform_of(name, PlatformsSpec()), DeploySpec(max_p99_ms=250), "tickets")

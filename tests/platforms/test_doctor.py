@@ -11,8 +11,8 @@ import pytest
 
 from rekindle.app.preflight import compile_for, needs_of
 from rekindle.outputs import ReadinessCheck
+from rekindle.platforms.api import platform_of
 from rekindle.platforms.checks import Needs, run_checks
-from rekindle.platforms.platform import Platform
 from rekindle.spec.load import load_target
 from tests.cli.world import ACCOUNT, DIGEST, World
 from tests.cli.world import compiled as compiled
@@ -50,13 +50,13 @@ def asked(platform: str, early: bool = False, **settings: str) -> tuple[Readines
     sets = tuple(f"platforms.{platform}.{name}={value}" for name, value in settings.items())
     spec = load_target(Path("c.yaml"), sets)
     definition = compile_for(platform, spec)
-    return run_checks(Platform.of(platform, spec.platforms).checks(definition, Needs()), early)
+    return run_checks(platform_of(platform, spec.platforms).checks(definition, Needs()), early)
 
 
 def needing(platform: str, needs: Needs) -> tuple[ReadinessCheck, ...]:
     """The checks of the world's config that has no secret and needs more rights."""
     return run_checks(
-        Platform.of(platform, load_target(Path("c.yaml")).platforms).checks(None, needs)
+        platform_of(platform, load_target(Path("c.yaml")).platforms).checks(None, needs)
     )
 
 
@@ -292,7 +292,7 @@ def test_a_step_that_deploys_on_sagemaker_needs_the_rights_in_its_role(full: Wor
         f"the role of the steps may not sagemaker:InvokeEndpoint | have {role} allowed it on "
         f"arn:aws:sagemaker:eu-central-1:{ACCOUNT}:endpoint/c"
     ]
-    there = Platform.of("sagemaker", load_target(Path("c.yaml")).platforms)
+    there = platform_of("sagemaker", load_target(Path("c.yaml")).platforms)
     printed = [there.permissions(one) for one in (needs, Needs("c", deploys=True))]
     assert ['"sagemaker:InvokeEndpoint"' in one for one in printed] == [True, False]
 

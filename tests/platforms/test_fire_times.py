@@ -16,11 +16,14 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from rekindle.catalog.tables import azure_zone
 from rekindle.errors import UnsupportedError
+from rekindle.platforms.azureml.schedule import azure_zone
+from rekindle.platforms.azureml.section import AzureMLSpec
+from rekindle.platforms.kubeflow.section import KubeflowSpec
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import Lowered
+from rekindle.platforms.vertex.section import VertexSpec
 from rekindle.spec.cron import cron_problem, next_times
-from rekindle.spec.platforms import AzureMLSpec, KubeflowSpec, SageMakerSpec, VertexSpec
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms import crons
 

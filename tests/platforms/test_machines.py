@@ -10,7 +10,9 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.graph import Resources
 from rekindle.ir.read.pipeline import read
+from rekindle.platforms.azureml import limits as azureml
 from rekindle.platforms.machines import amount, gpu_kind, machine_for, those_there
+from rekindle.platforms.sagemaker import limits as sagemaker
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
@@ -66,10 +68,10 @@ def test_the_smallest_machine_that_has_it(
     container = dataclasses.replace(step.container, resources=asked)
     step = dataclasses.replace(step, container=container, distribution=spread)
     if machine is not None:
-        assert machine_for("sagemaker", step, "usual") == machine
+        assert machine_for("sagemaker", sagemaker.limits(), step, "usual") == machine
         return
     with pytest.raises(UnsupportedError, match="no machine has"):
-        machine_for("sagemaker", step, "usual")
+        machine_for("sagemaker", sagemaker.limits(), step, "usual")
 
 
 def test_no_quantity() -> None:
@@ -100,7 +102,7 @@ def test_what_is_no_quantity_is_refused_with_its_place() -> None:
     asked = dataclasses.replace(step.container, resources=Resources(cpu_limit="four"))
     step = dataclasses.replace(step, container=asked)
     with pytest.raises(UnsupportedError, match="'four' is not a quantity") as caught:
-        machine_for("sagemaker", step, "ml.m5.xlarge")
+        machine_for("sagemaker", sagemaker.limits(), step, "ml.m5.xlarge")
     assert caught.value.problems[0].where == "root.dag.tasks.hello"
 
 
@@ -108,7 +110,7 @@ def test_a_gpu_that_a_platform_has_not_is_refused_with_those_it_has() -> None:
     (step,) = read(compile_function(one)).steps()
     step = dataclasses.replace(step, distribution=Distribution(1, 1, accelerator="L4"))
     with pytest.raises(UnsupportedError) as caught:
-        machine_for("azureml", step, "")
+        machine_for("azureml", azureml.limits(), step, "")
     assert (
         "no machine has the 1 GPUs L4 that it asks for; there are A10 (up to 1), A100 (up to 8), "
         "A100-80GB (up to 8), H100 (up to 8), H200 (up to 8), T4 (up to 4)"

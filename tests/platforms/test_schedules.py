@@ -13,7 +13,7 @@ import pytest
 
 from rekindle.errors import PlatformError, UnsupportedError
 from rekindle.outputs import Schedule
-from rekindle.platforms.platform import PLATFORMS, Platform
+from rekindle.platforms.api import platform_of, schedules_of
 from rekindle.platforms.submission import Definition, Lowered
 from rekindle.spec.platforms import PlatformsSpec
 from rekindle.spec.schedule import ScheduleSpec
@@ -49,10 +49,12 @@ class Stage:
     faults: dict[str, list[Any]]
 
     def __post_init__(self) -> None:
-        self.schedules: Any = importlib.import_module(f"{PLATFORMS[self.name]}.schedule")
+        self.schedules: Any = importlib.import_module(f"rekindle.platforms.{self.name}.schedule")
 
     def set(self, number: int, schedule: ScheduleSpec, name: str = "digits") -> Schedule:
-        found: Schedule = self.schedules.set_(self.definition(number), self.place, schedule, name)
+        found: Schedule = self.schedules.set_schedule(
+            self.definition(number), self.place, schedule, name
+        )
         return found
 
 
@@ -208,7 +210,7 @@ EXPRESSIONS = {
 
 
 def lowered(platform: str, asked: ScheduleSpec) -> Lowered:
-    return Platform.of(platform, PlatformsSpec()).lowered(asked)
+    return schedules_of(platform_of(platform, PlatformsSpec())).lowered(asked)
 
 
 def _number(text: str) -> str:
@@ -222,39 +224,42 @@ def stage(request: pytest.FixtureRequest) -> Stage:
 
 def test_a_schedule_set_twice_is_one_and_starts_what_was_set_last(stage: Stage) -> None:
     weekly, hourly = EXPRESSIONS[stage.name]
-    assert stage.schedules.list_(stage.place) == ()
+    assert stage.schedules.list_schedules(stage.place) == ()
     for _ in range(2):
         made = stage.set(3, MONDAYS)
         assert (made.id, made.timezone, made.enabled) == ("digits", "UTC", True)
         assert stage.starts() == {"digits": (weekly, "3")}
-    assert stage.schedules.list_(stage.place) == (made,)
+    assert stage.schedules.list_schedules(stage.place) == (made,)
     stage.set(4, MONDAYS)
     assert stage.starts() == {"digits": (weekly, "4")}, "another pipeline at the same time"
     changed = stage.set(4, HOURLY)
     assert stage.starts() == {"digits": (hourly, "4")}, "the same at another time"
-    assert stage.schedules.list_(stage.place) == (changed,)
+    assert stage.schedules.list_schedules(stage.place) == (changed,)
     stage.set(5, MONDAYS, "letters")
     assert stage.starts() == {"digits": (hourly, "4"), "letters": (weekly, "5")}, (
         "another config that runs the same pipeline changes nothing of this one's"
     )
-    assert [one.id for one in stage.schedules.list_(stage.place)] == ["digits", "letters"]
+    assert [one.id for one in stage.schedules.list_schedules(stage.place)] == ["digits", "letters"]
     assert stage.begun() == 0, "setting a schedule starts nothing"
 
 
 def test_a_schedule_pauses_goes_on_and_goes_away_as_often_as_one_says_so(stage: Stage) -> None:
     stage.set(3, MONDAYS)
     for _ in range(2):
-        assert stage.schedules.pause(stage.place, "digits").enabled is False
+        assert stage.schedules.pause_schedule(stage.place, "digits").enabled is False
         assert stage.starts() == {}
-    assert [one.enabled for one in stage.schedules.list_(stage.place)] == [False]
+    assert [one.enabled for one in stage.schedules.list_schedules(stage.place)] == [False]
     assert stage.set(3, MONDAYS).enabled is True
-    stage.schedules.pause(stage.place, "digits")
+    stage.schedules.pause_schedule(stage.place, "digits")
     assert stage.set(4, HOURLY).enabled is True, "one that pauses may be changed, too"
     assert stage.starts() == {"digits": (EXPRESSIONS[stage.name][1], "4")}
-    assert [stage.schedules.delete(stage.place, "digits") for _ in range(2)] == [True, False]
-    assert (stage.starts(), stage.schedules.list_(stage.place)) == ({}, ())
+    assert [stage.schedules.delete_schedule(stage.place, "digits") for _ in range(2)] == [
+        True,
+        False,
+    ]
+    assert (stage.starts(), stage.schedules.list_schedules(stage.place)) == ({}, ())
     with pytest.raises(PlatformError) as caught:
-        stage.schedules.pause(stage.place, "digits")
+        stage.schedules.pause_schedule(stage.place, "digits")
     assert "rekindle schedule list" in caught.value.problems[0].fix
 
 
@@ -266,7 +271,7 @@ def test_whatever_befalls_a_call_one_schedule_is_left_and_then_none(stage: Stage
         stage.set(4, MONDAYS)
         assert stage.starts() == {"digits": (EXPRESSIONS[stage.name][0], "4")}, case
         assert stage.api.faults == [], case
-        assert stage.schedules.delete(stage.place, "digits"), case
+        assert stage.schedules.delete_schedule(stage.place, "digits"), case
         assert stage.starts() == {}, case
 
 
@@ -324,7 +329,7 @@ def test_what_cannot_become_of_late_starts_is_refused_with_a_fix_that_is_taken(
     assert lowered(platform, asked.model_copy(update={"catch_up": False, "overlap": fix}))
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("platform", STAGES)
 def test_what_a_platform_does_by_itself_is_said_in_words(platform: str) -> None:
     said = lowered(platform, MONDAYS)
     assert said.expression == EXPRESSIONS[platform][0]

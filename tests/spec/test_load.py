@@ -5,7 +5,7 @@ import pytest
 from rekindle.errors import SpecError
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
-from rekindle.spec.platforms import Section
+from rekindle.spec.section import Section
 
 MINIMAL = "name: x\ntask: text_classification\ndata: {source: sklearn:digits}\n"
 

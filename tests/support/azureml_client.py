@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.submission import Definition
-from rekindle.spec.platforms import AzureMLSpec
 from tests.servers.azure.rest import SUBSCRIPTION
 from tests.support.azureml_compile import IMAGE, compiled
 from tests.support.sagemaker_compile import pipeline as two_steps

@@ -12,8 +12,8 @@ import yaml
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.azureml.compile import compile, identifiers
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.submission import Definition
-from rekindle.spec.platforms import AzureMLSpec
 from tests.platforms.local.runs import content, module
 from tests.platforms.sagemaker.conftest import can_mount
 from tests.servers.azure.jobs import Workspace

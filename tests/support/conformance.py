@@ -17,12 +17,15 @@ from rekindle.errors import Problem
 from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.azureml import compile as azureml
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.feature_checks import admit
 from rekindle.platforms.kubeflow import compile as kubeflow
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.sagemaker import compile as sagemaker
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import Definition
 from rekindle.platforms.vertex import compile as vertex
-from rekindle.spec.platforms import AzureMLSpec, KubeflowSpec, SageMakerSpec, VertexSpec
+from rekindle.platforms.vertex.section import VertexSpec
 from tests.support.azureml_compile import stored
 
 PLATFORMS = ("local", "kubeflow", "vertex", "sagemaker", "azureml")

@@ -10,8 +10,8 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow import client
 from rekindle.platforms.kubeflow.compile import compile
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.submission import Definition
-from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.servers.kubeflow.rest import TOKEN, Server, serving
 

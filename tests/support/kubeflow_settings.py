@@ -13,7 +13,7 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.compile import compile
-from rekindle.spec.platforms import KubeflowSpec
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from tests.servers.kubeflow.schema import problems
 
 OWNER = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run", "uid": "u-1"}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import Definition
-from rekindle.spec.platforms import SageMakerSpec
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.servers.aws.rest import Account, serving

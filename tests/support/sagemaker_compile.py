@@ -9,8 +9,8 @@ import rekindle
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read as read_ir
 from rekindle.platforms.sagemaker.compile import compile
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import Definition
-from rekindle.spec.platforms import SageMakerSpec
 
 IMAGE = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/rekindle/train@sha256:" + "0" * 64
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rekindle.platforms.submission import Definition
-from rekindle.spec.platforms import VertexSpec
+from rekindle.platforms.vertex.section import VertexSpec
 from tests.platforms.local.runs import module
 from tests.platforms.vertex.project import project as project
 from tests.servers.google.rest import PROJECT, REGION

@@ -14,8 +14,8 @@ from urllib.parse import urlencode
 
 from rekindle.catalog.machines import Machine, machine
 from rekindle.catalog.prices import Price
-from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError
+from rekindle.platforms.vertex.limits import limits
 from rekindle.tables import rows
 from tools.prices.pages import pages
 
@@ -41,7 +41,7 @@ def ask(machines: Sequence[str], regions: Sequence[str], today: datetime.date) -
     }
     parts |= {part for family in families.values() for part in family.get("gpu", ())}
     rates = _rates(parts, set(regions), key)
-    only_spot, found = limits("vertex")["custom_job"]["not_on_demand"], list[Price]()
+    only_spot, found = limits()["custom_job"]["not_on_demand"], list[Price]()
     for each in map(machine, machines):
         family = families.get(each.name.rpartition("-")[0])
         for region in regions if family else ():

@@ -12,10 +12,10 @@ import yaml
 
 from rekindle.platforms.azureml.client import ARM, workspace_path
 from rekindle.platforms.azureml.endpoint import AzureMLEndpoint
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.submission import Definition, plain_name
 from rekindle.protojson import Json
 from rekindle.spec.deploy import DeploySpec
-from rekindle.spec.platforms import AzureMLSpec
 
 # type and API version of each kind of the template
 _KINDS = {
@@ -24,7 +24,7 @@ _KINDS = {
 }
 
 
-class Alarms:
+class AzureMLAlarms:
     """See `rekindle.platforms.alarms.Monitoring`."""
 
     template = Path(__file__).with_name("alarms.yaml.j2")

@@ -19,6 +19,7 @@ from rekindle.errors import PlatformError, UnreachableError, first_line
 from rekindle.ir.read.raw import LOADER
 from rekindle.outputs import PlannedStep
 from rekindle.platforms import submission
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
 from rekindle.platforms.submission import (
     BUG,
@@ -28,7 +29,6 @@ from rekindle.platforms.submission import (
     not_installed,
 )
 from rekindle.protojson import Json
-from rekindle.spec.platforms import AzureMLSpec
 
 if TYPE_CHECKING:
     from azure.ai.ml import MLClient

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from rekindle.catalog.tables import limits, network
+from rekindle.catalog.tables import network
 from rekindle.errors import Problem, collected
 from rekindle.ir.compile import DUMPER
 from rekindle.ir.edit.rewrite import OWN_IMAGES
@@ -27,6 +27,8 @@ from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms import bundle
+from rekindle.platforms.azureml.limits import limits
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.bundle import RENDEZVOUS, RESULT, image_of
 from rekindle.platforms.feature_checks import (
     beyond,
@@ -38,7 +40,6 @@ from rekindle.platforms.feature_checks import (
 from rekindle.platforms.machines import gpus_of, machine_for
 from rekindle.platforms.submission import Definition
 from rekindle.protojson import Json
-from rekindle.spec.platforms import AzureMLSpec
 
 _ENTRY = Path(__file__).with_name("entry.py")
 _SECRETS = ("platforms/azureml/secrets.py", "http.py")
@@ -88,7 +89,7 @@ def _problems_of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
             "platforms.azureml.secrets",
             "name it in platforms.azureml.image, or take the secrets out",
         )
-    if not re.fullmatch(limits("azureml")["name"], graph.name):
+    if not re.fullmatch(limits()["name"], graph.name):
         how = f"`{graph.name}` is not a name of a job there"
         yield beyond("azureml", "", "pipelineInfo.name", how, "use letters, digits, - and _")
 
@@ -288,7 +289,7 @@ class _Compiler:
         size: str | None = None
         if not cluster:
             with collected(self.problems):
-                size = machine_for("azureml", step, self.place.machine)
+                size = machine_for("azureml", limits(), step, self.place.machine)
         elif is_spot:
             problem = Problem(
                 f"`{step.path}` wants spot machines, and the cluster `{cluster}` has one tier "

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from rekindle.catalog.tables import limits
 from rekindle.errors import Problem, RequestError
 from rekindle.http import HttpError
 from rekindle.outputs import PlannedStep
@@ -27,11 +26,12 @@ from rekindle.platforms.azureml.client import (
     steps,
     workspace_path,
 )
+from rekindle.platforms.azureml.limits import limits
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.checks import Needs, NotChecked, PlatformCheck, about, may, rights
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition
 from rekindle.protojson import Json
-from rekindle.spec.platforms import AzureMLSpec
 
 # versions of the APIs: of the workspace, of permissions, of Key Vault, of Data Lake Storage
 _WORKSPACE_API = "2024-04-01"
@@ -45,7 +45,7 @@ def permissions(place: AzureMLSpec, needs: Needs) -> str:
     registry = (place.image or "the registry of the image").partition("/")[0]
     root = place.artifact_root or "the account of artifact_root"
     rows = []
-    for role, scope, why in limits("azureml")["roles"]:
+    for role, scope, why in limits()["roles"]:
         rows.append((role, scope.format(registry=registry, root=root), why))
     vaults = sorted({url.partition("/secrets/")[0] for url in place.secrets.values()})
     rows += [("Key Vault Secrets User", vault, "steps read their secrets") for vault in vaults]
@@ -161,7 +161,7 @@ def permitted(subscription: Subscription, table: str) -> str:
     catalog lists."""
     name = subscription.place.workspace
     fixes = {}
-    for action, role in rights(limits("azureml")[table]):
+    for action, role in rights(limits()[table]):
         fixes[action] = f"ask for `{role}` on {name}"
     page = subscription.get("/providers/Microsoft.Authorization/permissions", _PERMISSIONS_API)
     roles = list(page["value"])

@@ -32,11 +32,11 @@ from rekindle.errors import (
 )
 from rekindle.platforms.azureml import client
 from rekindle.platforms.azureml.client import where, workspace_path
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.protojson import Json
 from rekindle.serve.messages import ServedModel, Traffic, is_refusal
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
-from rekindle.spec.platforms import AzureMLSpec
 
 WAIT_SECONDS = 3_600.0
 TRIES = 10
@@ -66,7 +66,6 @@ class AzureMLEndpoint:
     """The `Endpoint` of the model `model`; its name there is unique in the region."""
 
     poll_seconds = 15.0
-    sees_latency = False
 
     def __init__(self, place: AzureMLSpec, deploy: DeploySpec, model: str) -> None:
         self.place = place

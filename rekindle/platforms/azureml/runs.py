@@ -28,6 +28,7 @@ from rekindle.platforms import snapshot
 from rekindle.platforms.azureml import client as service
 from rekindle.platforms.azureml.client import connected, submit, where
 from rekindle.platforms.azureml.compile import identifiers
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.mounted import RESULT, place_of
 from rekindle.platforms.snapshot import LogPiece, RunSnapshot, moment, step_times
 from rekindle.platforms.submission import (
@@ -38,7 +39,6 @@ from rekindle.platforms.submission import (
 )
 from rekindle.protojson import Json
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
-from rekindle.spec.platforms import AzureMLSpec
 
 if TYPE_CHECKING:
     from azure.ai.ml import MLClient

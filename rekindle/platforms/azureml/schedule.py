@@ -8,12 +8,13 @@ Authority: azure-ai-ml 1.35 (schemas),
 learn.microsoft.com/azure/machine-learning/how-to-schedule-pipeline-job."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from rekindle.catalog.tables import azure_zone
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.outputs import Schedule
 from rekindle.platforms.azureml.client import connected, find, where
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.submission import (
     Definition,
     Lowered,
@@ -22,10 +23,20 @@ from rekindle.platforms.submission import (
     unheeded,
 )
 from rekindle.spec import cron
-from rekindle.spec.platforms import AzureMLSpec
 from rekindle.spec.schedule import ScheduleSpec
+from rekindle.tables import rows
 
 _LONGEST_SECONDS = 600  # that a schedule may take until it is there
+
+
+def azure_zone(zone: str) -> str | None:
+    """Azure's name of IANA's `zone`, or None:
+    `Europe/Berlin` is `W. Europe Standard Time`."""
+    table = rows(Path(__file__).with_name("zones.yaml"))
+    for azure_name, iana_names in table["zones"].items():
+        if zone in iana_names.split():
+            return str(azure_name)
+    return None
 
 
 def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
@@ -46,7 +57,9 @@ def lowered(schedule: ScheduleSpec, place: AzureMLSpec) -> Lowered:
     return Lowered(line, zone, "begins beside the run", "left out after a pause")
 
 
-def set_(definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, name: str) -> Schedule:
+def set_schedule(
+    definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, name: str
+) -> Schedule:
     azure_schedule = lowered(schedule, place)
     with connected(place) as client, definition.written() as file:
         from azure.ai.ml import load_job
@@ -66,7 +79,7 @@ def set_(definition: Definition, place: AzureMLSpec, schedule: ScheduleSpec, nam
         return _schedule(creation.result(timeout=_LONGEST_SECONDS))
 
 
-def list_(place: AzureMLSpec) -> tuple[Schedule, ...]:
+def list_schedules(place: AzureMLSpec) -> tuple[Schedule, ...]:
     with connected(place) as client:
         from azure.ai.ml.constants import ListViewType
 
@@ -76,7 +89,7 @@ def list_(place: AzureMLSpec) -> tuple[Schedule, ...]:
     return tuple(sorted(schedules, key=lambda schedule: schedule.id))
 
 
-def pause(place: AzureMLSpec, name: str) -> Schedule:
+def pause_schedule(place: AzureMLSpec, name: str) -> Schedule:
     with connected(place) as client:
         if find(client.schedules, schedule_id(name)) is None:
             raise no_schedule(name, where(place))
@@ -84,7 +97,7 @@ def pause(place: AzureMLSpec, name: str) -> Schedule:
         return _schedule(disabling.result(timeout=_LONGEST_SECONDS))
 
 
-def delete(place: AzureMLSpec, name: str) -> bool:
+def delete_schedule(place: AzureMLSpec, name: str) -> bool:
     """Delete a schedule; whether there was one."""
     with connected(place) as client:
         job_schedule = find(client.schedules, schedule_id(name))

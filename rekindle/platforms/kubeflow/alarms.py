@@ -8,15 +8,15 @@ from typing import Any
 
 import yaml
 
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.submission import Definition
 from rekindle.protojson import Json
 from rekindle.records import write_atomically
-from rekindle.spec.platforms import KubeflowSpec
 
 _FILES = Path(__file__).with_name("manifests")
 
 
-class Alarms:
+class KubeflowAlarms:
     """See `rekindle.platforms.alarms.Monitoring`; its files lie in `folder`."""
 
     template = Path(__file__).with_name("alarms.yaml.j2")

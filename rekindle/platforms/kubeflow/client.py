@@ -24,9 +24,9 @@ from rekindle.ir.read.raw import LOADER
 from rekindle.outputs import PlannedStep
 from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.kubeflow.compile import LAUNCHER
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.submission import BUG, Definition, RunTag, SubmittedRun, digest_of
 from rekindle.protojson import Json
-from rekindle.spec.platforms import KubeflowSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")

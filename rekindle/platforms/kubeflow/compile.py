@@ -24,10 +24,10 @@ from rekindle.ir.values import bind
 from rekindle.platforms.bundle import lowered_container, types_of
 from rekindle.platforms.feature_checks import lacks, refusal
 from rekindle.platforms.kubeflow import trainjob
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.kubeflow.settings import variables
 from rekindle.platforms.submission import Definition
 from rekindle.protojson import Json
-from rekindle.spec.platforms import KubeflowSpec
 
 RESULT_OUTPUT = "rekindle-result"
 # A launcher that lost its pod comes back and finds its job, for as long as a job may

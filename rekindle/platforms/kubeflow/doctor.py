@@ -21,9 +21,9 @@ from rekindle.platforms import reads
 from rekindle.platforms.checks import Needs, NotChecked, PlatformCheck, about
 from rekindle.platforms.kubeflow.client import images, spec_of, token_of, trainers
 from rekindle.platforms.kubeflow.cluster import ApiServer
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.reads import Image, manifest, read
 from rekindle.platforms.submission import Definition
-from rekindle.spec.platforms import KubeflowSpec
 
 _MANIFESTS = Path(__file__).with_name("manifests")
 # WWW-Authenticate: realm="https://...",service="...",scope="..."

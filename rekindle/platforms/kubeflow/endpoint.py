@@ -25,12 +25,12 @@ from rekindle.errors import RequestError, StepError, UnreachableError
 from rekindle.http import HttpError
 from rekindle.platforms.kubeflow import serving
 from rekindle.platforms.kubeflow.cluster import ApiServer, passing
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.kubeflow.serving import LABEL, VERSION
 from rekindle.protojson import Json
 from rekindle.serve.messages import BOUNDS_MS, ServedModel, Traffic
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
-from rekindle.spec.platforms import KubeflowSpec
 
 SPLIT = "rekindle.dev/split"
 ROUTE_SECONDS = 120.0
@@ -66,7 +66,6 @@ class KubeflowEndpoint:
     without another one, that of kubectl's context, or the one around us."""
 
     poll_seconds = 15.0
-    sees_latency = True
 
     def __init__(
         self, place: KubeflowSpec, deploy: DeploySpec, model: str, cluster: ApiServer | None = None

@@ -19,9 +19,9 @@ from typing import Any
 from rekindle.errors import PlatformError, Problem, UnsupportedError
 from rekindle.outputs import Schedule
 from rekindle.platforms.kubeflow import client
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.submission import Definition, Lowered, digest_of, newest, no_schedule
 from rekindle.spec import cron
-from rekindle.spec.platforms import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
 
 _MARK = "rekindle"  # begins the description of what is ours
@@ -52,7 +52,7 @@ def lowered(schedule: ScheduleSpec, place: KubeflowSpec) -> Lowered:
     )
 
 
-def set_(
+def set_schedule(
     definition: Definition, place: KubeflowSpec, schedule: ScheduleSpec, name: str
 ) -> Schedule:
     """The recurring run of the config `name`, the newest if it is this, else a new one in
@@ -105,7 +105,7 @@ def set_(
     )
 
 
-def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:
+def list_schedules(place: KubeflowSpec) -> tuple[Schedule, ...]:
     """Recurring runs that were set here, by name; older ones of a name are taken away."""
     with client.connected(place) as server:
         recurring_runs = server.call(_recurring, server)
@@ -113,7 +113,7 @@ def list_(place: KubeflowSpec) -> tuple[Schedule, ...]:
         return tuple(_shown(recurring_run, place) for recurring_run in remaining_runs)
 
 
-def pause(place: KubeflowSpec, name: str) -> Schedule:
+def pause_schedule(place: KubeflowSpec, name: str) -> Schedule:
     with client.connected(place) as server:
         recurring_run = _remove_older(server, name)
         if recurring_run is None:
@@ -123,7 +123,7 @@ def pause(place: KubeflowSpec, name: str) -> Schedule:
         return _shown(server.call(server.kfp.get_recurring_run, id), place)
 
 
-def delete(place: KubeflowSpec, name: str) -> bool:
+def delete_schedule(place: KubeflowSpec, name: str) -> bool:
     with client.connected(place) as server:
         recurring_runs = server.call(_recurring, server, name)
         for recurring_run in recurring_runs:

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.kubeflow.trainjob import GPU, MACHINE, secrets_of
 from rekindle.protojson import Json
 from rekindle.serve.messages import BOUNDS_MS, is_refusal
 from rekindle.spec.deploy import DeploySpec
-from rekindle.spec.platforms import KubeflowSpec
 from rekindle.tables import rows
 
 if TYPE_CHECKING:  # imported where a server's answer is read

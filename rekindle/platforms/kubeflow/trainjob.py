@@ -27,9 +27,9 @@ from rekindle.launch.rendezvous import SECRET
 from rekindle.platforms.bundle import image_of
 from rekindle.platforms.feature_checks import python_problems
 from rekindle.platforms.kubeflow import settings
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.kubeflow.settings import Misfit, Piece, joined
 from rekindle.protojson import Json
-from rekindle.spec.platforms import KubeflowSpec
 
 MACHINE = "node.kubernetes.io/instance-type"
 # What the pod of a launcher has of its step's settings: its image comes from a registry

@@ -38,7 +38,6 @@ class LocalEndpoint:
     the router's."""
 
     poll_seconds = 1.0
-    sees_latency = True
 
     def __init__(
         self, folder: Path, host: str | None, port: int | None, environment: Mapping[str, str]

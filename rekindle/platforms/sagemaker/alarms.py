@@ -11,15 +11,15 @@ from typing import Any
 
 from rekindle.platforms.sagemaker.client import code_of, pipeline_name
 from rekindle.platforms.sagemaker.endpoint import SageMakerEndpoint
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import Definition, plain_name
 from rekindle.spec.deploy import DeploySpec
-from rekindle.spec.platforms import SageMakerSpec
 
 # what people add to an alarm by hand; an update that leaves it out would remove it
 _ADDED_BY_HAND = ("OKActions", "InsufficientDataActions", "DatapointsToAlarm")
 
 
-class Alarms:
+class SageMakerAlarms:
     """See `rekindle.platforms.alarms.Monitoring`."""
 
     template = Path(__file__).with_name("alarms.yaml.j2")

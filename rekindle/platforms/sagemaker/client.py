@@ -20,9 +20,9 @@ from rekindle.errors import PlatformError, UnreachableError, first_line
 from rekindle.outputs import PlannedStep
 from rekindle.platforms import submission
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import BUG, Definition, RunTag, SubmittedRun, digest_of
 from rekindle.protojson import Json
-from rekindle.spec.platforms import SageMakerSpec
 
 Client: TypeAlias = Any
 """A botocore client of a service:

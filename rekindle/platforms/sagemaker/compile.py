@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rekindle.catalog.tables import limits
 from rekindle.errors import Problem, SpecError
 from rekindle.ir.flatten import Flat, Given, Output, flatten, read_by
 from rekindle.ir.graph import Graph, Step
@@ -23,10 +22,10 @@ from rekindle.platforms.bundle import RESULT, scalar
 from rekindle.platforms.feature_checks import known_secrets, lacks, refusal
 from rekindle.platforms.sagemaker import conditions, jobs
 from rekindle.platforms.sagemaker.conditions import divided
+from rekindle.platforms.sagemaker.limits import ECR, limits
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import Definition
-from rekindle.platforms.user_code import ECR
 from rekindle.protojson import Json
-from rekindle.spec.platforms import SageMakerSpec
 
 _TYPES = {"NUMBER_INTEGER": "Integer", "NUMBER_DOUBLE": "Float", "BOOLEAN": "Boolean"}
 _CACHE_EXPIRES = "P30D"
@@ -62,7 +61,7 @@ def compile(
     if problems:
         raise refusal(problems)
     text = json.dumps(definition, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
-    if len(text.encode()) > limits("sagemaker")["definition_bytes"]:
+    if len(text.encode()) > limits()["definition_bytes"]:
         message = f"the definition has {len(text.encode()):,} bytes, more than SageMaker takes"
         raise SpecError(message, where=graph.name, fix="divide the pipeline")
     files = {
@@ -126,17 +125,17 @@ class _Compiler:
     def definition(self) -> Json:
         """What CreatePipeline takes."""
         steps = [flat for flat in self.flats.values() if isinstance(flat.step, Step)]
-        if not re.fullmatch(limits("sagemaker")["pipeline_name"], self.graph.name):
+        if not re.fullmatch(limits()["pipeline_name"], self.graph.name):
             how = f"`{self.graph.name}` is not a name of a pipeline there"
             self.jobs.refuse("", "pipelineInfo.name", how, "use letters, digits and -")
         parameters = self._pipeline_parameters()
-        most_parameters = limits("sagemaker")["parameters"]
+        most_parameters = limits()["parameters"]
         if len(parameters) > most_parameters:
             how = f"it has {len(parameters)} parameters, an execution takes {most_parameters}"
             self.jobs.refuse("", self.graph.name, how, "join some of them in a struct")
         nested = self._nested(steps, ())
         # conditions and what is inside of them count as steps there
-        most_steps = limits("sagemaker")["steps"]
+        most_steps = limits()["steps"]
         step_count = sum(_step_count(step) for step in nested)
         if step_count > most_steps:
             how = f"its {len(steps)} steps are {step_count} there, SageMaker takes {most_steps}"
@@ -307,4 +306,4 @@ def _is_fixed(value: object) -> bool:
     """Whether a run cannot be given it:
     a job's environment takes 256 characters a value."""
     text = value if isinstance(value, str) else json.dumps(value)
-    return not text or len(text) > limits("sagemaker")["environment_characters"]
+    return not text or len(text) > limits()["environment_characters"]

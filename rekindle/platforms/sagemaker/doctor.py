@@ -14,12 +14,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError, UnreachableError
 from rekindle.platforms.checks import Needs, NotChecked, PlatformCheck, about, may
 from rekindle.platforms.sagemaker.client import Client, connected, images
+from rekindle.platforms.sagemaker.limits import limits
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import Definition, plain_name
-from rekindle.spec.platforms import SageMakerSpec
 
 # a check has to answer soon
 _BRIEF: Mapping[str, object] = {
@@ -108,10 +108,7 @@ def statements(place: SageMakerSpec) -> list[Statement]:
 def _allowed(table: str, place: SageMakerSpec, model: str = "") -> list[Statement]:
     """The statements that a table of the catalog comes to for this config."""
     names = _names(place, model)
-    return [
-        _statement(row["actions"], row["resource"].format(**names))
-        for row in limits("sagemaker")[table]
-    ]
+    return [_statement(row["actions"], row["resource"].format(**names)) for row in limits()[table]]
 
 
 def _names(place: SageMakerSpec, model: str = "") -> dict[str, str]:

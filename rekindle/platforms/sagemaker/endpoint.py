@@ -23,12 +23,12 @@ from rekindle.catalog.prices import per_day
 from rekindle.errors import PlatformError, RequestError, StepError
 from rekindle.platforms.sagemaker.client import Client, where
 from rekindle.platforms.sagemaker.doctor import Account
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import digest_of, plain_name
 from rekindle.protojson import Json
 from rekindle.serve.messages import ServedModel, Traffic
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
-from rekindle.spec.platforms import SageMakerSpec
 
 SETTLED_SECONDS = 3_600.0
 LATE_SECONDS = 60  # until CloudWatch has a minute
@@ -55,7 +55,6 @@ class SageMakerEndpoint:
     """The deployment of `model`; see `rekindle.serve.rollout.Endpoint`."""
 
     poll_seconds = 15.0
-    sees_latency = False
 
     def __init__(self, place: SageMakerSpec, deploy: DeploySpec, model: str) -> None:
         self.place = place

@@ -7,7 +7,7 @@ together when the pipeline runs. Authority: botocore's model of both requests.""
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from rekindle.spec.platforms import SageMakerSpec
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 
 Request: TypeAlias = dict[str, object]
 RuntimeText: TypeAlias = str | Request

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rekindle.catalog.tables import limits, network
+from rekindle.catalog.tables import network
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.flatten import Flat, Given, Guard, Output, sources
 from rekindle.ir.graph import Importer, Step
@@ -27,9 +27,9 @@ from rekindle.platforms.sagemaker.job_requests import (
     processing_job,
     training_job,
 )
+from rekindle.platforms.sagemaker.limits import ECR, limits
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import plain_name
-from rekindle.platforms.user_code import ECR
-from rekindle.spec.platforms import SageMakerSpec
 
 _ILLEGAL = r"[^A-Za-z0-9_-]+"
 _DAY_SECONDS = 86_400
@@ -218,7 +218,7 @@ class Jobs:
         """A job on one machine."""
         job = self.names[flat.path]
         outputs = {name: self.folder(job, name) for name in (RESULT, *step.outputs.artifacts)}
-        most = limits("sagemaker")["processing_outputs"]
+        most = limits()["processing_outputs"]
         self._check_count(flat, "outputs, its result included", len(outputs), most)
         return processing_job(
             self.place,
@@ -247,7 +247,7 @@ class Jobs:
     def _time_limits(self, flat: Flat, step: Step) -> tuple[float, float | None]:
         """Seconds that the job may run, and on spot machines those that it may wait and
         run."""
-        most = limits("sagemaker")["training_days"] * _DAY_SECONDS
+        most = limits()["training_days"] * _DAY_SECONDS
         seconds = step.time_limit_seconds or _DAY_SECONDS
         if seconds > most:
             message = (
@@ -274,7 +274,7 @@ class Jobs:
         for channel, source in channels.items():
             inputs[channel] = self.uri(source)
         counted = "inputs, its bundle and results included"
-        self._check_count(flat, counted, len(inputs), limits("sagemaker")[f"{kind}_inputs"])
+        self._check_count(flat, counted, len(inputs), limits()[f"{kind}_inputs"])
         return inputs
 
     def _task(self, flat: Flat, step: Step) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class Jobs:
 
     def _machine(self, step: Step) -> str:
         try:
-            return machine_for("sagemaker", step, self.place.machine)
+            return machine_for("sagemaker", limits(), step, self.place.machine)
         except UnsupportedError as error:
             self.problems += error.problems
             return self.place.machine

@@ -24,11 +24,11 @@ from rekindle.platforms.sagemaker.client import (
     page,
     where,
 )
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.snapshot import LogPiece, RunSnapshot, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
 from rekindle.protojson import Json
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
-from rekindle.spec.platforms import SageMakerSpec
 
 _RUN_STATES: Mapping[str, RunStatus] = {
     "Succeeded": "succeeded",

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.outputs import Schedule
 from rekindle.platforms.sagemaker.client import Client, connected, upload, version_of
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import Definition, Lowered, plain_name, unheeded
 from rekindle.spec import cron
-from rekindle.spec.platforms import SageMakerSpec
 from rekindle.spec.schedule import ScheduleSpec
 
 _DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
@@ -56,7 +56,7 @@ def lowered(schedule: ScheduleSpec, place: SageMakerSpec) -> Lowered:
     )
 
 
-def set_(
+def set_schedule(
     definition: Definition, place: SageMakerSpec, schedule: ScheduleSpec, name: str
 ) -> Schedule:
     aws_schedule = lowered(schedule, place)
@@ -96,7 +96,7 @@ def set_(
         return _schedule(scheduler, schedule_id(name))
 
 
-def list_(place: SageMakerSpec) -> tuple[Schedule, ...]:
+def list_schedules(place: SageMakerSpec) -> tuple[Schedule, ...]:
     with connected(place) as client_of:
         scheduler = client_of("scheduler")
         names: list[str] = []
@@ -108,7 +108,7 @@ def list_(place: SageMakerSpec) -> tuple[Schedule, ...]:
         return tuple(_schedule(scheduler, name) for name in sorted(names))
 
 
-def pause(place: SageMakerSpec, name: str) -> Schedule:
+def pause_schedule(place: SageMakerSpec, name: str) -> Schedule:
     with connected(place) as client_of:
         scheduler = client_of("scheduler")
         id = schedule_id(name)
@@ -118,7 +118,7 @@ def pause(place: SageMakerSpec, name: str) -> Schedule:
         return _schedule(scheduler, id)
 
 
-def delete(place: SageMakerSpec, name: str) -> bool:
+def delete_schedule(place: SageMakerSpec, name: str) -> bool:
     """Delete a schedule; whether there was one.
     Its pipeline goes too, unless it has runs."""
     with connected(place) as client_of:

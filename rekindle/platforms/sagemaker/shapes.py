@@ -2,7 +2,7 @@
 patterns and all bounds: botocore itself checks neither maxima nor patterns, so what it
 lets through the service would refuse.
 
-The shapes are an excerpt of botocore's model, committed as catalog/sagemaker_shapes.json,
+The shapes are an excerpt of botocore's model, committed as shapes.json beside it,
 so that compiling needs no SDK. A value that the pipeline fills in at run time
 (`{"Get": ...}`, `{"Std:Join": ...}`) fits any scalar."""
 
@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rekindle import catalog
 from rekindle.errors import Problem
 
-_FILE = Path(catalog.__file__).with_name("sagemaker_shapes.json")
+_FILE = Path(__file__).with_name("shapes.json")
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "structure": (dict,),
     "map": (dict,),

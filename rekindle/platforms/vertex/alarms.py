@@ -9,15 +9,15 @@ from pathlib import Path
 
 from rekindle.platforms.submission import Definition, plain_name
 from rekindle.platforms.vertex.endpoint import VertexEndpoint
+from rekindle.platforms.vertex.section import VertexSpec
 from rekindle.protojson import Json
 from rekindle.spec.deploy import DeploySpec
-from rekindle.spec.platforms import VertexSpec
 
 _URL = "https://monitoring.googleapis.com"
 _LABEL = "rekindle"
 
 
-class Alarms:
+class VertexAlarms:
     """See `rekindle.platforms.alarms.Monitoring`."""
 
     template = Path(__file__).with_name("alarms.yaml.j2")

@@ -29,8 +29,8 @@ from rekindle.platforms.submission import (
     not_installed,
 )
 from rekindle.platforms.vertex.compile import LAUNCHER
+from rekindle.platforms.vertex.section import VertexSpec
 from rekindle.protojson import Json
-from rekindle.spec.platforms import VertexSpec
 
 if TYPE_CHECKING:
     import requests
@@ -123,7 +123,7 @@ def run_name(definition: Definition, token: str) -> str:
 def labels_of(mark: RunTag) -> dict[str, str]:
     """The labels of a job with this mark, by which it is found again: up to 63 of a-z,
     0-9, - and _ (else a digest). The service hands them to the jobs of its steps, so
-    catalog/vertex.yaml counts them. Authority:
+    limits.yaml counts them. Authority:
     cloud.google.com/vertex-ai/docs/general/labels."""
     labels = {}
     for key, value in mark.tags().items():

@@ -12,7 +12,7 @@ own, whole: `{{$}}`, and after it the facts of the run as pairs of name and valu
 text is escaped into another, and nothing that the user wrote is taken for a placeholder.
 
 Its CustomJob is made as far as it is known when the pipeline is compiled: the machine
-(the step's own, or the first of catalog/vertex.yaml with its GPUs), the worker pools (the
+(the step's own, or the first of limits.yaml with its GPUs), the worker pools (the
 primary alone in pool 0, all other nodes in pool 1), how machines are provisioned, and how
 long the job may take. The service never restarts anything (`disableRetries`): the
 launcher's count of attempts alone bounds the bill."""
@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rekindle.catalog.tables import limits, network
+from rekindle.catalog.tables import network
 from rekindle.errors import Problem
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.edit import rewrite
@@ -42,8 +42,9 @@ from rekindle.platforms.feature_checks import (
 from rekindle.platforms.machines import sizes, smallest
 from rekindle.platforms.submission import Definition
 from rekindle.platforms.vertex import secrets
+from rekindle.platforms.vertex.limits import limits
+from rekindle.platforms.vertex.section import VertexSpec
 from rekindle.protojson import Json
-from rekindle.spec.platforms import VertexSpec
 
 _SECTION = "platforms.vertex"
 # A launcher that is killed comes back and finds its job; one that gave up gives up again at once
@@ -163,7 +164,7 @@ def _problems_of_place(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
 
 
 def _problems_of_labels(place: VertexSpec) -> Iterator[Problem]:
-    rules = limits("vertex")["labels"]
+    rules = limits()["labels"]
     room = rules["most"] - rules["ours"]
     if len(place.labels) > room:
         message = f"{len(place.labels)} labels are too many; there is room for {room}"
@@ -183,7 +184,7 @@ def _bad_label(text: str, part: str, where: str) -> Problem:
 def _problems_of_graph(graph: Graph, place: VertexSpec) -> Iterator[Problem]:
     """Names that the service would not take, and distributed steps that no job can
     run."""
-    rules = limits("vertex")
+    rules = limits()
     if not re.fullmatch(rules["pipeline_name"], graph.name):
         fix = "use lower-case letters, digits and -, at most 128, beginning with a letter or digit"
         how = f"`{graph.name}` is not a name of a pipeline there"
@@ -274,7 +275,7 @@ def custom_job(step: Step, pipeline: str, place: VertexSpec) -> Json:
     }
     if place.network:
         spec["network"] = place.network
-    most_characters = limits("vertex")["custom_job"]["display_name_characters"]
+    most_characters = limits()["custom_job"]["display_name_characters"]
     job: Json = {
         "displayName": f"{pipeline}-{step.name}"[:most_characters],
         "labels": _labels(place),
@@ -306,7 +307,7 @@ def provisioning(distribution: Distribution, place: VertexSpec) -> str:
 
 def limit_seconds(step: Step) -> int:
     """How long all attempts of a step may run together."""
-    longest = limits("vertex")["custom_job"]["longest_hours"] * 3_600
+    longest = limits()["custom_job"]["longest_hours"] * 3_600
     return int(min(step.time_limit_seconds or longest, longest))
 
 
@@ -314,7 +315,7 @@ def _distributed_problems(step: Step, place: VertexSpec) -> Iterator[Problem]:
     """Why no job can run the nodes of a step."""
     distribution = step.spread
     how = provisioning(distribution, place)
-    rules = limits("vertex")["custom_job"]
+    rules = limits()["custom_job"]
     yield from _container_problems(step)
     try:
         machine = _machine(distribution, step)
@@ -375,7 +376,7 @@ def _container_problems(step: Step) -> Iterator[Problem]:
 
 
 def _machines() -> list[VertexMachine]:
-    return [VertexMachine(*row) for row in limits("vertex")["custom_job"]["machines"]]
+    return [VertexMachine(*row) for row in limits()["custom_job"]["machines"]]
 
 
 def _machine(distribution: Distribution, step: Step) -> VertexMachine | None:
@@ -395,7 +396,7 @@ def _machine(distribution: Distribution, step: Step) -> VertexMachine | None:
 
 
 def _cpu_machine(distribution: Distribution, step: Step) -> VertexMachine | None:
-    names = limits("vertex")["custom_job"]["cpu_machines"]
+    names = limits()["custom_job"]["cpu_machines"]
     if distribution.machine:
         return VertexMachine(distribution.machine) if distribution.machine in names else None
     name = smallest(step.container.resources, sizes(names))
@@ -406,7 +407,7 @@ def _no_machine(step: Step, distribution: Distribution) -> Problem:
     """A step that asks for a machine that there is not;
     the fix names those that there are."""
     if not distribution.gpus_per_node:
-        names = list(limits("vertex")["custom_job"]["cpu_machines"])
+        names = list(limits()["custom_job"]["cpu_machines"])
         request = "that much CPU or memory"
         if distribution.machine:
             request = f"the machine {distribution.machine}"

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator
 from typing import Any
 from urllib.parse import urlencode
 
-from rekindle.catalog.tables import limits
 from rekindle.errors import Problem, RequestError, first_line
 from rekindle.http import HttpError
 from rekindle.platforms import reads
@@ -22,8 +21,9 @@ from rekindle.platforms.checks import Needs, NotChecked, PlatformCheck, about, m
 from rekindle.platforms.reads import Image, absent, manifest, read
 from rekindle.platforms.submission import Definition
 from rekindle.platforms.vertex.client import LOG_IN, SCOPES, images
+from rekindle.platforms.vertex.limits import limits
+from rekindle.platforms.vertex.section import VertexSpec
 from rekindle.protojson import Json
-from rekindle.spec.platforms import VertexSpec
 
 _OBJECTS = ("storage.objects.create", "storage.objects.get", "storage.objects.list")
 
@@ -31,7 +31,7 @@ _OBJECTS = ("storage.objects.create", "storage.objects.get", "storage.objects.li
 def permissions(place: VertexSpec, needs: Needs) -> str:
     """Permissions of the account, a line each:
     its name, what it is for, and a role that has it."""
-    rules = limits("vertex")
+    rules = limits()
     account = place.service_account or "platforms.vertex.service_account"
     of_steps = list(rules["permissions"])
     if place.secrets:
@@ -125,7 +125,7 @@ class AskedProject:
 def permitted(project: AskedProject) -> str:
     """Whether there is such a project, in which who is logged in may run pipelines."""
     name = project.place.project
-    needed = limits("vertex")["your_permissions"]
+    needed = limits()["your_permissions"]
     try:
         missing = _missing(project, needed)
     except HttpError as error:
@@ -147,7 +147,7 @@ def permitted_beyond(project: AskedProject, table: str) -> str:
     """Whether who is logged in has the permissions that a table of the catalog lists."""
     name = project.place.project
     fixes = {}
-    for permission, role in rights(limits("vertex")[table]):
+    for permission, role in rights(limits()[table]):
         fixes[permission] = f"ask for {role} in the project {name}"
     return may(fixes, _missing(project, fixes))
 

@@ -17,15 +17,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rekindle.catalog.prices import per_day
-from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError, StepError
 from rekindle.platforms.vertex.client import connected
+from rekindle.platforms.vertex.limits import limits
 from rekindle.platforms.vertex.runs import on_pages, send, text_of
+from rekindle.platforms.vertex.section import VertexSpec
 from rekindle.protojson import Json
 from rekindle.serve.messages import ServedModel, Traffic, is_refusal
 from rekindle.serve.staging import stage
 from rekindle.spec.deploy import DeploySpec
-from rekindle.spec.platforms import VertexSpec
 
 # labels of endpoints and models: whose they are; number and time of the last split
 LABEL = "rekindle"
@@ -49,13 +49,12 @@ class VertexEndpoint:
     """The deployment of the model `name`, as `Endpoint` describes its methods."""
 
     poll_seconds = 15.0
-    sees_latency = False
 
     def __init__(self, place: VertexSpec, deploy: DeploySpec, name: str) -> None:
         self.place = place
         self.deploy = deploy
         self.id = _id(name)
-        self.machine = deploy.machine or limits("vertex")["custom_job"]["cpu_machines"][0]
+        self.machine = deploy.machine or limits()["custom_job"]["cpu_machines"][0]
         with connected(place) as self.project:
             self.url = f"{self.project.url}/{self.project.parent}"
         self.main = f"endpoints/{self.id}"
@@ -370,7 +369,7 @@ class VertexEndpoint:
     def _machine_spec(self) -> Json:
         """The machine, with the GPUs that one of this type always has; n1 machines are
         taken without."""
-        for machine, _, gpu, count in limits("vertex")["custom_job"]["machines"]:
+        for machine, _, gpu, count in limits()["custom_job"]["machines"]:
             if machine == self.machine and not machine.startswith("n1-"):
                 return {
                     "machineType": machine,

@@ -32,9 +32,9 @@ from rekindle.platforms.submission import (
 from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex.client import Project, connected
 from rekindle.platforms.vertex.compile import LAUNCHER
+from rekindle.platforms.vertex.section import VertexSpec
 from rekindle.protojson import Json
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
-from rekindle.spec.platforms import VertexSpec
 
 if TYPE_CHECKING:
     from requests import Response

@@ -17,8 +17,8 @@ from rekindle.errors import PlatformError, UnsupportedError
 from rekindle.outputs import Schedule
 from rekindle.platforms.submission import Definition, Lowered, newest, no_schedule
 from rekindle.platforms.vertex.client import Project, connected, job, where
+from rekindle.platforms.vertex.section import VertexSpec
 from rekindle.spec import cron
-from rekindle.spec.platforms import VertexSpec
 from rekindle.spec.schedule import ScheduleSpec
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ def lowered(schedule: ScheduleSpec, place: VertexSpec) -> Lowered:
     return Lowered(line, schedule.timezone, overlaps[schedule.overlap or "skip"], missed)
 
 
-def set_(definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name: str) -> Schedule:
+def set_schedule(
+    definition: Definition, place: VertexSpec, schedule: ScheduleSpec, name: str
+) -> Schedule:
     """The schedule of the config `name`, created or changed to this;
     one that pauses goes on."""
     expression = lowered(schedule, place).expression
@@ -116,14 +118,14 @@ def _updated(project: Project, desired: "api.Schedule", catch_up: bool) -> Sched
     return _shown(updated)
 
 
-def list_(place: VertexSpec) -> tuple[Schedule, ...]:
+def list_schedules(place: VertexSpec) -> tuple[Schedule, ...]:
     """Schedules that were set here, by name; older ones of a name are deleted."""
     with connected(place) as project:
         remove = functools.partial(_delete, project)
         return tuple(map(_shown, newest(_own_schedules(project), remove)))
 
 
-def pause(place: VertexSpec, name: str) -> Schedule:
+def pause_schedule(place: VertexSpec, name: str) -> Schedule:
     with connected(place) as project:
         existing = _newest(project, name)
         if existing is None:
@@ -132,7 +134,7 @@ def pause(place: VertexSpec, name: str) -> Schedule:
         return _shown(project.schedules.get_schedule(name=existing.name, **project.patience))
 
 
-def delete(place: VertexSpec, name: str) -> bool:
+def delete_schedule(place: VertexSpec, name: str) -> bool:
     with connected(place) as project:
         schedules = _own_schedules(project, name)
         for schedule in schedules:

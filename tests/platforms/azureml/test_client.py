@@ -10,8 +10,8 @@ import pytest
 from rekindle.errors import PlatformError, SpecError
 from rekindle.platforms.azureml import client
 from rekindle.platforms.azureml.client import run_name, submit
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
-from rekindle.spec.platforms import AzureMLSpec
 from tests.platforms.marks import mark
 from tests.quick import only
 from tests.servers.azure.rest import Workspace

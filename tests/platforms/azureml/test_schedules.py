@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.catalog.tables import azure_zone
 from rekindle.errors import UnsupportedError
 from rekindle.platforms.azureml import schedule
-from rekindle.platforms.azureml.schedule import lowered, schedule_id
+from rekindle.platforms.azureml.schedule import azure_zone, lowered, schedule_id
 from rekindle.spec.schedule import ScheduleSpec
 from tests.servers.azure.rest import Workspace
 from tests.support.azureml_client import PLACE, definition
@@ -29,11 +28,11 @@ def test_every_zone_of_the_table_is_one_that_azure_takes() -> None:
 
 
 def test_a_schedule_has_the_zone_in_azures_words_and_holds_its_job(service: Workspace) -> None:
-    schedule.set_(definition(), PLACE, MONDAYS, "digits")
+    schedule.set_schedule(definition(), PLACE, MONDAYS, "digits")
     (kept,) = service.schedules.values()
     assert kept["properties"]["trigger"]["timeZone"] == "W. Europe Standard Time"
     assert kept["properties"]["tags"] == {"rekindle": "true"}
-    assert schedule.list_(PLACE)[0].timezone == "W. Europe Standard Time"
+    assert schedule.list_schedules(PLACE)[0].timezone == "W. Europe Standard Time"
 
 
 def test_what_azure_would_not_heed_is_refused() -> None:

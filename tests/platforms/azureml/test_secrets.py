@@ -16,9 +16,9 @@ from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.platforms.azureml import secrets
 from rekindle.platforms.azureml.doctor import permissions
+from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.checks import Needs
 from rekindle.platforms.submission import Definition
-from rekindle.spec.platforms import AzureMLSpec
 from tests.servers.azure.jobs import Failed, Workspace
 from tests.servers.azure.key_vault import Vault
 from tests.servers.tls_hosts import Hosts, identity, on_behalf

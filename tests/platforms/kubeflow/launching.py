@@ -19,7 +19,7 @@ from rekindle.ir.edit.uris import PREFIX, as_place
 from rekindle.ir.read.pipeline import read
 from rekindle.launch import staging
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT, compile
-from rekindle.spec.platforms import KubeflowSpec
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from tests.servers.kubeflow.kubernetes import FakeCluster
 
 ROOT = Path(__file__).parents[3]

@@ -14,8 +14,8 @@ from rekindle.outputs import PlannedStep
 from rekindle.platforms.kubeflow import client
 from rekindle.platforms.kubeflow.client import run_name, submit
 from rekindle.platforms.kubeflow.compile import compile
-from rekindle.platforms.platform import Platform
-from rekindle.spec.platforms import KubeflowSpec
+from rekindle.platforms.kubeflow.platform import Kubeflow
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.servers.troubles import Fault
@@ -114,11 +114,9 @@ def test_what_will_be_made_is_said_before() -> None:
         definition(),
         KubeflowSpec(host="http://kfp", image=IMAGE, artifact_root="s3://b/r"),
     )
-    planned = Platform("kubeflow", place).outline(made, "a")
+    planned = Kubeflow(place).preview(made, "a")
     assert planned.id == run_name(made, "a")
     assert all(one.machine == "pod" for one in planned.steps)
     text = compile_function(module("behaviour").gathered)
     spread = compile(text, read(text), {"folder": "x"}, place)
-    assert Platform("kubeflow", place).outline(spread, "a").steps[0] == PlannedStep(
-        "gather", "node", 3
-    )
+    assert Kubeflow(place).preview(spread, "a").steps[0] == PlannedStep("gather", "node", 3)

@@ -10,7 +10,7 @@ from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow.compile import compile
-from rekindle.spec.platforms import KubeflowSpec
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 
 
 @dsl.component(base_image="rekindle/train:0.1.0", install_kfp_package=False)

@@ -19,9 +19,9 @@ from rekindle.cli.main import invoke
 from rekindle.platforms.checks import Needs
 from rekindle.platforms.kubeflow import doctor
 from rekindle.platforms.kubeflow.cluster import ApiServer
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.records import RunRecord
 from rekindle.report.collect import collect
-from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.kubeflow.launching import until
 from tests.platforms.sagemaker.conftest import KEYS
 from tests.platforms.sagemaker.conftest import aws as aws

@@ -21,7 +21,7 @@ from rekindle.platforms import reads
 from rekindle.platforms.checks import Needs, PlatformCheck, answered, run_checks
 from rekindle.platforms.kubeflow.compile import compile
 from rekindle.platforms.kubeflow.doctor import checks, image, permissions
-from rekindle.spec.platforms import KubeflowSpec
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.servers.kubeflow.kubernetes import FakeCluster
 from tests.servers.kubeflow.rest import TOKEN, Server, serving

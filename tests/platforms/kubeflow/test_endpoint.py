@@ -12,11 +12,11 @@ from rekindle.platforms.kubeflow import doctor
 from rekindle.platforms.kubeflow import endpoint as module
 from rekindle.platforms.kubeflow.cluster import ApiServer
 from rekindle.platforms.kubeflow.endpoint import KubeflowEndpoint
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.kubeflow.serving import counters, named
 from rekindle.serve.messages import BOUNDS_MS
 from rekindle.serve.rollout import Rollout, RolloutLog
 from rekindle.spec.deploy import DeploySpec
-from rekindle.spec.platforms import KubeflowSpec
 from rekindle.train.storage import storage_of
 from tests.platforms.shadowing import goes_through_the_shadow
 from tests.quick import first

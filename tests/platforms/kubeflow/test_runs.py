@@ -16,9 +16,9 @@ from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow import client, runs
 from rekindle.platforms.kubeflow.client import submit
 from rekindle.platforms.kubeflow.compile import compile
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.snapshot import ENDED_RUN, RunSnapshot
 from rekindle.records import StepRecord
-from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.servers.kubeflow.rest import TOKEN, Server, serving

@@ -15,8 +15,8 @@ import pytest
 
 from rekindle.errors import PlatformError, UnsupportedError
 from rekindle.platforms.kubeflow import client, schedule
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.submission import Definition
-from rekindle.spec.platforms import KubeflowSpec
 from rekindle.spec.schedule import ScheduleSpec
 from tests.servers.troubles import Fault
 from tests.support.kubeflow_client import Served, definition
@@ -29,10 +29,10 @@ MONDAYS = ScheduleSpec(cron="0 3 * * mon")
 def test_runs_go_on_when_what_started_them_is_changed_or_taken_away(server: Served) -> None:
     api, place = server
     for change in (
-        lambda: schedule.set_(definition("b"), place, MONDAYS, "digits"),
-        lambda: schedule.delete(place, "digits"),
+        lambda: schedule.set_schedule(definition("b"), place, MONDAYS, "digits"),
+        lambda: schedule.delete_schedule(place, "digits"),
     ):
-        (one,) = api.recurring or [schedule.set_(definition(), place, MONDAYS, "digits").id]
+        (one,) = api.recurring or [schedule.set_schedule(definition(), place, MONDAYS, "digits").id]
         run = api.start(one)
         change()
         assert api.runs[run]["state"] == "RUNNING"
@@ -40,12 +40,16 @@ def test_runs_go_on_when_what_started_them_is_changed_or_taken_away(server: Serv
 
 
 CLEANERS: dict[str, Callable[[KubeflowSpec], Any]] = {
-    "set": lambda place: schedule.set_(definition("b"), place, MONDAYS, "digits"),
-    "set to something else": lambda place: schedule.set_(definition("c"), place, MONDAYS, "digits"),
-    "set to what it was": lambda place: schedule.set_(definition("a"), place, MONDAYS, "digits"),
+    "set": lambda place: schedule.set_schedule(definition("b"), place, MONDAYS, "digits"),
+    "set to something else": lambda place: schedule.set_schedule(
+        definition("c"), place, MONDAYS, "digits"
+    ),
+    "set to what it was": lambda place: schedule.set_schedule(
+        definition("a"), place, MONDAYS, "digits"
+    ),
     "list": schedule.list_,
-    "pause": lambda place: schedule.pause(place, "digits"),
-    "delete": lambda place: schedule.delete(place, "digits"),
+    "pause": lambda place: schedule.pause_schedule(place, "digits"),
+    "delete": lambda place: schedule.delete_schedule(place, "digits"),
 }
 
 
@@ -54,10 +58,10 @@ def test_what_a_set_that_was_cut_off_has_left_goes_with_the_next_command(
     verb: str, server: Served
 ) -> None:
     api, place = server
-    schedule.set_(definition("a"), place, MONDAYS, "digits")
+    schedule.set_schedule(definition("a"), place, MONDAYS, "digits")
     api.faults = [Fault("DELETE recurringruns", 403)]
     with pytest.raises(PlatformError):
-        schedule.set_(definition("b"), place, MONDAYS, "digits")
+        schedule.set_schedule(definition("b"), place, MONDAYS, "digits")
     assert len(api.recurring) == 2
     newest = list(api.recurring)[-1]
     CLEANERS[verb](place)
@@ -68,7 +72,7 @@ def test_what_a_set_that_was_cut_off_has_left_goes_with_the_next_command(
     else:
         (kept,) = api.recurring.values()
         word = {"set to what it was": "a", "set to something else": "c"}[verb]
-        wanted = schedule.set_(definition(word), place, MONDAYS, "digits")
+        wanted = schedule.set_schedule(definition(word), place, MONDAYS, "digits")
         assert list(api.recurring) == [kept["recurring_run_id"]], "it is that one already"
         assert wanted.enabled
 
@@ -126,10 +130,10 @@ def test_a_pause_is_made_up_for_only_if_one_says_so(server: Served) -> None:
     api, place = server
     for catch_up in (False, True):
         asked = MONDAYS.model_copy(update={"catch_up": catch_up})
-        schedule.set_(definition(), place, asked, "digits")
+        schedule.set_schedule(definition(), place, asked, "digits")
         (before,) = api.recurring
-        schedule.pause(place, "digits")
-        assert schedule.set_(definition(), place, asked, "digits").enabled
+        schedule.pause_schedule(place, "digits")
+        assert schedule.set_schedule(definition(), place, asked, "digits").enabled
         (after,) = api.recurring
         assert (after == before) == catch_up
 
@@ -139,13 +143,13 @@ def test_two_that_set_at_once_leave_one(server: Served) -> None:
     both = definition("x"), definition("y")
 
     def say(made: Definition) -> bool:
-        return schedule.set_(made, place, MONDAYS, "digits").enabled
+        return schedule.set_schedule(made, place, MONDAYS, "digits").enabled
 
     for _ in range(3):
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             list(pool.map(say, both))
         assert len(api.recurring) == 1
-        schedule.delete(place, "digits")
+        schedule.delete_schedule(place, "digits")
 
 
 def test_what_is_set_twice_in_a_second_is_what_was_set_last(
@@ -155,24 +159,24 @@ def test_what_is_set_twice_in_a_second_is_what_was_set_last(
     api.in_seconds = True
     monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.5)
     for word in "abc":
-        schedule.set_(definition(word), place, MONDAYS, "digits")
+        schedule.set_schedule(definition(word), place, MONDAYS, "digits")
         made = api.calls["POST recurringruns"]
-        schedule.set_(definition(word), place, MONDAYS, "digits")
+        schedule.set_schedule(definition(word), place, MONDAYS, "digits")
         assert api.calls["POST recurringruns"] == made, "it is that one already"
         assert len(api.recurring) == 1
 
 
 def test_what_others_made_is_left_alone(server: Served) -> None:
     api, place = server
-    schedule.set_(definition(), place, MONDAYS, "digits")
+    schedule.set_schedule(definition(), place, MONDAYS, "digits")
     (ours,) = api.recurring
     api.recurring["theirs"] = {
         **api.recurring[ours],
         "recurring_run_id": "theirs",
         "description": "by hand",
     }
-    assert [one.id for one in schedule.list_(place)] == ["digits"]
-    assert schedule.delete(place, "digits")
+    assert [one.id for one in schedule.list_schedules(place)] == ["digits"]
+    assert schedule.delete_schedule(place, "digits")
     assert list(api.recurring) == ["theirs"]
 
 

@@ -10,8 +10,8 @@ from kfp.dsl import PipelineTask
 
 from rekindle.errors import SpecError, UnsupportedError
 from rekindle.ir.compile import compile_function
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.kubeflow.settings import Misfit, piece
-from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.kubeflow.launching import PLACE
 from tests.support.kubeflow_settings import BARE, by_hand, compiled, pod_of, text_of, work
 

@@ -21,9 +21,9 @@ from rekindle.ir.edit.uris import PREFIX
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT, compile
+from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.kubeflow.settings import NODE
 from rekindle.platforms.kubeflow.workflow import ending
-from rekindle.spec.platforms import KubeflowSpec
 from tests.platforms.kubeflow.launching import PLACE, pipeline
 from tests.servers.kubeflow.kubernetes import MANIFESTS
 from tests.servers.kubeflow.pods import problems as pod_problems
@@ -253,7 +253,7 @@ def test_the_same_input_gives_the_same_bytes_in_any_process_and_loads_nothing_he
         "import sys, pathlib, json\n"
         "from rekindle.ir.read.pipeline import read\n"
         "from rekindle.platforms.kubeflow.compile import compile\n"
-        "from rekindle.spec.platforms import KubeflowSpec\n"
+        "from rekindle.platforms.kubeflow.section import KubeflowSpec\n"
         "text = pathlib.Path(sys.argv[1]).read_text()\n"
         "place = KubeflowSpec(**json.loads(sys.argv[2]))\n"
         "sys.stdout.buffer.write(*compile(text, read(text), {}, place).files.values())\n"

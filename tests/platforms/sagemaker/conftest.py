@@ -20,7 +20,7 @@ import pytest
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.sagemaker.compile import compile
-from rekindle.spec.platforms import SageMakerSpec
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from tests.servers.aws.sagemaker import Pipelines
 from tests.support.sagemaker_compile import PLACE
 

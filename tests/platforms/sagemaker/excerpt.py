@@ -1,4 +1,4 @@
-"""Writes catalog/sagemaker_shapes.json from botocore: the request shapes of the jobs that a pipeline
+"""Writes platforms/sagemaker/shapes.json from botocore: the request shapes of the jobs that a pipeline
 starts. `make generate` runs it; test_shapes.py looks whether it is fresh."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import botocore
 import botocore.session
 
-FILE = Path(__file__).parents[3] / "rekindle" / "catalog" / "sagemaker_shapes.json"
+FILE = Path(__file__).parents[3] / "rekindle" / "platforms" / "sagemaker" / "shapes.json"
 REQUESTS = ("CreateProcessingJobRequest", "CreateTrainingJobRequest", "CreateModelPackageInput")
 KEPT = ("type", "required", "members", "member", "key", "value", "min", "max", "pattern", "enum")
 

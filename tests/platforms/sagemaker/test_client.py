@@ -11,11 +11,11 @@ import pytest
 
 from rekindle.errors import PlatformError, SpecError
 from rekindle.outputs import PlannedStep
-from rekindle.platforms.platform import Platform
 from rekindle.platforms.sagemaker import client
 from rekindle.platforms.sagemaker.client import run_name, submit
+from rekindle.platforms.sagemaker.platform import SageMaker
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import Definition
-from rekindle.spec.platforms import SageMakerSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.platforms.sagemaker.conftest import aws as aws
@@ -158,7 +158,7 @@ def test_without_a_login_the_way_to_one_is_said(
 
 def test_what_will_be_made_is_said_before() -> None:
     made = compiled(module("behaviour").gathered, {"folder": "x"})
-    planned = Platform("sagemaker", PLACE).outline(made, "a")
+    planned = SageMaker(PLACE).preview(made, "a")
     assert planned.id == run_name(made, "a")
     assert planned.steps[0] == PlannedStep("gather", "ml.m5.xlarge", 3)
     long = Definition({f"{'x' * 200}.sagemaker.json": b"{}"})

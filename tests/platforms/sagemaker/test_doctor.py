@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rekindle.catalog.tables import limits
 from rekindle.platforms.checks import Needs, run_checks
 from rekindle.platforms.sagemaker.doctor import checks, statements
-from rekindle.spec.platforms import SageMakerSpec
+from rekindle.platforms.sagemaker.limits import limits
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.support.sagemaker_compile import ECR, PLACE
@@ -65,7 +65,7 @@ def test_every_right_is_an_operation_that_the_service_has() -> None:
         for operation in session.get_session().get_service_model(service).operation_names
     }
     tables = [f"{name}permissions" for name in ("", "network_", "deploy_", "publish_")]
-    rows = [row for table in tables for row in limits("sagemaker")[table]]
+    rows = [row for table in tables for row in limits()[table]]
     named = {action for row in rows for action in row["actions"]}
     assert {action for action in named if action.partition(":")[0] in models} <= known
 

@@ -14,15 +14,15 @@ import pytest
 from rekindle.app.champion import publish
 from rekindle.app.deploy import DeployOptions, deploy, roll_back
 from rekindle.errors import PlatformError, RequestError, StepError, UnreachableError
-from rekindle.platforms.platform import Platform
 from rekindle.platforms.sagemaker.endpoint import SageMakerEndpoint
+from rekindle.platforms.sagemaker.platform import SageMaker
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.records import Evidence
 from rekindle.serve.messages import ServedModel
 from rekindle.serve.rollout import Rollout, RolloutLog, serving
 from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.model import Spec
-from rekindle.spec.platforms import SageMakerSpec
 from rekindle.train.storage import storage_of
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
@@ -86,9 +86,7 @@ class World:
         self, account: Hosting, folder: Path, spec: DeploySpec = FAST, **place: Any
     ) -> None:
         self.account, self.folder, self.spec = account, folder, spec
-        endpoint = Platform("sagemaker", SageMakerSpec(**{**PLACE, **place})).endpoint(
-            spec, "tickets"
-        )
+        endpoint = SageMaker(SageMakerSpec(**{**PLACE, **place})).endpoint(spec, "tickets")
         endpoint.poll_seconds = 0.0
         self.platform = Killable(endpoint)
 

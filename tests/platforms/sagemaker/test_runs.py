@@ -11,9 +11,9 @@ import pytest
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.platforms.sagemaker import runs
 from rekindle.platforms.sagemaker.client import submit
+from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.snapshot import ENDED_RUN, RunSnapshot
 from rekindle.records import StepRecord
-from rekindle.spec.platforms import SageMakerSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.platforms.sagemaker.conftest import aws as aws

@@ -46,16 +46,16 @@ def test_a_line_that_aws_has_no_words_for_is_refused() -> None:
 def test_what_is_set_names_its_role_and_no_submission_changes_what_it_starts(
     account: Account, scheduler: Any
 ) -> None:
-    schedule.set_(definition(), PLACE, MONDAYS, "digits")
+    schedule.set_schedule(definition(), PLACE, MONDAYS, "digits")
     kept = scheduler.get_schedule(Name="digits", GroupName="rekindle")
     assert kept["Target"]["Arn"].endswith(":pipeline/digits-scheduled")
     assert kept["Target"]["RoleArn"] == PLACE.role_arn
     assert kept["ScheduleExpressionTimezone"] == "Europe/Berlin"
     (versions,) = account.pipelines.values()
-    schedule.set_(definition(), PLACE, MONDAYS, "digits")
+    schedule.set_schedule(definition(), PLACE, MONDAYS, "digits")
     submit(definition(4), PLACE, mark("a"))
     assert len(versions) == 1
-    schedule.set_(definition(4), PLACE, MONDAYS, "digits")
+    schedule.set_schedule(definition(4), PLACE, MONDAYS, "digits")
     assert len(versions) == 2, "what it starts is the newest"
 
 
@@ -63,12 +63,12 @@ def test_what_is_set_names_its_role_and_no_submission_changes_what_it_starts(
 def test_its_pipeline_goes_with_a_schedule_unless_it_has_runs(
     account: Account, scheduler: Any
 ) -> None:
-    schedule.set_(definition(), PLACE, MONDAYS, "digits")
-    assert schedule.delete(PLACE, "digits")
+    schedule.set_schedule(definition(), PLACE, MONDAYS, "digits")
+    assert schedule.delete_schedule(PLACE, "digits")
     assert account.pipelines == {}
-    schedule.set_(definition(), PLACE, MONDAYS, "digits")
+    schedule.set_schedule(definition(), PLACE, MONDAYS, "digits")
     started = account.start("digits-scheduled", "t" * 32, 1, "due", "by its schedule")
-    assert schedule.delete(PLACE, "digits")
+    assert schedule.delete_schedule(PLACE, "digits")
     assert list(account.pipelines) == ["digits-scheduled"], "the history of its runs"
     assert account.runs[started["PipelineExecutionArn"]].status == "Executing"
 
@@ -79,9 +79,9 @@ def test_a_pipeline_that_was_left_without_its_schedule_goes_too(
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL_SCHEDULER", "http://127.0.0.1:9")  # nobody answers there
         with pytest.raises(PlatformError):
-            schedule.set_(definition(), PLACE, MONDAYS, "digits")
+            schedule.set_schedule(definition(), PLACE, MONDAYS, "digits")
     assert list(account.pipelines) == ["digits-scheduled"]
-    assert schedule.delete(PLACE, "digits") is False
+    assert schedule.delete_schedule(PLACE, "digits") is False
     assert account.pipelines == {}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.catalog.tables import limits
+from rekindle.platforms.sagemaker.limits import limits
 from rekindle.platforms.sagemaker.shapes import misfits
 from tests.platforms.sagemaker.excerpt import FILE, excerpt
 
@@ -88,4 +88,4 @@ def test_a_wrong_machine_names_the_nearest() -> None:
 )
 def test_every_machine_of_the_catalog_is_one_of_the_service(rows: str, kind: str) -> None:
     known = json.loads(FILE.read_text())["shapes"][kind]["enum"]
-    assert set(limits("sagemaker")[rows]) <= set(known)
+    assert set(limits()[rows]) <= set(known)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rekindle.ir.compile import compile_pipeline
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.vertex.compile import compile
-from rekindle.spec.platforms import VertexSpec
+from rekindle.platforms.vertex.section import VertexSpec
 
 if TYPE_CHECKING:
     from tests.servers.google.job import Job

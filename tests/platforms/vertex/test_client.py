@@ -9,9 +9,9 @@ import json
 import pytest
 
 from rekindle.errors import PlatformError, SpecError
-from rekindle.platforms.platform import Platform
 from rekindle.platforms.vertex.client import labels_of, run_name, submit
-from rekindle.spec.platforms import VertexSpec
+from rekindle.platforms.vertex.platform import Vertex
+from rekindle.platforms.vertex.section import VertexSpec
 from tests.platforms.marks import mark
 from tests.platforms.vertex.project import project as project
 from tests.servers.google.rest import PARENT, PROJECT, REGION, Project
@@ -90,7 +90,7 @@ def test_what_the_config_lacks_and_a_login_that_is_not_there_are_said(
 
 def test_what_will_be_made_is_said_before() -> None:
     made = definition()
-    planned = Platform("vertex", PLACE).outline(made, "a")
+    planned = Vertex(PLACE).preview(made, "a")
     assert planned.id == run_name(made, "a")
     names = [one.step for one in planned.steps]
     assert names == ["make", "use", "count"], "one that reads another one follows it"

@@ -15,7 +15,7 @@ from rekindle.errors import RequestError, SpecError, UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.vertex.compile import compile
-from rekindle.spec.platforms import VertexSpec
+from rekindle.platforms.vertex.section import VertexSpec
 
 DIGEST = "europe-docker.pkg.dev/p/r/train@sha256:" + "0" * 64
 PLACE: dict[str, Any] = {

@@ -16,11 +16,11 @@ from rekindle.errors import PlatformError, RequestError, StepError
 from rekindle.platforms.vertex import client
 from rekindle.platforms.vertex import endpoint as module
 from rekindle.platforms.vertex.endpoint import VertexEndpoint
+from rekindle.platforms.vertex.section import VertexSpec
 from rekindle.records import Evidence
 from rekindle.serve.rollout import Rollout, RolloutLog, serving
 from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
-from rekindle.spec.platforms import VertexSpec
 from rekindle.train.storage import storage_of
 from tests.platforms.shadowing import goes_through_the_shadow
 from tests.quick import first

@@ -11,14 +11,14 @@ from kfp import dsl
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 import rekindle
-from rekindle.catalog.tables import limits
 from rekindle.errors import SpecError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.distribution import Distribution
 from rekindle.ir.read.pipeline import read
 from rekindle.launch.torchrun import PROFILE
 from rekindle.platforms.vertex.compile import compile, launcher
-from rekindle.spec.platforms import VertexSpec
+from rekindle.platforms.vertex.limits import limits
+from rekindle.platforms.vertex.section import VertexSpec
 from tests.platforms.vertex.distributed import PLACE, container, ir
 
 
@@ -98,7 +98,7 @@ def test_the_job_is_what_the_services_proto_takes() -> None:
 
 
 def machines() -> list[list[Any]]:
-    found: list[list[Any]] = limits("vertex")["custom_job"]["machines"]
+    found: list[list[Any]] = limits()["custom_job"]["machines"]
     return found
 
 
@@ -249,7 +249,7 @@ def test_a_container_without_a_command_cannot_be_a_node() -> None:
 
 def test_the_permissions_have_reasons_and_roles() -> None:
     text = (Path(__file__).parents[3] / "docs" / "vertex.md").read_text()
-    rules = limits("vertex")
+    rules = limits()
     for name, *_ in [*rules["permissions"], rules["secret_permission"]]:
         assert f"`{name}`" in text, name
 

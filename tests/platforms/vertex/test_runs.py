@@ -20,8 +20,8 @@ from rekindle.platforms.submission import Definition, RunTag
 from rekindle.platforms.vertex import client, runs
 from rekindle.platforms.vertex.client import labels_of, submit
 from rekindle.platforms.vertex.compile import LAUNCHER
+from rekindle.platforms.vertex.section import VertexSpec
 from rekindle.records import StepRecord
-from rekindle.spec.platforms import VertexSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.platforms.vertex.distributed import PLACE as DISTRIBUTED

@@ -19,16 +19,16 @@ from tests.support.vertex_client import PLACE, definition
 
 MONDAYS = ScheduleSpec(cron="0 3 * * mon", timezone="Europe/Berlin")
 CLEANERS: dict[str, Callable[[], Any]] = {
-    "set": lambda: schedule.set_(definition("b"), PLACE, MONDAYS, "digits"),
-    "list": lambda: schedule.list_(PLACE),
-    "pause": lambda: schedule.pause(PLACE, "digits"),
-    "delete": lambda: schedule.delete(PLACE, "digits"),
+    "set": lambda: schedule.set_schedule(definition("b"), PLACE, MONDAYS, "digits"),
+    "list": lambda: schedule.list_schedules(PLACE),
+    "pause": lambda: schedule.pause_schedule(PLACE, "digits"),
+    "delete": lambda: schedule.delete_schedule(PLACE, "digits"),
 }
 
 
 @pytest.mark.parametrize("verb", CLEANERS)
 def test_of_two_that_were_made_at_once_the_newer_stays(verb: str, project: Project) -> None:
-    schedule.set_(definition("a"), PLACE, MONDAYS, "digits")
+    schedule.set_schedule(definition("a"), PLACE, MONDAYS, "digits")
     (older,) = project.schedules.values()
     newer = api.Schedule(older)
     newer.name = f"{PARENT}/schedules/99"
@@ -43,7 +43,7 @@ def test_one_that_queues_no_longer_is_made_anew(project: Project) -> None:
     for overlap, anew in (("queue", True), ("parallel", True), ("queue", False), ("skip", True)):
         before = set(project.schedules)
         asked = ScheduleSpec.model_validate({**MONDAYS.model_dump(), "overlap": overlap})
-        schedule.set_(definition(), PLACE, asked, "digits")
+        schedule.set_schedule(definition(), PLACE, asked, "digits")
         (kept,) = project.schedules.values()
         assert kept.allow_queueing == (overlap == "queue")
         assert ({kept.name} != before) == anew
@@ -53,9 +53,9 @@ def test_one_that_queues_no_longer_is_made_anew(project: Project) -> None:
 def test_a_pause_is_made_up_for_only_if_one_says_so(project: Project) -> None:
     for catch_up in (False, True):
         asked = MONDAYS.model_copy(update={"catch_up": catch_up})
-        schedule.set_(definition(), PLACE, asked, "digits")
-        schedule.pause(PLACE, "digits")
-        assert schedule.set_(definition(), PLACE, asked, "digits").enabled
+        schedule.set_schedule(definition(), PLACE, asked, "digits")
+        schedule.pause_schedule(PLACE, "digits")
+        assert schedule.set_schedule(definition(), PLACE, asked, "digits").enabled
         (kept,) = project.schedules.values()
         assert kept.catch_up is catch_up
 
