@@ -2,7 +2,13 @@
 OTEL_EXPORTER_OTLP_ENDPOINT names a collector, other exporters by OTEL_METRICS_EXPORTER.
 
 Nothing waits for it: a thread of the SDK sends the latest figures, and logs what it could
-not send. Authority: OpenTelemetry's "Environment Variable Specification"."""
+not send. Authority: OpenTelemetry's "Environment Variable Specification".
+
+Runs and checks end before anything could scrape them, so figures are pushed; servers
+answer Prometheus at `/metrics`. OpenTelemetry's own variables say where to, not fields of
+the config, because collectors already speak every monitoring system's protocol;
+CloudWatch's exporter is ours (cloudwatch.py). The cost: on a platform the variables have
+to be among its secrets."""
 
 import logging
 import os

@@ -24,9 +24,10 @@ SHOWN = 10
 COLUMNS = ("quick", "all")
 HEAD = """# Seconds of tests
 
-By folder, set-up included, on two cores with nothing else to do; two processes run side by side. They are given for a machine that
-compiles `argparse.py` in 10 ms: a slower one takes longer by as much. Written by `python tests/durations.py build/tests.xml --publish
-quick` (or `all`); CI fails where `make test` takes 30 % longer than the first column.
+By folder, set-up included, on two cores with nothing else to do; two processes run side by side. They are given for a
+machine that compiles `argparse.py` in 10 ms: a slower one takes longer by as much. Written by
+`python tests/durations.py build/tests.xml --publish quick` (or `all`); CI fails where `make test` takes 30 % longer
+than the first column.
 
 | folder | `make test` | `make test-all` |
 |---|---:|---:|

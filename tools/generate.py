@@ -14,6 +14,7 @@ import inspect
 import itertools
 import json
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ model, and on what else is asked for:
   in two halves, activation checkpointing in one, and torch refuses it with compiled blocks.
 
 `tp`, `pp` and adapters (`model.lora`) need to know the modules of an architecture; known are
-FAMILIES. Others train with `dp` and `shard`, all their weights.
+FAMILIES.
+Others train with `dp` and `shard`, all their weights.
 
 Three signs in the row of a pipeline are the schedules `1f1b`, `interleaved` and `zero_bubble`;
 rows that would be refused throughout are left out. All columns behind `fp16` are in bf16; in fp32
@@ -221,7 +223,7 @@ def pipelines() -> dict[str, str]:
 def layouts() -> str:
     """`docs/layouts.md`: what trains, as far as tests have shown it, and what is refused."""
     families = ", ".join(f"`{name}`" for name in DIVISIBLE)
-    lines = [LAYOUTS.replace("FAMILIES", families).rstrip("\n")]
+    lines = [LAYOUTS.replace("FAMILIES", paragraph(families)).rstrip("\n")]
     for kind, title in _KINDS.items():
         lines += ["", f"## {title}", "", f"| | {' | '.join(_COLUMNS)} |"]
         lines.append("|---" * (len(_COLUMNS) + 1) + "|")
@@ -278,7 +280,7 @@ def _section(section: type[Section], prefix: str) -> Iterator[str]:
     yield title
     yield ""
     if prefix:
-        yield _one_line(section.__doc__ or "")
+        yield paragraph(section.__doc__ or "")
         yield ""
     yield "| field | default | meaning |"
     yield "|---|---|---|"
@@ -311,6 +313,11 @@ def _default(field: FieldInfo) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def paragraph(text: str) -> str:
+    """`text` in lines of the width that tests/docs allows for prose."""
+    return textwrap.fill(_one_line(text), width=118, break_long_words=False, break_on_hyphens=False)
 
 
 def main() -> None:

@@ -1,5 +1,13 @@
 """The champion of a model, and moving that alias by hand: the registry first, then the
-records, cards and lists of the runs that it concerns."""
+records, cards and lists of the runs that it concerns.
+
+The step or command that moves the alias also publishes the version in the registries of
+`register.publish`, through the endpoint classes, which know names, tags and files;
+MLflow's version notes the name. Rejected: SageMaker's own step RegisterModel, which has
+no lineage, no way back, and no counterpart on other platforms; a component of its own,
+which needs a gate in each pipeline and leaves `rollback` out; every candidate, because
+nothing serves them. The cost: a promotion may fail behind the alias, and the same command
+completes it."""
 
 from collections.abc import Collection
 from pathlib import Path

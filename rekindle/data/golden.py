@@ -1,5 +1,14 @@
 """Rows that a candidate has to predict right (`evaluate.must_pass`),
-read like a source's."""
+read like a source's.
+
+Reading the config puts the rows in the place of their path, so that every platform
+carries them and what is cached follows their bytes. `score` receives them in a parameter
+of their own and keeps their scores beside the others; `evaluate` refuses where the rows
+that were scored are not those of its config. Rejected: a split of `ingest`, because other
+rows would train again; the section `evaluate` as an input of `score`, because another
+floor would occupy the machines again; predictions in `evaluate`, which loads no model; a
+URI that the step reads, which may be another file by then. The cost: at most 65,536
+characters, and a run's record and card hold the rows."""
 
 import tempfile
 from pathlib import Path

@@ -7,7 +7,14 @@ window that moves on finds the pieces of the months that stay.
 
 Two rounds: blocks of files are measured (hash, newlines, quotes), which cuts the files
 and gives each piece a key by what it will read; then pieces are read, if their files are
-still as listed."""
+still as listed.
+
+A file that changes while it is read ends the step at the first other version, with its
+name; pieces that were read stay, and the next run begins with the file as it is then.
+Reading it again within the step is rejected: `fingerprint` has hashed what is gone, so
+rows would be trained on that the run key does not describe, and two runs of one key would
+differ. The cost is that such a run has to be started again, by the next turn of `rekindle
+watch` or a schedule where there is one."""
 
 import dataclasses
 import datetime as dt

@@ -6,7 +6,14 @@ rekindle.launch.preloaded PARENT HANDLE MAY-DIFFER MODULE...` serves the datagra
 of that descriptor, whose path is in the environment as `REKINDLE_PRELOADED`; requests are
 fork_server.py's. An agent whose environment differs in more than the names that match
 MAY-DIFFER, a regular expression, is not forked: it executes a Python of its own, as all
-do on machines with a GPU and where no process serves."""
+do on machines with a GPU and where no process serves.
+
+In 91 tests that train for seconds on CPUs, 493 of 700 processor seconds were imports.
+Rejected: a daemon that outlives runs, because it could hold the code of another checkout;
+forks on machines with a GPU, because a driver that was touched does not live through a
+fork, and ranks are executed there anyway. The cost: a fork shows the command line and the
+environment of the process that imported, but for its mark; 470 MB that ranks share stay
+until the run ends; a run that is killed (-9) leaves its socket among the temporary files."""
 
 import contextlib
 import ctypes

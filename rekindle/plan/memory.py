@@ -1,5 +1,21 @@
 """What one rank holds at the worst moment of a step, also under DeepSpeed's ZeRO, and
-what a device needs for that: memory.yaml has what allocator, CUDA and NCCL take."""
+what a device needs for that: memory.yaml has what allocator, CUDA and NCCL take.
+
+There is one prediction, this closed form: a plan weighs hundreds of layouts in
+milliseconds and without torch. A trace, in which the engine runs on tensors without
+values, differs from it by 0.3 to 1 % on average, less than the reserve that is added to
+either, so that two predictions would only raise the question which is right; it is the
+tests' instrument (tests/plan/traced), and is itself held against ranks that train. The
+cost: where the closed form is far off, by 3.3 % at worst of 24 configs that a seed drew,
+there is no other prediction to ask.
+
+Memory is summed over a block (Korthikanti et al. 2022, arXiv 2205.05198), one function a
+term and few moments of a step, and not tensor by tensor: that was within 2 % of a trace
+instead of 5 %, where the plan adds 20 %, took 1,100 lines, and made each name of a tensor
+in the engine its business. Tests allow 3 % below a trace and 5 % above, for each layout.
+Rejected: coefficients of a paper alone, because head norms, dropout that joins documents,
+autocast's copies and the loss are 3 to 50 % of some peaks; fewer moments, because the
+ends of FSDP's backward pass are the peak of models with large tables."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence

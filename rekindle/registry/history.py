@@ -1,6 +1,12 @@
 """Which versions were champion, since when and why: numbered tags of the registered
 model, each written before the alias moves. An entry that the alias does not follow was
-interrupted; the same command completes it."""
+interrupted; the same command completes it.
+
+MLflow keeps no history of aliases, and without one the next run over the same data
+promoted a model that had been rolled back. Such a version has the tag `decision` =
+`rolled_back`, too, which `register` respects and only `promote --reason` overrides.
+Rejected: a file under the home, because other machines move the alias, too; deleting the
+version, because its evidence goes with it. The cost is a tag for each promotion."""
 
 from __future__ import annotations
 

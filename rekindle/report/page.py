@@ -3,7 +3,14 @@
 Style and script are written into the page and named in its Content-Security-Policy by
 their hashes; everything remote, every other script and every inline style is forbidden by
 it (inline styles are allowed where a page frames a document that a step wrote). Values
-are escaped by jinja2's autoescape."""
+are escaped by jinja2's autoescape.
+
+A card shows text from users' data, and is opened from disk, offline, on a phone, in dark
+mode or printed, years later, and passed on by mail. So its pictures are inline SVG drawn
+by about 500 lines of ours (plots.py, heatmap.py). Rejected: plotly, which is megabytes in
+every card; matplotlib, whose colours are fixed when drawn; charts from a CDN;
+`unsafe-inline`; a sanitizer, which is a list of what its author thought of. The cost:
+every new kind of plot is ours to write and test, and there are no style attributes."""
 
 import base64
 import functools

@@ -3,7 +3,17 @@ set, as in the image on vLLM's, to more arguments of `vllm serve` or to none.
 
 All else stays rekindle's. The engine's core is in this process: in one of its own it
 outlives this one's kill and takes a terminal's signals. Where it fails, the server ends.
-For vLLM 0.32."""
+For vLLM 0.32.
+
+A turn of the inference thread is a step of vLLM's scheduler, so that proof, log, routes
+and roll-out stay. The environment chooses it, because what can write is a matter of image
+and machine, not of the model; a field `deploy.engine` is rejected. So is vLLM's OpenAI
+server behind a proxy: two servers, requests counted twice, and no tokens for the log. An
+engine core in a process of its own, vLLM's default, was tried: it keeps its GPU memory
+when the server is killed, Ctrl-C ends its texts, which look whole, its client waits
+without end where it was killed, and `rekindle predict` waits for it at exit. The cost: no
+shadow, because two engines in a process share global state; scheduler and HTTP share one
+interpreter's lock; the image pins vLLM's version."""
 
 import argparse
 import json

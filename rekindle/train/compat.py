@@ -3,7 +3,14 @@
 2.10 is the torch of NGC 25.12, the base of containers/train; 2.13 is what everything is
 tested with. Each name here says what changed and when. `make test-oldest` trains with the
 oldest version, and tests/train/oldest_torch.py checks every other name that rekindle
-imports from torch."""
+imports from torch.
+
+A range, because pyproject.toml once allowed a torch that lacks names which the engine
+imports, and no documented NGC base has 2.13. An upper bound, because
+tests/plan/traced/fakes.py replaces private parts of torch. Tests run on both ends and on
+no version between: that costs two minutes of CI. Zero-bubble schedules and traces of
+pipelines need 2.13. To change the range, change the bounds in pyproject.toml,
+containers/requirements.txt and tests/requirements-oldest.txt with it."""
 
 import inspect
 from collections.abc import Callable

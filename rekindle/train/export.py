@@ -3,7 +3,13 @@ bounded size, under the names that `save_pretrained` writes (stored.py). Format:
 safetensors README, "Format".
 
 What training took apart is joined again on rank 0: fused projections, adapters and their
-matrix. No rank holds more than such a matrix beside its own shard."""
+matrix. No rank holds more than such a matrix beside its own shard.
+
+Adapters on a base in 4 bits are merged into the rounded weights, in fp32, so that the
+exported model is the one that was trained and validated, and the gate scores it. Merging
+into the weights in full is rejected: no step has seen that model. So are adapters alone
+as a model: each reader would need the same version of bitsandbytes. The cost is that the
+rounding stays in the model, and a later training in 4 bits rounds once more."""
 
 import json
 from collections import defaultdict

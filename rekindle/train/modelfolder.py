@@ -7,7 +7,15 @@ rekindle.json                    task, labels, settings, run key, precision of t
 task.py                          a user's own task, so that the folder loads anywhere
 trained_on.npy                   uint64 [rows], sorted: the first 8 bytes of the hash of each
                                  example that the weights were trained on, and those of models
-                                 that they began from or learned from"""
+                                 that they began from or learned from
+
+A model counts as trained on what its origin (`init_from`, a folder of `model.source`) and
+its teacher were trained on: `trained_on.npy` is the union, and an origin without the file
+is a DataError before anything is trained. Otherwise an example that the champion was
+trained on could decide about a candidate that began from it. Rejected: a notice and no
+judgement, because the run would succeed each day and never promote; walking the registry
+when scoring, because origins may be gone. The cost: 8 bytes for each example that any
+ancestor saw; models from the hub do not say what they were trained on."""
 
 from __future__ import annotations
 

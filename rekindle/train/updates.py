@@ -7,7 +7,15 @@ weights of linear layers in blocks; tables, heads, norms and biases have AdamW b
 them. An `Update` owns its state and changes weights in place, on the device: it reads
 nothing there, and where a step is not `finite` neither weights nor state change. To add
 one, write a class here and name it in `UPDATES`, in TrainSpec.optimizer, in
-plan/updates.py, and in spec/layout.py if it needs whole matrices."""
+plan/updates.py, and in spec/layout.py if it needs whole matrices.
+
+Moments in 8 bits are saved as they are, codes and scales, in blocks within a row, so that
+ranks which divide rows (`dp`, `shard`, `pp`, `cp`) hold the codes of one rank and resume
+each other; `tp` is refused. Rejected: moments in full precision in checkpoints, because a
+save would need all of them on the device, which is what does not fit; blocks of the
+flattened shard, whose codes depend on the layout; bitsandbytes' optimizers, whose state
+cannot be divided by rows and whose skipped step needs a read of the device. The cost is
+more traffic in memory than a fused kernel has."""
 
 import itertools
 import math

@@ -375,8 +375,18 @@ def test_a_decision_has_its_day_and_its_five_lines():
     assert decisions
     for decision in decisions:
         title, *lines = filter(None, decision.partition("\n## ")[0].splitlines())
-        assert len(lines) == len(heads), title
-        assert all(map(str.startswith, lines, heads)), title
+        items = [line for line in lines if not line.startswith("  ")]  # others continue an item
+        assert len(items) == len(heads), title
+        assert all(map(str.startswith, items, heads)), title
+
+
+def test_the_files_that_an_addition_touches_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:rekindle|tests|docs|configs)/[\w./-]+)`", text)
+    assert len(paths) > 50
+    # NAME.py is new, its folder is not
+    known = [(ROOT / path).parent if "NAME" in path else ROOT / path for path in paths]
+    assert [path for path in known if not path.exists()] == []
 
 
 def test_the_picture_of_the_flow_names_every_step():

@@ -28,6 +28,7 @@ from rekindle.train.proof import prove_forward, prove_packing
 from rekindle.train.stored import Saving
 from tests.support.architectures import ARCHITECTURES, NOT_BUILT, tiny_model
 from tests.support.proof import LABELS, SETTINGS, made_shards
+from tools.generate import paragraph
 
 PAGE = Path("docs/architectures.md")
 TASKS = {
@@ -161,13 +162,11 @@ def rendered(task: str, outcomes: list[Outcome]) -> str:
     apart = [each.model_type for each in trained if not each.packs]
     lines = [f"## {task}", "", f"{len(trained)} of {len(outcomes)} train.", ""]
     if task == "causal_lm":
-        lines += [f"**Documents share sequences** ({len(packed)}): {', '.join(packed)}.", ""]
-        lines += [
-            f"**Each document has a sequence of its own** ({len(apart)}): {', '.join(apart)}.",
-            "",
-        ]
+        together = f"**Documents share sequences** ({len(packed)}): {', '.join(packed)}."
+        alone = f"**Each document has a sequence of its own** ({len(apart)}): {', '.join(apart)}."
+        lines += [paragraph(together), "", paragraph(alone), ""]
     else:
-        lines += [f"{', '.join(each.model_type for each in trained)}.", ""]
+        lines += [paragraph(f"{', '.join(each.model_type for each in trained)}."), ""]
     lines += ["| refused | because |", "| --- | --- |"]
     lines += [f"| {each.model_type} | {each.reason} |" for each in outcomes if not each.trains]
     return "\n".join(lines) + "\n"

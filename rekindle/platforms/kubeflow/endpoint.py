@@ -12,7 +12,13 @@ Counts are those of `/metrics` of each pod, less what they were at the split. Wh
 asked of the API server may be repeated; objects of our names without our label are left
 alone. Untested against a real cluster. Authority: apps/v1, v1,
 gateway.networking.k8s.io/v1; pkg/apis/serving/v1beta1 and pkg/constants of kserve/kserve
-(0.16 calls the mode Standard, too)."""
+(0.16 calls the mode Standard, too).
+
+KServe is chosen by `platforms.kubeflow.serving`, not found: a deployment would change its
+kind with the cluster. Rejected besides its canary: InferenceGraphs, an alpha router of
+its own. The cost: no scale to zero, and a switch of the setting means deleting the
+deployment. That KServe hands labels on to Deployments, Services and pods is read from its
+source."""
 
 import dataclasses
 import hashlib
