@@ -339,10 +339,10 @@ def _classes(spec: Spec) -> Iterator[Problem]:
     if data is None or data.labels or spec.pipeline is not None or spec.task not in BUILTIN_TASKS:
         return
     task = load_task(spec.task)
-    if task.objective == "tokens":
+    if task.kind.writes:
         return
     labels = classes(data, task.modality)
-    if len(labels) == 1 and task.objective == "numbers":
+    if len(labels) == 1 and task.kind.label == "number":
         yield Problem(SAME_NUMBER, "data.columns.target", "name another column")
     elif len(labels) == 1:
         yield from one_class(labels[0])

@@ -32,11 +32,12 @@ from rekindle.data.validate import MOST, Findings
 from rekindle.errors import DataError
 from rekindle.launch.events import emit
 from rekindle.launch.rendezvous import Rendezvous
+from rekindle.objectives.numbers import SCALE
 from rekindle.records import MixedRows, ShardFile, ShardManifest
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec, ModelSpec
 from rekindle.tasks import TASKS, Task, load_task
-from rekindle.tasks.base import REFUSED, SCALE, Settings
+from rekindle.tasks.base import REFUSED, Settings
 
 log = logging.getLogger(__name__)
 

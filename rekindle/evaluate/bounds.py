@@ -25,7 +25,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rekindle.evaluate.scores.base import Floats, Ints, ModelScores, gain
+from rekindle.objectives.scores import Floats, Ints, ModelScores, gain
 from rekindle.spec.model import GateSpec
 
 CHUNK_ELEMENTS = 4_000_000

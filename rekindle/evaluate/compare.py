@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from rekindle import records
 from rekindle.evaluate.bounds import FEWEST_UNITS, bounds_of, deviation_of, units_in
-from rekindle.evaluate.scores import ModelScores
-from rekindle.evaluate.scores.base import Ints, gain
+from rekindle.objectives.scores import Ints, ModelScores, gain
 from rekindle.records import ChampionDrop, Churn, Comparison
 from rekindle.spec.model import GateSpec
 

@@ -35,8 +35,8 @@ from rekindle.evaluate.gate import (
     refused,
     size_checks,
 )
-from rekindle.evaluate.scores import SCORES, ModelScores
-from rekindle.evaluate.scores.base import Ints
+from rekindle.objectives import KINDS, scores_of
+from rekindle.objectives.scores import Ints, ModelScores
 from rekindle.records import Audit, Check, ClassResult, Evidence, Reference, Slice
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec, EvaluateSpec, GateSpec, SplitSpec
@@ -124,7 +124,7 @@ def _metrics_to_compare(spec: GateSpec, record: records.Scores) -> tuple[str, st
     """What the contenders are compared in, and what they are compared in on slices."""
     if not record.same_targets:  # tokenizers that cut a text into different tokens
         return "bits_per_byte", "bits_per_byte"
-    objective = SCORES[record.objective]
+    objective = scores_of(record.objective)
     return spec.metric or objective.METRIC, objective.SLICE_METRIC
 
 
@@ -157,7 +157,7 @@ def _with_answers(
 
 def _contenders(record: records.Scores, rows: pa.Table) -> tuple[ModelScores, ModelScores | None]:
     """Candidate and champion, if there is one, on these rows."""
-    objective = SCORES[record.objective]
+    objective = scores_of(record.objective)
     ours = objective.of(rows, "candidate", record.candidate)
     if not record.champion:
         return ours, None
@@ -211,8 +211,8 @@ def candidate_scores(scores: Path, audit: float, salt: str) -> tuple[ModelScores
     record = records.Scores.read(scores / RECORD)
     rows = pq.read_table(scores / TABLE)
     rows = rows.filter(pa.array(~_aside(rows, audit, salt)))
-    ours = SCORES[record.objective].of(rows, "candidate", record.candidate)
-    if record.objective == "tokens":
+    ours = scores_of(record.objective).of(rows, "candidate", record.candidate)
+    if KINDS[record.objective].writes:
         return ours, rows.column("candidate").combine_chunks().field("targets").to_pylist()
     return ours, (record.candidate.labels, rows.column("label").to_pylist())
 

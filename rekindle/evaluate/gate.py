@@ -23,11 +23,11 @@ import numpy as np
 from rekindle import records
 from rekindle.evaluate.bounds import PairedAnswers, bounds_of, least_that_differ
 from rekindle.evaluate.compare import compare, holm, too_few_units
-from rekindle.evaluate.scores import ModelScores
-from rekindle.evaluate.scores.base import Ints, gain
-from rekindle.evaluate.scores.classes import MOST_CURVES
 from rekindle.formats import fixed
-from rekindle.records import LOWER_IS_BETTER, ChampionDrop, Check, Churn, Comparison, Slice
+from rekindle.objectives import LOWER_IS_BETTER
+from rekindle.objectives.classes.scores import MOST_CURVES
+from rekindle.objectives.scores import Ints, ModelScores, gain
+from rekindle.records import ChampionDrop, Check, Churn, Comparison, Slice
 from rekindle.spec.model import EvaluateSpec, GateSpec
 
 

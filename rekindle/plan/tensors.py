@@ -8,25 +8,15 @@ bytes are those of rekindle's engine: transformers' eager blocks, autocast over 
 weights on replicas, FSDP2 with bf16 weights, torch's pipeline schedules. What is below 2
 % of a peak is left out."""
 
+from rekindle.objectives.tokens import TAUGHT, rows_at_once
 from rekindle.plan import quantised, updates
 from rekindle.plan.inflight import Moment, stages_of
 from rekindle.plan.shape import Matrix
 from rekindle.plan.work import Work
 
-# Logits that the loss makes at a time, in fp32: what a CPU's cache likes; on a GPU so
-# many that the matrix, which each piece reads twice, costs less to read than to multiply
-# with.
-LOGITS_BYTES = {"cpu": 1 << 25, "cuda": 1 << 29}
-TAUGHT = 4  # matrices as large as the logits that a teacher's divergence makes, them included
 # A smaller teacher is held whole: gathering it in every micro-batch costs more than it
 # saves.
 WHOLE_TEACHER_BYTES = 1 << 30
-
-
-def rows_at_once(columns: int, device: str) -> int:
-    """Rows of logits that the loss makes at a time: of 128,256 columns 65,
-    on a GPU 1,046."""
-    return max(1, LOGITS_BYTES.get(device, LOGITS_BYTES["cpu"]) // (4 * max(1, columns)))
 
 
 class Rank:

@@ -25,12 +25,6 @@ from rekindle.records.base import (
 )
 from rekindle.records.data import Fingerprint, MixedRows, ShardFile, ShardManifest
 from rekindle.records.evidence import (
-    LOWER_IS_BETTER,
-    METRICS,
-    NUMBER_METRICS,
-    OF_CURVES,
-    TAG_METRICS,
-    TOKEN_METRICS,
     Audit,
     CalibrationBin,
     ChampionDrop,
@@ -84,16 +78,10 @@ from rekindle.records.training import (
 )
 
 __all__ = [
-    "LOWER_IS_BETTER",
-    "METRICS",
-    "NUMBER_METRICS",
-    "OF_CURVES",
     "RECORD_FILES",
     "RECORD_KINDS",
     "ROLLED_BACK_BY_HAND",
     "SCHEMA_VERSION",
-    "TAG_METRICS",
-    "TOKEN_METRICS",
     "ArtifactRecord",
     "Audit",
     "CalibrationBin",

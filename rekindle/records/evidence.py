@@ -8,15 +8,6 @@ from pydantic import Field
 from rekindle.records.base import Record, VersionedRecord
 
 Objective = Literal["classes", "numbers", "tags", "tokens"]
-# what classifiers, taggers, language models and regressions are judged by
-OF_CURVES = ("roc_auc", "average_precision", "recall_at_90_precision")
-METRICS = ("accuracy", "macro_f1", "log_loss", "calibration_error", *OF_CURVES)
-TAG_METRICS = ("entity_f1", "entity_precision", "entity_recall", "token_accuracy", "log_loss")
-TOKEN_METRICS = ("log_loss", "perplexity", "token_accuracy", "bits_per_byte")
-NUMBER_METRICS = ("r2", "rmse", "mae")
-LOWER_IS_BETTER = frozenset(
-    {"log_loss", "calibration_error", "perplexity", "bits_per_byte", "rmse", "mae"}
-)
 
 
 class Check(Record):

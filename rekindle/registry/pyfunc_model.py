@@ -10,7 +10,6 @@ import pandas as pd
 from rekindle.registry.signature import MAX_NEW_TOKENS
 from rekindle.serve.work import RefusedError, WritingOptions
 from rekindle.tasks import TokenTask
-from rekindle.tasks.base import ANSWERS
 from rekindle.train.modelfolder import ANY_CODE, open_model
 
 
@@ -44,7 +43,7 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         for refused in answers:
             if isinstance(refused, RefusedError):
                 raise refused
-        return pd.DataFrame(answers, columns=list(ANSWERS[self.model.task.objective]))
+        return pd.DataFrame(answers, columns=list(self.model.task.kind.answer_fields))
 
     def _written(self, task: TokenTask, texts: list[str], params: dict[str, Any]) -> pd.DataFrame:
         role = {"chat": "user", "completion": "prompt"}.get(self.model.settings["form"], "text")

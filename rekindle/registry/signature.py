@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rekindle
-from rekindle.tasks.base import ANSWERS
 from rekindle.train.modelfolder import ModelFolder, open_model
 
 if TYPE_CHECKING:
@@ -50,16 +49,19 @@ def signature(model: ModelFolder) -> ModelSignature:
     from mlflow.types.schema import Array, DataType
 
     text = Schema([ColSpec("string", "text")])
-    if model.task.objective == "tokens":
+    if model.task.kind.writes:
         length = ParamSpec("max_new_tokens", "integer", MAX_NEW_TOKENS)
         return ModelSignature(text, text, ParamSchema([length]))
-    if model.task.objective == "tags":
-        tags = ColSpec(Array(DataType.string), "tags")
-        each = ColSpec(Array(DataType.double), "probabilities")
-        words = ColSpec(Array(DataType.string), "words")
-        return ModelSignature(Schema([words]), Schema([tags, each]))
-    kinds = {"label": "string", "probability": "double", "value": "double"}
-    answer = Schema([ColSpec(kinds[name], name) for name in ANSWERS[model.task.objective]])
+    types = {
+        "text": DataType.string,
+        "number": DataType.double,
+        "texts": Array(DataType.string),
+        "numbers": Array(DataType.double),
+    }
+    fields = model.task.kind.answer_fields
+    answer = Schema([ColSpec(types[kind], name) for name, kind in fields.items()])
+    if model.task.modality == "words":
+        return ModelSignature(Schema([ColSpec(Array(DataType.string), "words")]), answer)
     if model.task.modality == "text":
         return ModelSignature(text, answer)
     pixels = TensorSpec(np.dtype(np.uint8), (-1, *model.settings["image_shape"]))

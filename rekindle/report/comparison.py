@@ -25,7 +25,7 @@ from rekindle.report.texts import lower_is_better, shorten, shorten_middle
 from rekindle.report.training import Curve, points, running_mean, window
 
 if TYPE_CHECKING:
-    from rekindle.evaluate.scores import ModelScores
+    from rekindle.objectives.scores import ModelScores
 
     Judged = tuple[ModelScores, Any]
 Pair = tuple[RunRecord, RunFindings]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle.masking import LOOKS_SECRET
-from rekindle.records import LOWER_IS_BETTER
+from rekindle.objectives import LOWER_IS_BETTER
 
 # ECMA-48: control sequences (colours, moves), operating system commands up to their end
 # (titles, links), and sequences of two characters

@@ -3,7 +3,6 @@ C classes."""
 
 import contextlib
 import logging
-import math
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,18 +13,17 @@ import torch
 
 from rekindle.data.manifest import row_tokens
 from rekindle.errors import RequestError
+from rekindle.objectives import answers_of
 from rekindle.serve.int8 import in_int8
 from rekindle.serve.work import (
     Answer,
     Event,
     Model,
-    Prediction,
     RefusedError,
     Work,
     failure_of,
     not_finite,
 )
-from rekindle.tasks.base import SCALE
 from rekindle.tasks.pretrained import read_tokenizer
 from rekindle.train.modelfolder import TOKENIZER, ModelFolder
 
@@ -46,6 +44,7 @@ class Classifier(Model):
 
     def __init__(self, opened: ModelFolder, device: torch.device, precision: str = "") -> None:
         self.opened = opened
+        self.shaper = answers_of(opened.task.objective)
         self.watched = states_in(opened.path) if reads_at_requests(opened) else None
         self.network, self.device = network_in(opened, device, precision)
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.get_default_dtype()
@@ -112,65 +111,28 @@ class Classifier(Model):
             # what is multiplied with weights has theirs
             dtype = self.dtype if tensor.is_floating_point() else None
             inputs[name] = tensor.to(self.device, dtype)
-        logits = task.logits(self.network, inputs).double()
-        if task.objective == "numbers":
-            # the network learned numbers with mean 0 and deviation 1
-            mean, deviation = (self.opened.settings[name] for name in SCALE)
-            values_B = (logits[:, 0] * deviation + mean).tolist()
-            return [_number(value, is_cut) for value, is_cut in zip(values_B, cut, strict=True)]
-        top_values, top_indices = torch.softmax(logits, -1).max(-1)
-        tops = top_values.cpu().tolist()
-        indices = top_indices.cpu().tolist()
-        if task.objective == "tags":
-            places = table.column("places").to_pylist()
-            rows = zip(places, tops, indices, strict=True)
-            return [self._tags(*row) for row in rows]
-        rows = zip(tops, indices, cut, strict=True)
-        return [self._label(*row) for row in rows]
-
-    def _label(self, top: float, index: int, is_cut: bool) -> Answer:
-        if not math.isfinite(top):
-            return not_finite()
-        answer: Prediction = {"label": self.opened.labels[index], "probability": top}
-        if is_cut:
-            answer["truncated"] = True
-        return answer
+        outputs = task.logits(self.network, inputs).double().cpu().numpy()
+        settings = self.opened.settings
+        predictions = self.shaper.of_outputs(outputs, table, self.opened.labels, settings)
+        answers = list[Answer]()
+        for prediction, is_cut in zip(predictions, cut, strict=True):
+            if prediction is None:
+                answers.append(not_finite())
+                continue
+            if is_cut:
+                prediction["truncated"] = True
+            answers.append(prediction)
+        return answers
 
     def _longer(self, works: list[Work], lengths_B: np.ndarray) -> set[int]:
         """Which texts have more tokens than a text can
         have: looked for among those that have as many."""
-        if self.most is None or self.opened.task.objective == "tags":
+        # an answer to words says itself which of them are cut off
+        if self.most is None or self.opened.task.kind.label == "class of each word":
             return set()
         full = np.flatnonzero(lengths_B >= self.most).tolist()
         encodings = self.cutter.encode_batch_fast([works[i].content for i in full])
         return {i for i, ids in zip(full, encodings, strict=True) if len(ids) > self.most}
-
-    def _tags(self, places: list[int], tops: list[float], indices: list[int]) -> Answer:
-        """The tag of each word, null where it was cut off."""
-        if not all(math.isfinite(tops[place]) for place in places if place >= 0):
-            return not_finite()
-        tags: list[str | None] = []
-        probabilities: list[float | None] = []
-        for place in places:
-            if place < 0:  # the word is behind the last token that the model reads
-                tags.append(None)
-                probabilities.append(None)
-            else:
-                tags.append(self.opened.labels[indices[place]])
-                probabilities.append(tops[place])
-        answer: Prediction = {"tags": tags, "probabilities": probabilities}
-        if min(places) < 0:
-            answer["truncated"] = True
-        return answer
-
-
-def _number(value: float, is_cut: bool) -> Answer:
-    if not math.isfinite(value):
-        return not_finite()
-    answer: Prediction = {"value": value}
-    if is_cut:
-        answer["truncated"] = True
-    return answer
 
 
 def network_in(

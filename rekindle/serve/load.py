@@ -66,7 +66,7 @@ def model_for(opened: ModelFolder, device: torch.device, precision: str) -> Clas
     model of a user's own task."""
     transformers.utils.logging.disable_progress_bar()
     _import_quantizers_without_torchao()
-    if opened.task.objective != "tokens":
+    if not opened.task.kind.writes:
         return Classifier(opened, device, precision)
     if not isinstance(opened.task, CausalLM):
         message = "language models of a task of your own are not served"

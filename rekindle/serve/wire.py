@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rekindle.data.columns import scalar_text
+from rekindle.objectives import KINDS
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.work import Prediction, RefusedError, WritingOptions
-from rekindle.tasks.base import ANSWERS
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -218,15 +218,11 @@ def _texts_of(tensor: Tensor, binary: bytes) -> list[str]:
 
 def outputs(inputs: Inputs) -> list[dict[str, object]]:
     """What `infer` answers with, as the metadata of a model describes it."""
-    datatypes = {
-        "probability": "FP64",
-        "value": "FP64",
-        "prompt_tokens": "INT64",
-        "tokens": "INT64",
-    }
+    datatypes = {"number": "FP64", "count": "INT64"}
     descriptions = list[dict[str, object]]()
-    for name in ANSWERS[inputs.objective]:
-        datatype = datatypes.get(name, "BYTES")
+    for name, answer_type in KINDS[inputs.objective].answer_fields.items():
+        # the protocol has no lists of different lengths: they are JSON in a string
+        datatype = datatypes.get(answer_type, "BYTES")
         descriptions.append({"name": name, "datatype": datatype, "shape": [-1]})
     return descriptions
 

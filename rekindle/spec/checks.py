@@ -8,20 +8,20 @@ from collections.abc import Iterator, Sequence
 from string import Formatter
 from urllib.parse import unquote, urlsplit
 
-from rekindle import records
 from rekindle.engines import engine_of
 from rekindle.errors import Problem, did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
+from rekindle.objectives import LOWER_IS_BETTER
 from rekindle.spec import layout, rates, schedule
 from rekindle.spec.deploy import MonitorSpec
 from rekindle.spec.installed import platform_names
 from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, DataSpec, Spec, TrainSpec
+from rekindle.spec.tasks import objective_of_task
 from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
 
 NUMERIC = "text_regression"
-CLASSLESS = {"causal_lm": "a language model", NUMERIC: "a regression"}
 _NO_TIME = "a window needs to know a record's time"
 _ONE_SOURCE = "set data.source, or data.sources for a mixture"
 RESERVED = ("id", "hash", "split", "label", "text", "words", "image", "document")
@@ -208,7 +208,7 @@ def _documents(spec: Spec, data: DataSpec) -> Iterator[Finding]:
 
 def _target(spec: Spec, data: DataSpec) -> Iterator[Finding]:
     """The number that a regression predicts, and what only models with classes know."""
-    is_numeric = spec.task == NUMERIC
+    is_numeric = objective_of_task(spec.task).label == "number"
     if spec.task in BUILTIN_TASKS:
         for part in data.parts:
             if part.columns.target is not None and not is_numeric:
@@ -336,13 +336,14 @@ def _objective(spec: Spec) -> Iterator[Finding]:
     """What is trained for, and which weights are kept."""
     train = spec.train
     data = spec.data
-    if train.sampling == "balanced" and spec.task in (*CLASSLESS, "token_classification"):
+    objective = objective_of_task(spec.task)
+    if train.sampling == "balanced" and objective.label != "class":
         yield _finding("train.sampling", f"an example of {spec.task} has no class", "remove it")
     if train.sampling == "balanced" and train.class_weights == "balanced":
         message = "together with balanced weights, rare classes count too much"
         yield _finding("train.sampling", message, "keep one of them")
-    if train.class_weights is not None and spec.task in CLASSLESS:
-        yield _finding("train.class_weights", f"{CLASSLESS[spec.task]} has no classes", "remove it")
+    if train.class_weights is not None and not objective.has_classes:
+        yield _finding("train.class_weights", f"{objective.noun} has no classes", "remove it")
     if train.exports_best:
         asks_by_patience = train.early_stopping_patience is not None
         where = "train.early_stopping_patience" if asks_by_patience else "train.checkpoint"
@@ -384,16 +385,9 @@ def _rate(spec: Spec) -> Iterator[Finding]:
         yield _finding("train.min_lr_ratio", "a constant rate does not fall", fix)
 
 
-_METRICS = {
-    "causal_lm": records.TOKEN_METRICS,
-    "token_classification": records.TAG_METRICS,
-    "text_regression": records.NUMBER_METRICS,
-}
-
-
 def _gate(spec: Spec) -> Iterator[Finding]:
     gate = spec.evaluate.gate
-    metrics = _METRICS.get(spec.task, records.METRICS)
+    metrics = objective_of_task(spec.task).metrics
     is_builtin = spec.task in BUILTIN_TASKS
     slices = spec.data.slices if spec.data is not None else None
     if slices is not None and gate.cluster is not None and gate.cluster not in slices:
@@ -416,7 +410,7 @@ def _gate(spec: Spec) -> Iterator[Finding]:
 
 def _unreachable(metric: str, floor: float) -> Iterator[tuple[str, str]]:
     """Why no model, or every model, would reach a floor, and what to do."""
-    if metric in records.LOWER_IS_BETTER:
+    if metric in LOWER_IS_BETTER:
         if floor < 0:
             yield f"{floor:g} cannot be reached: it is never negative", "raise it"
         elif not floor < math.inf:
@@ -431,8 +425,8 @@ def _answers(spec: Spec) -> Iterator[Finding]:
     """What only models that answer with classes can be asked for."""
     if spec.data is None:
         message = "there is no `data`"
-    elif spec.task in CLASSLESS:
-        message = f"{CLASSLESS[spec.task]} has no classes to predict"
+    elif not objective_of_task(spec.task).has_classes:
+        message = f"{objective_of_task(spec.task).noun} has no classes to predict"
     else:
         return
     fix = "remove it; see evaluate.floor"

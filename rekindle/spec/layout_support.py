@@ -17,17 +17,12 @@ from typing import Any, Literal, get_args
 from rekindle.errors import UnsupportedError
 from rekindle.spec.layout import AXES, Layout, Schedule
 from rekindle.spec.model import TrainSpec
+from rekindle.spec.tasks import BUILT_IN_TASKS, LayoutKind
 from rekindle.tables import rows
 
-Kind = Literal["image", "text", "tags", "tokens"]
+Kind = LayoutKind
 KINDS: tuple[Kind, ...] = ("image", "text", "tokens")  # of a row that names none
-KIND_OF: Mapping[str, Kind] = {
-    "image_classification": "image",
-    "text_classification": "text",
-    "text_regression": "text",
-    "token_classification": "tags",
-    "causal_lm": "tokens",
-}
+KIND_OF: Mapping[str, Kind] = {name: task.layout for name, task in BUILT_IN_TASKS.items()}
 """By task; a user's own task is theirs to test."""
 
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)

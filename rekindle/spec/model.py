@@ -16,14 +16,9 @@ from rekindle.spec.installed import publishing_platforms
 from rekindle.spec.platforms import PlatformsSpec
 from rekindle.spec.schedule import Duration, ScheduleSpec, TriggersSpec
 from rekindle.spec.section import SecretReference, Section
+from rekindle.spec.tasks import BUILT_IN_TASKS
 
-BUILTIN_TASKS = (
-    "causal_lm",
-    "image_classification",
-    "text_classification",
-    "text_regression",
-    "token_classification",
-)
+BUILTIN_TASKS = tuple(BUILT_IN_TASKS)
 
 if TYPE_CHECKING:
     PublishingPlatform = str

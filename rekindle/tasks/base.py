@@ -32,6 +32,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from rekindle.objectives import KINDS
+from rekindle.objectives.kind import ObjectiveKind
 from rekindle.records import Objective
 
 Modality = Literal["text", "words", "image", "document"]
@@ -51,19 +53,8 @@ if TYPE_CHECKING:
 
 REFUSED = "refused"
 Settings = Mapping[str, Any]
-SCALE = ("target_mean", "target_std")
-"""The settings of a regression that scale its network's numbers: mean and deviation."""
 SAME_NUMBER = "all training examples have the same number"
 Labels = tuple[str, ...]
-
-
-ANSWERS: Mapping[Objective, tuple[str, ...]] = {
-    "classes": ("label", "probability"),
-    "numbers": ("value",),
-    "tags": ("tags", "probabilities"),
-    "tokens": ("text", "prompt_tokens", "tokens", "finish_reason"),
-}
-"""What a model's predictions consist of."""
 
 
 class Task(abc.ABC):
@@ -72,10 +63,18 @@ class Task(abc.ABC):
 
     modality: ClassVar[Modality]
     objective: ClassVar[Objective] = "classes"
+    shares_sequences: ClassVar[bool] = False
+    """Whether its network takes several texts in one sequence, each with a position and a
+    document of its own, as transformers' encoders do."""
     makes_head: ClassVar[bool] = False
     """Whether a pretrained network gets a new head, whose weights no checkpoint has."""
     imports: ClassVar[tuple[str, ...]] = ("pandas",)
     """What a rank imports for it; pyarrow asks for pandas."""
+
+    @property
+    def kind(self) -> ObjectiveKind:
+        """What is known of its objective."""
+        return KINDS[self.objective]
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         """Raise RequestError for a config that this task can never work with."""
@@ -164,16 +163,6 @@ class Task(abc.ABC):
             pixels = [np.asarray(image, np.uint8).tobytes() for image in inputs]
             column = pa.array(pixels, pa.binary())
         return pa.table(self.encode(pa.record_batch({self.modality: column}), settings, assets))
-
-
-def flattened(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The values of a list column in one array,
-    and how many each row has: a null none."""
-    import numpy as np
-
-    column = table.column(name).combine_chunks()
-    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    return column.flatten().to_numpy(zero_copy_only=False), lengths.astype(np.int64)
 
 
 class TokenTask(Task):

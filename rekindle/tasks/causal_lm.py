@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import DataError, Problem, RequestError, UnsupportedError, first_line
+from rekindle.objectives.columns import flattened
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import REFUSED, Labels, Modality, Settings, TokenTask, flattened
+from rekindle.tasks.base import REFUSED, Labels, Modality, Settings, TokenTask
 from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Ending, Span, Turn, template_in
 
 if TYPE_CHECKING:

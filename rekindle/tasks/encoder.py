@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import DataError, RequestError, UnsupportedError
+from rekindle.objectives.columns import flattened
+from rekindle.objectives.numbers import SCALE
 from rekindle.records import Objective
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import SAME_NUMBER, SCALE, Labels, Modality, Settings, flattened
+from rekindle.tasks.base import SAME_NUMBER, Labels, Modality, Settings
 from rekindle.tasks.pretrained import TOKENIZER, read_tokenizer
 
 if TYPE_CHECKING:
@@ -245,6 +247,7 @@ def _continuing_pieces(tokenizer: tokenizers.Tokenizer, texts: Iterable[list[str
 
 class TextClassification(EncoderTask):
     modality: ClassVar[Modality] = "text"
+    shares_sequences: ClassVar[bool] = True
     head: ClassVar[str] = "AutoModelForSequenceClassification"
     problem_type: ClassVar[str | None] = "single_label_classification"
     _held: Callable[[list[str]], list[list[int]]] | None = None

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from rekindle.errors import UnsupportedError
+from rekindle.objectives.micro import Documents
 from rekindle.train import compat, modules
 from rekindle.train.dropout import kept
-from rekindle.train.micro import Documents
 
 NAME = "rekindle"
 PEERS = "rekindle_peers"

@@ -20,10 +20,10 @@ import torch
 
 from rekindle.data.manifest import Shards
 from rekindle.data.order import Batch, SampleOrder
+from rekindle.objectives.loss import Loss
+from rekindle.objectives.micro import Chosen, Ints, Micro
 from rekindle.tasks.base import Task
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Chosen, Ints, Micro
-from rekindle.train.objectives import objective_of
 
 TRAIN = "train"
 VALIDATION = "validation"
@@ -54,6 +54,7 @@ class Batches:
 
     def __init__(
         self,
+        loss: Loss,
         task: Task,
         shards: Shards,
         split: str,
@@ -66,7 +67,7 @@ class Batches:
         self.shards = shards
         self.split = split
         self.order = order
-        self.objective = objective_of(task)
+        self.loss = loss
         self.mesh = mesh
         self.seed = seed
         self.settings = shards.manifest.settings
@@ -117,7 +118,7 @@ class Batches:
             micro.append(self._micro(rows, slots, length, self._key(step, number), count))
             rows_of_this_rank += [int(row) for row in rows if row >= 0]
         if layout.pp > 1:
-            micro = self.objective.alike(self, micro)
+            micro = self.loss.alike(self, micro)
         real_lengths = lengths[is_real]
         return StepWork(
             micro=tuple(map(self._pinned, micro)),
@@ -185,6 +186,11 @@ class Batches:
             unit *= 2 * layout.cp
         return -(-max(longest, 1) // unit) * unit
 
+    @property
+    def packs(self) -> bool:
+        """Whether texts are packed."""
+        return self.order.pack_length is not None
+
     def rounded(self, length: int) -> int:
         """Up to one of `SHAPES` lengths: a pipeline keeps a schedule, with buffers, for each."""
         grain = -(-self._most // SHAPES)
@@ -196,4 +202,4 @@ class Batches:
 
     def _micro(self, rows: Ints, slots: Ints, length: int, key: int, count: torch.Tensor) -> Micro:
         chosen = Chosen(self.shards.take(self.split, np.maximum(rows, 0)), rows, slots, length)
-        return self.objective.micro(self, chosen, key, count)
+        return self.loss.micro(self, chosen, key, count)

@@ -25,6 +25,8 @@ from torch import nn
 
 from rekindle.data.manifest import Shards
 from rekindle.errors import StepError
+from rekindle.objectives import loss_of
+from rekindle.objectives.loss import Goal
 from rekindle.spec.layout import Layout
 from rekindle.spec.layout_support import Cell
 from rekindle.spec.model import ModelSpec, TrainSpec
@@ -35,10 +37,8 @@ from rekindle.train.evaluation import Evaluation
 from rekindle.train.job import Job
 from rekindle.train.loop import RunLength, Trainer
 from rekindle.train.mesh import Mesh
-from rekindle.train.objectives import objective_of
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.parallel import build, prepare_network, settle
-from rekindle.train.part import Goal
 from rekindle.train.parts import Parts
 from rekindle.train.rank import free
 
@@ -219,7 +219,7 @@ class SmallNetwork:
             global_batch_size=self.sequences,
             seed=0,
             by_length=self.config is not None,
-            pack_length=objective_of(self.task).pack_length(self.shards.manifest.settings),
+            pack_length=loss_of(self.task.objective).pack_length(self.shards.manifest.settings),
         )
         length = RunLength.of(train, order)
         return Trainer(self.task, self.shards, train, length, settle(parts), train.seed)
@@ -277,7 +277,7 @@ def _rows(task: Task, shards: Shards, config: Any, layout: Layout, count: int) -
         "id": pa.array([str(row) for row in range(count)]),
         "hash": pa.array([bytes(16)] * count, pa.binary(16)),
         "input_ids": pa.array(texts, pa.list_(pa.int32())),
-        **objective_of(task).invented(random, texts, max(1, len(manifest.labels))),
+        **loss_of(task.objective).invented(random, texts, max(1, len(manifest.labels))),
     }
     settings = {
         **manifest.settings,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from rekindle.train.micro import Feed, Micro
+from rekindle.objectives.micro import Feed, Micro
 from rekindle.train.parts import Parts, autocast
 
 

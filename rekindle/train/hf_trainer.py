@@ -147,7 +147,7 @@ def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
     # The Trainer asks whether a model's forward takes any keyword: those of classes do,
     # and leave the number of labels in it alone. Their gradients would be a sum over
     # accumulated batches.
-    network.accepts_loss_kwargs = task.objective == "tokens"
+    network.accepts_loss_kwargs = task.kind.writes
     rows = _Rows(shards, TRAIN)
     collate = functools.partial(_collated, task, shards.manifest.settings)
     return Trainer(model=network, args=arguments, train_dataset=rows, data_collator=collate)
@@ -191,7 +191,7 @@ def _collated(
     shards, split, _ = rows[0]
     table: pa.Table = shards.take(split, np.array([row for *_, row in rows], np.int64))
     inputs = dict(task.collate(table, settings))
-    if task.objective == "classes":
+    if task.kind.label == "class":
         inputs["labels"] = torch.tensor(table.column("label").to_pylist())
         return inputs
     documents = inputs.pop("documents")

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from rekindle.errors import UnsupportedError
+from rekindle.objectives.micro import Documents
 from rekindle.spec.layout import Shape
 from rekindle.train import attention
 from rekindle.train.attention import Kernel
-from rekindle.train.micro import Documents
 
 log = logging.getLogger(__name__)
 

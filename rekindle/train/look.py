@@ -14,9 +14,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from rekindle.errors import DataError, Problem, RekindleError, first_line
+from rekindle.objectives.numbers import SCALE
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import load_task
-from rekindle.tasks.base import SCALE, Settings
+from rekindle.tasks.base import Settings
 
 STAND_IN_LABELS = ("a", "b")
 STAND_IN_VOCABULARY = 4096
@@ -73,19 +74,19 @@ def _look(question: Question) -> None:
         _check_config(folder)
     settings = _settings(question)
     labels: tuple[str, ...] = ()
-    if task.objective != "tokens":
+    if not task.kind.writes:
         labels = tuple(question.data.labels or STAND_IN_LABELS)
     with torch.device("meta"):
         network = task.build(model, labels, settings, Path())
     if folder is not None and headers is not None:
         match(network, headers, folder, task.makes_head)
     check_positions(modules.usable_positions(network), question.data.max_length)
-    if folder is not None and task.objective != "tokens":  # whose build has checked it
+    if folder is not None and not task.kind.writes:  # whose build has checked it
         positions = getattr(network.config, "max_position_embeddings", None)
         check_positions(positions, question.data.max_length)
     if question.engine != "rekindle":
         return
-    if task.objective == "tokens":
+    if task.kind.writes:
         check_losses(network)
     if model.lora is not None:
         origins = modules.unfused(network)

@@ -23,6 +23,8 @@ from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
 from rekindle.errors import StepError
 from rekindle.launch.heartbeats import Phase
+from rekindle.objectives import loss_of
+from rekindle.objectives.micro import Micro, Numbers
 from rekindle.records import HistoryRow
 from rekindle.spec.model import DEFAULT_EPOCHS, TrainSpec
 from rekindle.tasks.base import Task
@@ -30,7 +32,6 @@ from rekindle.train.batches import TRAIN, VALIDATION, Batches, StepWork
 from rekindle.train.checkpoint import Checkpoint, Checkpointer, load
 from rekindle.train.evaluation import Evaluation
 from rekindle.train.history import ExampleLedger, History
-from rekindle.train.micro import Micro, Numbers
 from rekindle.train.optimizer import Optimizer
 from rekindle.train.parts import Parts, autocast
 from rekindle.train.schedule import learning_rate
@@ -220,7 +221,8 @@ class Trainer:
             self.optimizer = Optimizer(parts, spec)
         order = length.order
         joined = parts.stages[0].part.joins_texts
-        self.batches = Batches(task, shards, TRAIN, order, self.mesh, seed, joined)
+        loss = loss_of(task.objective)
+        self.batches = Batches(loss, task, shards, TRAIN, order, self.mesh, seed, joined)
         self.validation: Batches | None = None
         if shards.rows(VALIDATION):
             once = shards.order(
@@ -230,7 +232,7 @@ class Trainer:
                 by_length=order.by_length,
                 pack_length=order.pack_length,
             )
-            self.validation = Batches(task, shards, VALIDATION, once, self.mesh, seed, joined)
+            self.validation = Batches(loss, task, shards, VALIDATION, once, self.mesh, seed, joined)
         # on a GPU the numbers of a step are read one step later, so that it never waits
         self.reads_later = self.mesh.device.type != "cpu"
         self.bad_steps = 0
@@ -474,7 +476,7 @@ class Trainer:
                 return {}, True
         loss, right, targets = sums.tolist()
         validation = {"validation_loss": loss / targets}
-        if self.validation.objective.counts_right:
+        if self.validation.task.kind.counts_right:
             validation["validation_accuracy"] = right / targets
         return validation, False
 

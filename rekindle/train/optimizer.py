@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.errors import UnsupportedError
+from rekindle.objectives.shards import divides
 from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import TrainSpec
 from rekindle.train import modules
@@ -26,7 +27,7 @@ from rekindle.train.attention import HALVES
 from rekindle.train.mesh import Mesh, Ranks
 from rekindle.train.parts import Parts
 from rekindle.train.updates import UPDATES, Update
-from rekindle.train.weights import divides, local_of
+from rekindle.train.weights import local_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
 from rekindle.errors import UnsupportedError
+from rekindle.objectives import loss_of, scoring_of
+from rekindle.objectives.loss import Goal
 from rekindle.plan.inflight import stages_of
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks.base import Task
@@ -24,7 +26,7 @@ from rekindle.train import attention, dropout, kernels, modules, quantised, tens
 from rekindle.train.attention import Kernel
 from rekindle.train.mesh import Mesh
 from rekindle.train.modules import Origin, Skip, cut
-from rekindle.train.part import Goal, Part
+from rekindle.train.part import Part
 from rekindle.train.parts import DTYPES, HALVES, Parts, Stage
 
 # what selective checkpointing keeps: the products and attentions of each device
@@ -76,14 +78,15 @@ def build(
 ) -> Parts:
     """The parts of this rank, on its device, without values yet (see weights.fill).
 
-    `network` is cut up and must not be used any more. `scores` is for `Part`."""
+    `network` is cut up and must not be used any more. `scores`: whether it scores examples
+    in place of learning."""
     layout = mesh.layout
     network.train()
     if train.precision == "fp8":
         quantised.convert(network, mesh.device)
     is_ours = train.engine == "rekindle"  # another engine divides parts that are filled
     is_divided = is_ours and layout.tp > 1
-    has_tokens = task.objective == "tokens"
+    has_tokens = task.kind.writes
     is_along_sequence = is_divided and tensor.along_sequence(network, has_tokens)
     kernel: Kernel = "sdpa"
     training_kernel = kernel
@@ -101,6 +104,7 @@ def build(
             _install_attention(piece, mesh, kernel)
         _recompute_and_compile(piece, train, constants=has_tokens)
         part = Part(
+            loss_of(task.objective),
             task,
             piece,
             goal,
@@ -108,7 +112,7 @@ def build(
             last=index == layout.stages - 1,
             tp_group=mesh.group("tp") if is_ours else None,
             sequence_parallel=is_along_sequence,
-            scores=scores,
+            scoring=scoring_of(task.objective) if scores else None,
         )
         module = _distribute(part, train, mesh) if is_ours else part
         stages.append(Stage(index, layout.stages, part, module))

@@ -10,7 +10,6 @@ Every block draws its dropout from (seed, step, micro-batch, block), so no layou
 a mask. Shapes: B rows, T tokens, H hidden, V vocabulary, N supervised tokens, C
 classes."""
 
-import dataclasses
 import functools
 import inspect
 import zlib
@@ -20,39 +19,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rekindle.families import config_of
+from rekindle.families import Modules, config_of
 from rekindle.families.family import DROPOUTS
+from rekindle.objectives.loss import Goal, Loss, Scoring, sendable
+from rekindle.objectives.micro import Documents, Micro, Tensors
 from rekindle.tasks.base import Task
 from rekindle.train import attention, modules
-from rekindle.train.micro import Documents, Micro, Tensors
-from rekindle.train.objectives import objective_of
-from rekindle.train.objectives.base import sendable
-
-
-@dataclasses.dataclass(frozen=True)
-class Goal:
-    """What is minimised."""
-
-    label_smoothing: float = 0.0
-    """The share of each target that is spread evenly over all classes."""
-    teacher: nn.Module | None = None
-    """A frozen network, whose answers count beside the labels."""
-    temperature: float = 1.0
-    """By which the scores of both are divided before they are compared."""
-    teacher_weight: float = 0.0
-    """The teacher's share of the loss."""
-    class_weights: torch.Tensor | None = None
-    """[C], on the rank's device."""
 
 
 class Part(nn.Module):
     """One stage of the network, with the loss behind the last one.
 
-    `joins_texts`: whether texts share a sequence. A part that `scores` gives on the last
-    stage what `Objective.score` does, and no loss."""
+    It is the `Stage` of its objective, whose `loss` it is handed. `joins_texts`: whether texts
+    share a sequence. A part with a `scoring` gives on the last stage what `Scoring.score` does,
+    and no loss."""
 
     def __init__(
         self,
+        loss: Loss,
         task: Task,
         network: nn.Module,
         goal: Goal,
@@ -60,7 +44,7 @@ class Part(nn.Module):
         last: bool = True,
         tp_group: dist.ProcessGroup | None = None,
         sequence_parallel: bool = False,
-        scores: bool = False,
+        scoring: Scoring | None = None,
     ) -> None:
         super().__init__()
         self.network = network
@@ -81,13 +65,13 @@ class Part(nn.Module):
         # how many texts are joined in the sequence, and documents, with those that fill it
         self.texts: int | None = None
         self.documents = 0
-        self.objective = objective_of(task)
-        self.scores = scores
+        self.loss = loss
+        self.scoring = scoring
         # what proof.py sets: to run the architecture's own forward, and to see states of targets
         self.own = False
         self.watches = False
         self.watched: list[torch.Tensor] = []
-        self.joins_texts = self.objective.prepared(self)
+        self.joins_texts = self.loss.prepare(self)
         if _drops(network):
             for name, block in modules.blocks(network):
                 place = zlib.crc32(name.encode())
@@ -103,26 +87,66 @@ class Part(nn.Module):
         self.device = micro.count.device
         if self.training:
             seed(self.key, self.device)
-        batch: dict[str, Any] = dict(micro.inputs)
-        if micro.documents is not None:
-            if self.ours:
-                batch["documents"] = micro.documents
-            elif _takes_any(self.network):
-                batch |= numbered(micro.inputs["position_ids"], micro.documents)
+        batch = self._inputs(micro)
         if carried is not None:
             name = "inputs_embeds"
             if self.first:
                 name = "pixels" if carried.is_floating_point() else "input_ids"
             batch[name] = carried
         if self.own:
-            result = self.objective.own_loss(self, batch, micro)
-        elif self.scores:
-            result = self.objective.score(self, batch, micro)
+            result = self.loss.own_loss(self, batch, micro)
+        elif self.scoring is not None:
+            result = self.scoring.score(self, batch, micro)
         else:
-            result = self.objective.loss(self, batch, micro)
+            result = self.loss.loss(self, batch, micro)
         if self.last:
             self.results.append(result.detach())
         return result
+
+    def _inputs(self, micro: Micro) -> dict[str, Any]:
+        """What the network is given, with the documents of a sequence where it knows them."""
+        batch: dict[str, Any] = dict(micro.inputs)
+        self.texts = None if micro.targets is None else len(micro.targets)
+        if micro.documents is not None:
+            self.documents = len(micro.documents.queries)
+            if self.ours:
+                batch["documents"] = micro.documents
+            elif _takes_any(self.network):
+                batch |= numbered(micro.inputs["position_ids"], micro.documents)
+        return batch
+
+    def logits(self, batch: Tensors) -> torch.Tensor:
+        """What the task's network scores, on the last stage."""
+        if self.first or hasattr(self.network, "config"):
+            return self.task.logits(self.network, batch)
+        return self.network(batch["inputs_embeds"])  # type: ignore[no-any-return]
+
+    def teacher_logits(self, batch: Tensors) -> torch.Tensor | None:
+        """The teacher's, where there is one and the network learns."""
+        if not (self.teachers and self.training):
+            return None
+        with torch.no_grad():
+            return self.task.logits(self.teachers[0], batch)
+
+    def summarises_each(self) -> bool:
+        """Have the network summarise each of the texts that share a sequence; false where its
+        family does not say how."""
+        if not self.task.shares_sequences:
+            return False
+        networks = [self.network, *self.teachers]
+        for network in networks:
+            known = modules.known(network)
+            if known is None or known.summary is None:
+                return False
+        if self.last:
+            for network in networks:
+                _summarise_each(network, self)
+        return True
+
+    def keeps_texts_apart(self) -> bool:
+        """Whether attention keeps texts apart that share a sequence."""
+        networks = [self.network, *self.teachers]
+        return all(modules.known(network) is not None for network in networks)
 
     def states(self, network: nn.Module, batch: Tensors) -> torch.Tensor:
         """[B, T, H] behind the last block."""
@@ -142,6 +166,56 @@ class Part(nn.Module):
         if "inputs_embeds" in batch:
             return sendable(self.network(batch["inputs_embeds"]))
         return sendable(self.network(next(iter(batch.values()))))
+
+
+def _summarise_each(network: nn.Module, part: Part) -> None:
+    """Have transformers' own summary of the first token made of each joined text.
+
+    In front of it [1, documents, H] becomes [texts, 1, H]. Documents behind the texts
+    fill a pipeline's sequence."""
+    known = modules.required(network, "summary")
+    body = modules.backbone(network)
+
+    def texts_of(hidden_BTH: torch.Tensor) -> torch.Tensor:
+        if part.texts is None:
+            return hidden_BTH
+        if hidden_BTH.shape[1] != part.documents:
+            raise RuntimeError(f"{hidden_BTH.shape[1]} summaries of {part.documents} documents")
+        return hidden_BTH[0, : part.texts, None]
+
+    def before(module: nn.Module, args: Any) -> Any:
+        return (texts_of(args[0]), *args[1:])
+
+    def behind(module: nn.Module, args: Any, output: Any) -> Any:
+        output["last_hidden_state"] = texts_of(output["last_hidden_state"])
+        return output
+
+    _compute_only_firsts(modules.blocks(network)[-1][1], known)
+    if known.summary:
+        body.get_submodule(known.summary).register_forward_pre_hook(before)
+    else:
+        body.register_forward_hook(behind)
+
+
+def _compute_only_firsts(block: nn.Module, known: Modules) -> None:
+    """Have the last block compute, behind its attention, each joined text's first token
+    alone.
+
+    [1, T, H] becomes [1, documents, H]. The documents are those of attention's own
+    arguments, which are right where a block computes its activations again, too."""
+    documents: list[Documents | None] = [None]
+
+    def keep_documents(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        documents[0] = kwargs.get("documents")
+
+    def keep_firsts(module: nn.Module, args: tuple[torch.Tensor, ...]) -> Any:
+        if documents[0] is None:
+            return args
+        firsts = documents[0].starts[:-1]
+        return tuple(x_BTH.index_select(1, firsts) for x_BTH in args)
+
+    block.get_submodule(known.attention).register_forward_pre_hook(keep_documents, with_kwargs=True)
+    block.get_submodule(known.behind).register_forward_pre_hook(keep_firsts)
 
 
 def _takes_any(network: nn.Module) -> bool:

@@ -25,11 +25,10 @@ import dataclasses
 import hashlib
 import io
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -39,10 +38,10 @@ from pydantic import TypeAdapter
 from rekindle.data.examples import ExamplesFile, open_examples
 from rekindle.data.signals import prompt_of
 from rekindle.errors import CheckpointError, DataError, RequestError
+from rekindle.objectives import answers_of
 from rekindle.records import Sample, Smoke, SmokeRow, canonical_json
 from rekindle.spec.identity import TRAINING, digest, source_hash
 from rekindle.spec.model import MustPass, TrainSpec
-from rekindle.tasks.base import SCALE
 from rekindle.train.job import StoredAsJson
 from rekindle.train.modelfolder import ModelFolder, hash_prefixes, open_model, trained_on
 from rekindle.train.storage import storage_of
@@ -227,7 +226,7 @@ def judged_rows(job: ScoreJob) -> np.ndarray:
 
 def _seen_alike(job: ScoreJob, pieces: int) -> np.ndarray | bool:
     """bool [rows]: texts of which no language model sees more than the other."""
-    if not pieces or len(job.turns) < 2 or job.model().task.objective != "tokens":
+    if not pieces or len(job.turns) < 2 or not job.model().task.kind.writes:
         return True
     tables = [pa.concat_tables(turn.read(pieces, "cut", "full")) for turn in job.turns]
     cuts = [table.column("cut").to_pylist() for table in tables]
@@ -312,7 +311,7 @@ def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> 
     tolerance = _EXACT if job.train.precision in ("fp32", "fp64") else HALF
     tokens = 0
     rows: Iterator[SmokeRow]
-    if model.task.objective == "tokens":
+    if model.task.kind.writes:
         tokens = SAMPLE_TOKENS
         rows = _written(job, samples, None if tolerance == _EXACT else SURE_CHARACTERS)
     else:
@@ -327,8 +326,8 @@ def smoke_of(job: ScoreJob, keep_N: np.ndarray, samples: tuple[Sample, ...]) -> 
             break
     if not chosen:
         return None
-    if model.task.objective == "numbers":  # of the target's spread, in its unit
-        tolerance *= model.settings[SCALE[1]]
+    if not tokens:
+        tolerance = answers_of(model.task.objective).tolerance(tolerance, model.settings)
     return Smoke(tolerance=tolerance, tokens=tokens, rows=tuple(chosen))
 
 
@@ -354,38 +353,18 @@ def _predicted(
     shape = model.settings.get("image_shape")
     if not len(examples) or (model.task.modality == "image" and shape is None):
         return
-    is_numeric = model.task.objective == "numbers"
     rows = read_piece(examples, 0)
-    name = "value" if is_numeric else "logits"
+    answers = answers_of(model.task.objective)
+    name = answers.score_column
     scores = next(job.candidate.read(1, name)).column(name)
     for row in np.flatnonzero(keep_N[: len(rows)]).tolist():
-        answer: dict[str, Any] | None
-        if is_numeric:
-            value = scores[row].as_py()
-            answer = {"value": value} if math.isfinite(value) else None
-        else:
-            logits = np.asarray(scores[row].values, np.float64)
-            answer = _answer(logits.reshape(-1, len(model.labels)), model, margin)
+        answer = answers.of_scores(scores[row], model.labels, margin)
         if answer is not None:
             yield SmokeRow(
                 id=rows.column("id")[row].as_py(),
                 content=_text(rows.column(model.task.modality)[row], shape),
                 answer=answer,
             )
-
-
-def _answer(logits_WC: np.ndarray, model: ModelFolder, margin: float) -> dict[str, Any] | None:
-    """Of one class, or of each word; None where it is not clear, or cut off, or not a number."""
-    odds_WC = np.exp(logits_WC - logits_WC.max(1, keepdims=True))
-    odds_WC /= odds_WC.sum(1, keepdims=True)
-    ordered_WC = np.sort(odds_WC)
-    if not (ordered_WC[:, -1] - ordered_WC[:, -2] > margin).all():
-        return None
-    labels = [model.labels[index] for index in odds_WC.argmax(1)]
-    probabilities = odds_WC.max(1).tolist()
-    if model.task.objective == "tags":
-        return {"tags": labels, "probabilities": probabilities}
-    return {"label": labels[0], "probability": probabilities[0]}
 
 
 def _text(content: pa.Scalar, shape: Sequence[int] | None) -> str:

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from rekindle.objectives.micro import Micro
 from rekindle.plan.inflight import stages_of
-from rekindle.train.micro import Micro
 from rekindle.train.parts import Parts
 
 # of ranks with two stages or more

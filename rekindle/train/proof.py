@@ -38,6 +38,8 @@ import torch.distributed as dist
 from rekindle.data.manifest import Shards
 from rekindle.errors import RekindleError, StepError, UnsupportedError, first_line
 from rekindle.launch.events import emit
+from rekindle.objectives import loss_of
+from rekindle.objectives.micro import Micro
 from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import TrainSpec
@@ -46,8 +48,6 @@ from rekindle.train import modules
 from rekindle.train.batches import TRAIN, Batches
 from rekindle.train.evaluation import Evaluation
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Micro
-from rekindle.train.objectives import objective_of
 from rekindle.train.part import Part
 from rekindle.train.parts import Parts, autocast
 from rekindle.train.stored import Match, counted
@@ -122,7 +122,7 @@ def prove_packing(
     task: Task, shards: Shards, parts: Parts, train: TrainSpec, evaluation: Evaluation
 ) -> Packing:
     """Whether documents may share a sequence on this network. All ranks have to call it."""
-    length = objective_of(task).pack_length(shards.manifest.settings)
+    length = loss_of(task.objective).pack_length(shards.manifest.settings)
     if length is None:
         return Packing(False)
     if length < 3 * DOCUMENTS or not hasattr(parts.network, "config"):
@@ -158,7 +158,7 @@ def prove_forward(
     forward fails."""
     if not hasattr(parts.network, "config"):
         return ""
-    if task.objective != "tokens" and not parts.stages[0].part.joins_texts:
+    if not task.kind.writes and not parts.stages[0].part.joins_texts:
         return "the loss is made of what the architecture's own forward gives"
     if not _cuts(parts):
         probe = _ForwardProbe(task, shards, parts, train, evaluation)
@@ -183,7 +183,7 @@ def prove_scores(
 
     As `prove_forward`, where no layout cuts it. Another engine may have trained what ours
     cannot compute."""
-    if task.objective != "tokens" or _cuts(parts) or not hasattr(parts.network, "config"):
+    if not task.kind.writes or _cuts(parts) or not hasattr(parts.network, "config"):
         return
     random = np.random.default_rng(3)
     # no longer than a text of the training: the network may have no more positions
@@ -195,12 +195,13 @@ def prove_scores(
     )
     shards = Shards.of_tables(Path(), manifest, {TRAIN: table})
     (stage,) = parts.stages
-    stage.part.scores = False
+    scoring = stage.part.scoring
+    stage.part.scoring = None
     try:
         evaluation = Evaluation(parts, train.precision)
         _ForwardProbe(task, shards, parts, train, evaluation).prove("the architecture's own")
     finally:
-        stage.part.scores = True
+        stage.part.scoring = scoring
         stage.part.eval()
 
 
@@ -232,7 +233,7 @@ def _texts_of(task: Task, shards: Shards, texts: list[list[int]], silent: int = 
         "id": pa.array([str(row) for row in range(len(texts))]),
         "hash": pa.array([bytes(16)] * len(texts), pa.binary(16)),
         "input_ids": pa.array(texts, pa.list_(pa.int32())),
-        **objective_of(task).invented(random, texts, max(1, len(shards.manifest.labels))),
+        **loss_of(task.objective).invented(random, texts, max(1, len(shards.manifest.labels))),
     }
     if silent:
         marks = [[int(row >= silent)] * len(text) for row, text in enumerate(texts)]
@@ -299,7 +300,9 @@ class _PackingProbe:
         shards = _texts_of(self.task, self.shards, texts, silent=1)
         layout = self.parts.mesh.layout
         order = shards.order(TRAIN, global_batch_size=layout.data, seed=0, pack_length=self.length)
-        batches = Batches(self.task, shards, TRAIN, order, self.parts.mesh, 0)
+        batches = Batches(
+            loss_of(self.task.objective), self.task, shards, TRAIN, order, self.parts.mesh, 0
+        )
         count = len(np.unique(slots))
         # as a step has them: architectures are told more of a sequence that is alone
         sequences = max(count, self.parts.mesh.layout.micro_batch_size)
@@ -435,7 +438,7 @@ class _ForwardProbe:
 
     def _compare(self, whose: str) -> str:
         (stage,) = self.parts.stages
-        if self.task.objective == "tokens":
+        if self.task.kind.writes:
             self._refuse_foresight()
         gaps = []
         for factor in (1.0, LOUDER):
@@ -476,7 +479,9 @@ class _ForwardProbe:
     def _micro(self, shards: Shards, joined: bool) -> Micro:
         order = shards.order(TRAIN, global_batch_size=2, seed=0)
         mesh = Mesh(Layout(), self.parts.mesh.device)  # every rank asks the same
-        batches = Batches(self.task, shards, TRAIN, order, mesh, 0, joined)
+        batches = Batches(
+            loss_of(self.task.objective), self.task, shards, TRAIN, order, mesh, 0, joined
+        )
         return batches.arranged(np.arange(2), np.arange(2))
 
     def _refusal(self, ours: float, own: float, factor: float) -> UnsupportedError:

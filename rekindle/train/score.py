@@ -163,7 +163,7 @@ def _run(job: ScoreJob, rendezvous: Rendezvous) -> None:
     except StepError as failure:
         if not _is_scored(job):
             raise
-        writes = job.model().task.objective == "tokens"
+        writes = job.model().task.kind.writes
         event = "no samples were written" if writes else "a rank failed after all rows were scored"
         emit("notice", text=f"{event}: {failure.problems[0].what}")
 
@@ -176,7 +176,7 @@ def _is_scored(job: ScoreJob) -> bool:
 
 def _has_samples(job: ScoreJob) -> bool:
     """Whether the candidate wrote what it is to write: a classifier writes nothing."""
-    return job.model().task.objective != "tokens" or _samples(job) is not None
+    return not job.model().task.kind.writes or _samples(job) is not None
 
 
 def _samples(job: ScoreJob) -> tuple[Sample, ...] | None:
@@ -189,7 +189,7 @@ def _incomparable(ours: Path, theirs: Path, code: str) -> tuple[str, str] | None
     """Why candidate and champion cannot be compared: the name of a check, and a sentence."""
     candidate = open_model(ours, code)
     champion = open_model(theirs, code)
-    if candidate.task.objective == "tokens" and champion.task.objective != "tokens":
+    if candidate.task.kind.writes and not champion.task.kind.writes:
         return "same_task", "the champion is not a language model"
     if candidate.task.modality != champion.task.modality:
         return "same_task", f"the champion takes {champion.task.modality} examples"

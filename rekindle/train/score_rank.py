@@ -30,6 +30,9 @@ from rekindle.data.examples import open_examples
 from rekindle.data.manifest import row_tokens
 from rekindle.errors import RequestError, StepError, UnsupportedError
 from rekindle.launch.events import emit
+from rekindle.objectives import scoring_of
+from rekindle.objectives.loss import Goal
+from rekindle.objectives.micro import Feed, Ints, Micro
 from rekindle.records import Sample
 from rekindle.spec.layout import resolve
 from rekindle.spec.model import LayoutSpec, ModelSpec, TrainSpec
@@ -37,11 +40,8 @@ from rekindle.tasks.base import TokenTask
 from rekindle.train import modules, pieces, weights
 from rekindle.train.loop import Beat, StopFlag
 from rekindle.train.mesh import Mesh, of_all, of_first
-from rekindle.train.micro import Feed, Ints, Micro
 from rekindle.train.modelfolder import DESCRIPTION, ModelFolder, open_model
-from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import build, prepare_network
-from rekindle.train.part import Goal
 from rekindle.train.parts import Parts, autocast
 from rekindle.train.pieces import ScoreJob, ScoringTurn
 from rekindle.train.proof import prove_scores
@@ -165,7 +165,7 @@ class Scoring:
             columns = {
                 "hash": rows.column("hash"),
                 "scored": pa.array(scored_N),
-                **model.objective.columns(encoded, sums.numpy(), model.opened.settings),
+                **model.scoring.columns(encoded, sums.numpy(), model.opened.settings),
             }
             turn.put(name, pa.table(columns))
         return True
@@ -235,7 +235,7 @@ class LoadedModel:
         self.train = train
         self.parts = parts
         self.mesh = parts.mesh
-        self.objective = objective_of(opened.task)
+        self.scoring = scoring_of(opened.task.objective)
         self.feed = Feed(self.mesh.device, train.precision)
         self.pipeline = None
         if self.mesh.layout.pp > 1:
@@ -264,14 +264,14 @@ class LoadedModel:
 
     @torch.no_grad()
     def score(self, encoded: pa.Table, is_stopping: Callable[[int], bool]) -> torch.Tensor | None:
-        """float64 [places, `Objective.width`], what the objective adds up; the same on
+        """float64 [places, `Scoring.width`], what the objective adds up; the same on
         all ranks.
 
         Rows whose `input_ids` are null score nothing. `is_stopping` is asked before each
         micro-batch, with the number of rows done; where it says so the work ends with
         None."""
-        places = self.objective.places(encoded)
-        width = self.objective.width(self.opened.labels)
+        places = self.scoring.places(encoded)
+        width = self.scoring.width(self.opened.labels)
         sums = torch.zeros(int(places[-1]), width, dtype=torch.float64)
         rows_done = 0
         for batch, rows in self._batches(encoded, places):
@@ -279,7 +279,7 @@ class LoadedModel:
                 return None
             result = self._forward(batch)
             if self._speaks(batch):
-                values = self.objective.sums(result.cpu().double(), batch.micro)
+                values = self.scoring.sums(result.cpu().double(), batch.micro)
                 sums.index_add_(0, batch.places, values)
             rows_done += rows
         dist.all_reduce(sums)
@@ -304,7 +304,7 @@ class LoadedModel:
         """Whether this rank's result counts: on the last stage, of tp and cp peers once."""
         if not batch.counts or self.mesh.place("tp"):
             return False
-        if self.mesh.place("cp") and not self.objective.divided_by_cp:
+        if self.mesh.place("cp") and not self.opened.task.kind.divided_by_cp:
             return False
         return any(stage.part.last for stage in self.parts.stages)
 
@@ -334,7 +334,7 @@ class LoadedModel:
         lengths_N = lengths_N[by_length_N]
         # without gradients, four times as many as in training surely fit
         most_rows = min(MOST_ROWS_AT_ONCE, 4 * self.mesh.layout.micro_batch_size)
-        cuts = list(_cuts(lengths_N, self.objective.rows_at_once(most_rows)))
+        cuts = list(_cuts(lengths_N, self.scoring.rows_at_once(most_rows)))
         data_ranks = self.mesh.layout.data
         for first in range(0, len(cuts), data_ranks):
             rows_of_all = sum(stop - start for start, stop in cuts[first : first + data_ranks])
@@ -348,7 +348,7 @@ class LoadedModel:
     ) -> ScoreBatch:
         """A micro-batch of `rows`; `asked` as the objective's `alone` has it."""
         table = encoded.take(pa.array(rows))
-        micro, owners = self.objective.alone(self.opened, table, self.mesh, **asked)
+        micro, owners = self.scoring.alone(self.opened, table, self.mesh, **asked)
         places_of_rows = [np.arange(places[row], places[row + 1]) for row in rows]
         return ScoreBatch(micro, torch.from_numpy(np.concatenate(places_of_rows))[owners], counts)
 

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from rekindle.data.manifest import Shards
 from rekindle.errors import UnsupportedError
+from rekindle.objectives.loss import Goal
 from rekindle.plan.tensors import WHOLE_TEACHER_BYTES
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import TASKS, Task
@@ -24,7 +25,6 @@ from rekindle.train import attention, kernels, modelfolder, modules, parallel, w
 from rekindle.train.batches import TRAIN
 from rekindle.train.job import Job
 from rekindle.train.mesh import Mesh
-from rekindle.train.part import Goal
 from rekindle.train.parts import HALVES
 
 

@@ -20,10 +20,10 @@ from torch.nn import functional as F
 
 from rekindle.errors import UnsupportedError
 from rekindle.families import Modules
+from rekindle.objectives.shards import intervals
 from rekindle.train import modules
 from rekindle.train.mesh import Mesh
 from rekindle.train.modules import Skip
-from rekindle.train.weights import intervals
 
 _ops = torch.ops._c10d_functional
 

@@ -45,17 +45,19 @@ def _place(file: str, functions: str, term: str) -> MemoryPlace:
 # The first place that an innermost frame fits holds: functions stand before the rest of a file.
 _PLACES = (
     _place("attention.py", "", "attention"),
-    _place("tokens.py", "_lesson", "teacher"),
-    _place("classes.py", "taught", "teacher"),
+    _place("tokens/loss.py", "_lesson", "teacher"),
+    _place("part.py", "teacher_logits", "teacher"),
+    _place("part.py", "logits", "logits"),
     _place("part.py", "states hidden", "activations"),
-    _place("tokens.py", "score", "scoring"),
+    _place("tokens/loss.py", "score", "scoring"),
     _place("cross_entropy.py", "judge_targets judge_logits", "scoring"),
-    _place("classes.py", "score", "scoring"),
-    _place("tokens.py", "", "logits"),
+    _place("classes/loss.py", "score", "scoring"),
+    _place("tokens/loss.py", "", "logits"),
     _place("cross_entropy.py", "", "logits"),
-    _place("classes.py", "", "logits"),
-    _place("numbers.py", "", "logits"),
-    _place("base.py", "exact", "logits"),
+    _place("classes/loss.py", "", "logits"),
+    _place("tags/loss.py", "", "logits"),
+    _place("numbers/loss.py", "", "logits"),
+    _place("objectives/loss.py", "exact", "logits"),
     _place("teacher.py", "load_teacher ready _sharded arrange", "teacher"),
     _place(
         "score_rank.py",
@@ -73,7 +75,7 @@ _PLACES = (
     _place("evaluation.py", "losses", "activations"),
     _place("pipeline.py", "", "activations"),
 )
-_OF_TEACHERS = ("_lesson", "taught")  # what is computed below these is the teacher's
+_OF_TEACHERS = ("_lesson", "teacher_logits")  # what is computed below these is the teacher's
 
 _DIVIDE_STATE = (
     "shard the model over more ranks (train.layout.shard), train adapters (model.lora), or set "
@@ -232,8 +234,10 @@ def term_of(error: BaseException) -> str:
             our_codes.append(frame.f_code)
     teaching = [code for code in our_codes if code.co_name in _OF_TEACHERS]
     for code in reversed(teaching or our_codes):
-        file = Path(code.co_filename).name
+        path = Path(code.co_filename).as_posix()
         for place in _PLACES:
-            if place.file == file and (not place.functions or code.co_name in place.functions):
+            if path.endswith(f"/{place.file}") and (
+                not place.functions or code.co_name in place.functions
+            ):
                 return place.term
     return ""

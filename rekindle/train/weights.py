@@ -17,17 +17,15 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.errors import DataError
+from rekindle.objectives.shards import Interval, intervals
 from rekindle.spec.heartbeat import beat
 from rekindle.train import quantised
 from rekindle.train.modules import Origin
 from rekindle.train.stored import JoinedTensors, Match, StoredTensor, headers_of, match
-
-Interval = tuple[int, int]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -239,33 +237,6 @@ class SafetensorsFolder:
         if file not in self._open:
             self._open[file] = safe_open(self.folder / file, framework="pt")
         return self._open[file].get_slice(name)
-
-
-def intervals(tensor: torch.Tensor) -> list[Interval]:
-    """Which part of a tensor this rank holds, one [start, end) a dimension. Tensor
-    parallelism (the mesh's last dimension) divides first, then FSDP: 7 rows on 4 ranks
-    are 2, 2, 2, 1."""
-    bounds = [(0, size) for size in tensor.shape]
-    if not isinstance(tensor, DTensor):
-        return bounds
-    mesh = tensor.device_mesh
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None
-    for axis in reversed(range(mesh.ndim)):
-        placement = tensor.placements[axis]
-        if not divides(placement):
-            continue
-        dim = placement.dim  # type: ignore[attr-defined]
-        start, end = bounds[dim]
-        size = -(-(end - start) // mesh.size(axis))
-        low = min(start + coordinate[axis] * size, end)
-        bounds[dim] = (low, min(low + size, end))
-    return bounds
-
-
-def divides(placement: Placement) -> bool:
-    """Whether a placement cuts its dimension; FSDP over tensor parallelism has its own kind."""
-    return isinstance(placement, Shard | _StridedShard)
 
 
 def fill(parts: Sequence[nn.Module], source: WeightSource, origins: Mapping[str, Origin]) -> None:

@@ -16,6 +16,7 @@ from rekindle.data.manifest import Shards
 from rekindle.data.order import SampleOrder
 from rekindle.errors import CheckpointError, RequestError
 from rekindle.launch.events import emit
+from rekindle.objectives import loss_of
 from rekindle.spec import rates
 from rekindle.spec.layout import Layout, resolve, undivided, uneven
 from rekindle.spec.layout_support import KIND_OF, Cell, cell_of, require
@@ -32,7 +33,6 @@ from rekindle.train.history import ExampleLedger, History, forget, read_history
 from rekindle.train.job import Job
 from rekindle.train.loop import RunLength, StepLog, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
-from rekindle.train.objectives import objective_of
 from rekindle.train.parallel import build, prepare_network, settle
 from rekindle.train.parts import Parts
 from rekindle.train.proof import (
@@ -220,7 +220,7 @@ def order_of(job: Job, task: Task, shards: Shards, parts: Parts, packs: bool = T
     has_lengths = any(file.tokens for file in shards.manifest.shards)
     pack_length = None
     if packs:
-        pack_length = objective_of(task).pack_length(shards.manifest.settings)
+        pack_length = loss_of(task.objective).pack_length(shards.manifest.settings)
     return shards.order(
         TRAIN,
         global_batch_size=job.train.global_batch_size,
@@ -264,7 +264,7 @@ class TrainingStart:
         self.base: Path | None = None
         if source is not None and source.checkpoint is not None:
             self.base = source.checkpoint.folder
-        self.left_out = check_losses(network) if task.objective == "tokens" else ""
+        self.left_out = check_losses(network) if task.kind.writes else ""
         positions = modules.usable_positions(network)
         if positions is not None:
             longest = max(shards.longest(split) for split in shards.manifest.rows)

@@ -25,6 +25,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rekindle.data.manifest import Shards
+from rekindle.objectives import loss_of
+from rekindle.objectives.loss import Goal
 from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
@@ -32,7 +34,6 @@ from rekindle.tasks import load_task
 from rekindle.train import modules, parallel, proof, weights
 from rekindle.train.evaluation import Evaluation
 from rekindle.train.mesh import Mesh
-from rekindle.train.part import Goal
 from rekindle.train.parts import Parts, autocast
 from tests.plan.traced import fakes
 
@@ -177,7 +178,7 @@ def seconds_of_a_step(parts: Parts, shards: Shards, train: TrainSpec) -> float:
     evaluation = Evaluation(parts, train.precision)
     probe = proof._ForwardProbe(TASK, shards, parts, train, evaluation)
     order = shards.order("train", global_batch_size=1, seed=0)
-    batches = proof.Batches(TASK, shards, "train", order, parts.mesh, 0)
+    batches = proof.Batches(loss_of(TASK.objective), TASK, shards, "train", order, parts.mesh, 0)
     (micro,) = probe.evaluation.feed([batches.arranged(np.arange(1), np.arange(1))])
     began = time.perf_counter()
     with autocast(train.precision, parts.mesh.device):

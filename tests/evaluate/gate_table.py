@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 
 from rekindle.evaluate.compare import compare, too_few_units
-from rekindle.evaluate.scores import ClassScores, ModelScores, NumberScores, TokenScores
-from rekindle.records import LOWER_IS_BETTER
+from rekindle.objectives import LOWER_IS_BETTER
+from rekindle.objectives.classes.scores import ClassScores
+from rekindle.objectives.numbers.scores import NumberScores
+from rekindle.objectives.scores import ModelScores
+from rekindle.objectives.tokens.scores import TokenScores
 from rekindle.spec.model import GateSpec
 
 SEED, REPEATS, RESAMPLES = 1, 200, 800

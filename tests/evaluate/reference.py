@@ -12,8 +12,9 @@ import torch
 
 from rekindle.data.examples import open_examples
 from rekindle.evaluate.gate import judge
-from rekindle.evaluate.scores import ClassScores, TagScores, TokenScores
-from rekindle.evaluate.scores.tags import Scheme
+from rekindle.objectives.classes.scores import ClassScores
+from rekindle.objectives.tags.scores import Scheme, TagScores
+from rekindle.objectives.tokens.scores import TokenScores
 from rekindle.records import Sample
 from rekindle.train.modelfolder import open_model
 

@@ -13,8 +13,10 @@ from rekindle.evaluate.bounds import (
     least_that_differ,
     units_in,
 )
-from rekindle.evaluate.scores import ClassScores, NumberScores, TagScores, TokenScores
-from rekindle.evaluate.scores.tags import Scheme
+from rekindle.objectives.classes.scores import ClassScores
+from rekindle.objectives.numbers.scores import NumberScores
+from rekindle.objectives.tags.scores import Scheme, TagScores
+from rekindle.objectives.tokens.scores import TokenScores
 from rekindle.spec.model import GateSpec
 
 TAIL = 0.025

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.evaluate.scores.tags import Scheme, count_entities
+from rekindle.objectives.tags.scores import Scheme, count_entities
 
 # tags of one text: the entities in them, as (first word, word behind, type)
 CASES = {

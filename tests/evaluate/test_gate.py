@@ -8,7 +8,8 @@ import pytest
 from rekindle.evaluate import evaluate, gate
 from rekindle.evaluate.bounds import bounds_of
 from rekindle.evaluate.compare import champion_drop_of
-from rekindle.evaluate.scores import ClassScores, TokenScores
+from rekindle.objectives.classes.scores import ClassScores
+from rekindle.objectives.tokens.scores import TokenScores
 from rekindle.records import Churn, Contender, Scores, Slice
 from rekindle.spec.model import DataSpec, EvaluateSpec
 from rekindle.train.score import _judgement_of

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as reference
 
 from rekindle.evaluate.gate import judge
-from rekindle.evaluate.scores import ClassScores
+from rekindle.objectives.classes.scores import ClassScores
 from rekindle.records import METRICS
 from rekindle.spec.model import EvaluateSpec
 

@@ -18,7 +18,8 @@ from rekindle.data.manifest import open_shards
 from rekindle.data.shard import shard
 from rekindle.errors import DataError, RequestError
 from rekindle.evaluate.evaluate import evaluate
-from rekindle.evaluate.scores import ClassScores, TagScores
+from rekindle.objectives.classes.scores import ClassScores
+from rekindle.objectives.tags.scores import TagScores
 from rekindle.records import Scores
 from rekindle.spec.model import DataSpec, EvaluateSpec, GoldenRows, ModelSpec, MustPass
 from rekindle.tasks import load_task

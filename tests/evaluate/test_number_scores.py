@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
 from rekindle.evaluate import gate
-from rekindle.evaluate.scores import NumberScores
+from rekindle.objectives.numbers.scores import NumberScores
 from rekindle.records import Contender
 from rekindle.spec.model import EvaluateSpec
 

@@ -7,8 +7,8 @@ import pytest
 from sklearn.metrics import precision_recall_fscore_support
 
 from rekindle.evaluate.evaluate import _classes
-from rekindle.evaluate.scores import ClassScores, TagScores
-from rekindle.evaluate.scores.tags import Scheme
+from rekindle.objectives.classes.scores import ClassScores
+from rekindle.objectives.tags.scores import Scheme, TagScores
 from rekindle.records import Evidence
 
 NAMES = ("bad", "fair", "good", "never", "absent")

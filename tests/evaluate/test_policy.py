@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rekindle.evaluate import gate
-from rekindle.evaluate.scores import ClassScores
+from rekindle.objectives.classes.scores import ClassScores
 from rekindle.spec.model import EvaluateSpec
 
 ROWS, RETRAININGS, EPOCHS, TRIALS = 1_000, 100, 60, 150

@@ -10,7 +10,7 @@ import pytest
 
 from rekindle.errors import DataError
 from rekindle.evaluate import compare, gate
-from rekindle.evaluate.scores import TagScores
+from rekindle.objectives.tags.scores import TagScores
 from rekindle.records import Churn, Contender
 from rekindle.spec.model import EvaluateSpec
 

@@ -12,10 +12,10 @@ import torch
 from transformers import AutoConfig
 
 from rekindle.errors import UnsupportedError
+from rekindle.objectives.micro import Documents
 from rekindle.train import attention
 from rekindle.train.attention import AttentionPeers, Call
 from rekindle.train.kernels import kernel_for
-from rekindle.train.micro import Documents
 from tests.gpu import kernels
 from tests.gpu.arithmetic import gap
 from tests.gpu.here import GIB, Here, Row, alone, size

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from rekindle.objectives.tokens import loss as linear_loss
 from rekindle.plan.memory import memory, needed
-from rekindle.train.objectives import tokens as linear_loss
 from tests.gpu.here import GIB, Here, Row, TooSmall, alone, size
 from tests.gpu.training import Case, step, trainer_of
 from tests.plan.retrace import GPT2, SMALL, finalist_of, llama

@@ -19,6 +19,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rekindle.objectives import loss_of
+from rekindle.objectives.loss import Goal
+from rekindle.objectives.micro import Documents
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
@@ -35,9 +38,7 @@ from rekindle.train import (
 )
 from rekindle.train.batches import Batches
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Documents
 from rekindle.train.optimizer import Optimizer
-from rekindle.train.part import Goal
 from rekindle.train.parts import DTYPES
 from tests.gpu.here import Here
 from tests.gpu.training import IMAGE, TEXT, TOKENS, Case, model, plain, shards_of
@@ -191,7 +192,9 @@ def parts_of(case, mode):
             pack_length=case.length if packs else None,
         )
         host = Mesh(Layout(micro_batch_size=case.micro), CPU)
-        work = Batches(task, shards, "train", order, host, 0, part.joins_texts).make(0)
+        work = Batches(
+            loss_of(task.objective), task, shards, "train", order, host, 0, part.joins_texts
+        ).make(0)
     moved = [m.with_each(lambda t: mode.from_tensor(t).to(CUDA)) for m in work.micro]
     exact = [m.with_each(lambda t: t.float() if t.is_floating_point() else t) for m in moved]
     return parts, train, exact

@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch
 
 from rekindle.data.manifest import Shards
+from rekindle.objectives.loss import Goal
 from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
@@ -21,7 +22,6 @@ from rekindle.tasks import load_task
 from rekindle.train import modules, parallel, weights
 from rekindle.train.loop import RunLength, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
-from rekindle.train.part import Goal
 from rekindle.train.parts import DTYPES, Parts
 from tests.gpu.here import Here
 

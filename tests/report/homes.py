@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.evaluate.scores.classes import class_result
+from rekindle.objectives.classes.scores import class_result
 from rekindle.records import (
     RECORD_FILES,
     ArtifactRecord,

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data.manifest import Shards
+from rekindle.objectives import loss_of
 from rekindle.records import ShardManifest
 from rekindle.tasks import load_task
-from rekindle.train.objectives import objective_of
 
 LABELS = ("a", "b", "c")
 VOCABULARY = 96
@@ -37,7 +37,7 @@ def made_shards(task: str, longest: int = 19) -> Shards:
             "id": pa.array([str(row) for row in range(len(texts))]),
             "hash": pa.array([bytes(16)] * len(texts), pa.binary(16)),
             "input_ids": pa.array(texts, pa.list_(pa.int32())),
-            **objective_of(kind).invented(random, texts, max(1, len(labels))),
+            **loss_of(kind.objective).invented(random, texts, max(1, len(labels))),
         }
     )
     settings = dict(SETTINGS)

@@ -16,10 +16,10 @@ import transformers
 from rekindle.data.manifest import open_shards
 from rekindle.data.shard import shard
 from rekindle.errors import DataError, SpecError
+from rekindle.objectives import loss_of
 from rekindle.spec import load
 from rekindle.spec.model import DataSpec, ModelSpec
 from rekindle.tasks import load_task
-from rekindle.train.objectives import objective_of
 from tests.data.corpora import all_examples, ingested
 
 TASK = load_task("text_regression")
@@ -98,7 +98,7 @@ def test_the_network_learns_deviations_from_the_mean_and_its_folder_says_which(t
     train = np.asarray(shards.table("train").column("label"))
     mean, deviation = manifest.settings["target_mean"], manifest.settings["target_std"]
     assert (mean, deviation) == pytest.approx((train.mean(), train.std()))
-    wanted = objective_of(TASK).labels(shards.table("train"), manifest.settings)
+    wanted = loss_of(TASK.objective).labels(shards.table("train"), manifest.settings)
     assert float(wanted.mean()) == pytest.approx(0, abs=1e-9)
     assert float(wanted.std(correction=0)) == pytest.approx(1)
 
@@ -114,7 +114,7 @@ def test_the_network_learns_deviations_from_the_mean_and_its_folder_says_which(t
         # which kernel attends differs with the processor
         torch.testing.assert_close(plain(**inputs).logits, numbers, rtol=1e-5, atol=1e-6)
         assert numbers.shape == (2, 1)
-    found = objective_of(TASK).columns(table, numbers.double().numpy(), manifest.settings)
+    found = loss_of(TASK.objective).columns(table, numbers.double().numpy(), manifest.settings)
     assert found["value"].to_pylist() == pytest.approx((numbers[:, 0] * deviation + mean).tolist())
 
 

@@ -24,6 +24,9 @@ import torch
 import torch.distributed as dist
 
 from rekindle.data.manifest import Shards
+from rekindle.objectives.loss import Goal
+from rekindle.objectives.micro import Documents
+from rekindle.objectives.tokens import loss as token_loss
 from rekindle.records import ShardManifest, write_atomically
 from rekindle.spec.layout import Shape, resolve
 from rekindle.spec.layout_support import Cell
@@ -34,7 +37,6 @@ from rekindle.train import (
     compare,
     modelfolder,
     modules,
-    objectives,
     parallel,
     part,
     weights,
@@ -43,8 +45,6 @@ from rekindle.train.export import export
 from rekindle.train.job import Job
 from rekindle.train.loop import RunLength, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Documents
-from rekindle.train.part import Goal
 from rekindle.train.pipeline import Pipeline  # noqa: F401
 from rekindle.train.proof import prove_forward, prove_packing
 
@@ -271,7 +271,7 @@ def sabotage(fault: str) -> None:
         parallel.tensor.shared_by_share = lambda network, tokens: frozenset()
     elif fault == "one document":
         made = Documents.of
-        objectives.tokens.Documents = types.SimpleNamespace(
+        token_loss.Documents = types.SimpleNamespace(
             of=lambda numbers, *place: made(np.ones_like(numbers), *place)
         )
     elif fault == "one dropout seed":

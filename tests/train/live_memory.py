@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from rekindle.data.manifest import Shards
+from rekindle.objectives.loss import Goal
 from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import CheckpointSpec, LoraSpec, ModelSpec, TrainSpec
@@ -26,7 +27,6 @@ from rekindle.train import modules, parallel, teacher, weights
 from rekindle.train.checkpoint import Checkpointer
 from rekindle.train.loop import RunLength, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
-from rekindle.train.part import Goal
 from tests.plan.traced.fakes import Live, engine_without_values
 
 

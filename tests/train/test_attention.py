@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rekindle.errors import UnsupportedError
+from rekindle.objectives.loss import Goal
+from rekindle.objectives.micro import Documents
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import attention, kernels, modules, parallel
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Documents
-from rekindle.train.part import Goal
 from tests.plan.traced.fakes import as_on_gpu
 from tests.quick import first
 from tests.train import varlen_reference

@@ -16,7 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from rekindle.errors import UnsupportedError
-from rekindle.plan.tensors import rows_at_once
+from rekindle.objectives import loss_of
+from rekindle.objectives.micro import Feed
+from rekindle.objectives.tokens import rows_at_once
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
@@ -25,7 +27,6 @@ from rekindle.train import cross_entropy as linear_loss
 from rekindle.train.batches import Batches
 from rekindle.train.job import Job
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Feed
 from rekindle.train.part import Part
 from rekindle.train.teacher import goal_of
 from tests.plan.traced.fakes import Live
@@ -82,7 +83,7 @@ class Lesson:
         goal = goal_of(job, self.task, self.shards, self.mesh)
         if kind == "tokens":
             attention.install(self.student, attention.AttentionPeers())
-        self.part = Part(self.task, self.student.train(), goal)
+        self.part = Part(loss_of(self.task.objective), self.task, self.student.train(), goal)
         plain = [
             type(network)(type(network.config).from_dict(network.config.to_dict()))
             for network in (self.student, goal.teacher)
@@ -95,7 +96,9 @@ class Lesson:
         order = self.shards.order(
             "train", global_batch_size=8, seed=0, by_length=True, pack_length=pack_length
         )
-        batches = Batches(self.task, self.shards, "train", order, self.mesh, 0)
+        batches = Batches(
+            loss_of(self.task.objective), self.task, self.shards, "train", order, self.mesh, 0
+        )
         (batch,) = Feed(CPU, "fp32")([batches.arranged(np.array(rows), np.array(slots))])
         return batch
 

@@ -17,13 +17,13 @@ import transformers
 from safetensors.torch import load_file
 
 from rekindle.errors import RekindleError
+from rekindle.objectives.loss import Goal
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import modules, parallel, weights
 from rekindle.train.evaluation import Evaluation
 from rekindle.train.mesh import Mesh
-from rekindle.train.part import Goal
 from rekindle.train.proof import prove_forward, prove_packing
 from rekindle.train.stored import Saving
 from tests.support.architectures import ARCHITECTURES, NOT_BUILT, tiny_model

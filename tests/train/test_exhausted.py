@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from rekindle.objectives import loss_of
+from rekindle.objectives.loss import Goal
+from rekindle.objectives.micro import Micro
+from rekindle.objectives.tokens.cross_entropy import linear_cross_entropy
 from rekindle.tasks.image_classification import ImageClassification
 from rekindle.train import vitals, weights
-from rekindle.train.cross_entropy import linear_cross_entropy
 from rekindle.train.dcp import pieces_of
-from rekindle.train.micro import Micro
-from rekindle.train.part import Goal, Part
+from rekindle.train.part import Part
 from rekindle.train.snapshot import Snapshot
 from rekindle.train.vitals import explain
 
@@ -50,7 +52,7 @@ def a_teacher():
 
 
 def a_task_of_a_users(goal=Goal()):  # noqa: B008 - frozen
-    part = Part(Greedy(), nn.Sequential(nn.Linear(2, 2)), goal)
+    part = Part(loss_of(Greedy().objective), Greedy(), nn.Sequential(nn.Linear(2, 2)), goal)
     one = torch.ones(1, dtype=torch.float64)
     micro = Micro(
         {"pixels": torch.ones(1, 2)}, torch.zeros(1, dtype=torch.int64), one, 0, weights=one
@@ -103,9 +105,13 @@ def test_only_missing_memory_is_called_so(error, is_one):
 
 def test_every_term_has_a_setting_that_helps():
     assert {term for _, _, term in vitals._PLACES} == set(vitals.FIXES)
-    files = {file.name: file for file in Path(vitals.__file__).parent.rglob("*.py")}
+    library = Path(vitals.__file__).parents[1]
     for name, functions, _ in vitals._PLACES:
-        text = files[name].read_text()
-        assert all(f"def {function}(" in text for function in functions), name
-    objectives = {name for name, file in files.items() if file.parent.name == "objectives"}
-    assert objectives - {"__init__.py", "base.py"} <= {name for name, _, _ in vitals._PLACES}
+        (file,) = [
+            *(library / "train").rglob(name),
+            *library.glob(name),
+            *library.glob(f"objectives/{name}"),
+        ]
+        assert all(f"def {function}(" in file.read_text() for function in functions), name
+    losses = {f"{file.parent.name}/loss.py" for file in library.glob("objectives/*/loss.py")}
+    assert losses <= {name for name, _, _ in vitals._PLACES}

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from transformers import DataCollatorWithFlattening
 
-from rekindle.train.micro import Documents
+from rekindle.objectives.micro import Documents
 from rekindle.train.part import numbered
 
 LENGTHS = [3, 1, 5]

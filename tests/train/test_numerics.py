@@ -9,13 +9,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.errors import UnsupportedError
+from rekindle.objectives import loss_of
+from rekindle.objectives.loss import Goal
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import image_classification, load_task
 from rekindle.train import rank, weights
 from rekindle.train.mesh import Mesh
 from rekindle.train.optimizer import Optimizer
-from rekindle.train.part import Goal, Part
+from rekindle.train.part import Part
 from rekindle.train.parts import Parts, Stage
 from rekindle.train.schedule import peak_rate
 from rekindle.train.score import settings_of
@@ -37,7 +39,7 @@ LLAMA = {
 
 
 def parts_of(network):
-    part = Part(load_task("causal_lm"), network, Goal())
+    part = Part(loss_of(load_task("causal_lm").objective), load_task("causal_lm"), network, Goal())
     return Parts((Stage(0, 1, part, part),), Mesh.of(Layout(), CPU), frozenset(), {}, {})
 
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from rekindle.data.manifest import Shards
 from rekindle.errors import StepError, UnsupportedError
+from rekindle.objectives.loss import Goal
 from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
@@ -21,7 +22,6 @@ from rekindle.tasks import load_task
 from rekindle.train import modules, parallel, proof, weights
 from rekindle.train.evaluation import Evaluation
 from rekindle.train.mesh import Mesh
-from rekindle.train.part import Goal
 from rekindle.train.parts import Parts
 from rekindle.train.proof import (
     describe_left_out,
@@ -312,6 +312,6 @@ def test_scores_are_proven_on_no_longer_text_than_the_model_has_positions_for(mo
     settings = start.shards.manifest.settings
     monkeypatch.setattr(proof, "PROBE_TOKENS", 100)  # of a model with 64
     prove_scores(TASK, {**settings, "max_length": 64}, (), start.parts, start.train)
-    assert stage.part.scores
+    assert stage.part.scoring is not None
     with pytest.raises(StepError, match="forward fails on a text of 100 tokens"):
         prove_scores(TASK, {**settings, "max_length": 128}, (), start.parts, start.train)

@@ -19,7 +19,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.data.order import SampleOrder
-from rekindle.plan.tensors import rows_at_once
+from rekindle.objectives import loss_of
+from rekindle.objectives.loss import Goal
+from rekindle.objectives.micro import Documents
+from rekindle.objectives.tokens import rows_at_once
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
@@ -28,9 +31,7 @@ from rekindle.train import parallel, part, weights
 from rekindle.train.batches import Batches
 from rekindle.train.loop import StepLog, StopFlag
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Documents
 from rekindle.train.optimizer import Optimizer
-from rekindle.train.part import Goal
 from tests.plan.traced.fakes import Live
 from tests.support.train_step import BERT, UNSAVED, Collectives, Reads, case, ranks
 from tests.train.differential import GLOBAL, PACK, ROWS, made_shards, trainer_of
@@ -358,14 +359,20 @@ def test_a_pipeline_sees_few_lengths_however_many_texts_have(task):
     lengths = shards.lengths("train")
     order = types.SimpleNamespace(pack_length=None, global_batch_size=1)
     batches = Batches(
-        load_task(task), shards, "train", order, Mesh(Layout(pp=2), torch.device("cpu")), 0
+        loss_of(load_task(task).objective),
+        load_task(task),
+        shards,
+        "train",
+        order,
+        Mesh(Layout(pp=2), torch.device("cpu")),
+        0,
     )
     seen = set()
     for row in range(len(lengths)):
         if task == "causal_lm":
             seen.add(batches._longest(lengths[[row]], np.array([0])))
         else:
-            (micro,) = batches.objective.alike(
+            (micro,) = batches.loss.alike(
                 batches, [batches._micro(np.array([row]), np.array([0]), 0, 0, torch.ones(1))]
             )
             seen.add(micro.inputs["input_ids"].shape[1])

@@ -10,15 +10,17 @@ import torch
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
+from rekindle.objectives import loss_of
+from rekindle.objectives.loss import Goal
+from rekindle.objectives.micro import Documents, Feed
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import attention, dropout, modules, parallel
 from rekindle.train.batches import Batches
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Documents, Feed
 from rekindle.train.optimizer import Optimizer
-from rekindle.train.part import Goal, Part
+from rekindle.train.part import Part
 from rekindle.train.parts import Parts, Stage
 from rekindle.train.schedule import learning_rate
 from tests.quick import first
@@ -63,7 +65,9 @@ def network(kind, **more):
 
 def batches(layout=Layout(), joined=True):  # noqa: B008 - frozen
     order = types.SimpleNamespace(pack_length=None, global_batch_size=len(ROWS), by_length=False)
-    return Batches(TASK, SHARDS, "train", order, Mesh(layout, CPU), 0, joined)
+    return Batches(
+        loss_of(TASK.objective), TASK, SHARDS, "train", order, Mesh(layout, CPU), 0, joined
+    )
 
 
 def on_cpu(micro):
@@ -117,7 +121,7 @@ def test_a_joined_text_gets_the_scores_and_gradients_it_gets_alone(kind, kernel)
             net,
             attention.AttentionPeers(kernel="varlen" if kernel == "varlen" and joined else "sdpa"),
         )
-        part = Part(TASK, net, Goal())
+        part = Part(loss_of(TASK.objective), TASK, net, Goal())
         assert part.joins_texts
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
             if joined:
@@ -145,7 +149,7 @@ def test_the_last_block_computes_first_tokens_alone_behind_its_attention(kind):
     micro = on_cpu(batches().arranged(ROWS, np.arange(len(ROWS))))
     net = network(kind).train()
     attention.install(net, attention.AttentionPeers())
-    part = Part(TASK, net, Goal())
+    part = Part(loss_of(TASK.objective), TASK, net, Goal())
     rows = {}
     for name, block in modules.blocks(net):
         for part_name in (
@@ -170,7 +174,7 @@ def test_compiled_blocks_compute_what_others_do(kind, monkeypatch):
     for compiled in (False, True):
         net = network(kind).train()
         attention.install(net, attention.AttentionPeers())
-        part = Part(TASK, net, Goal())
+        part = Part(loss_of(TASK.objective), TASK, net, Goal())
         parallel._recompute_and_compile(net, TrainSpec(compile=compiled), constants=False)
         for rows in (ROWS, ROWS[1:]):  # the second makes sizes symbols
             result = part(micro=on_cpu(batches().arranged(rows, np.arange(len(rows)))))
@@ -189,7 +193,7 @@ def test_two_lengths_are_compiled_and_no_more(kind, monkeypatch):
     torch._dynamo.reset()
     net = network(kind).train()
     attention.install(net, attention.AttentionPeers())
-    part = Part(TASK, net, Goal())
+    part = Part(loss_of(TASK.objective), TASK, net, Goal())
     parallel._recompute_and_compile(net, TrainSpec(compile=True), constants=False)
     graphs, groups = [], []
     for rows in np.array([[3, 8, -1], [20, 5, 11], [30, 3, 5], [8, 8, 8], [11, 30, 20], [3, 4, 6]]):
@@ -210,7 +214,7 @@ def test_dropout_changes_joined_texts_as_much_as_padded_ones_in_transformers_own
     ours, theirs = network("distilbert", **rates).train(), network("distilbert", **rates).train()
     attention.install(ours, attention.AttentionPeers())
     dropout.install(ours)
-    part = Part(TASK, ours, Goal())
+    part = Part(loss_of(TASK.objective), TASK, ours, Goal())
     joined = on_cpu(batches().arranged(ROWS, np.arange(len(ROWS))))
     padded = on_cpu(batches(joined=False).arranged(ROWS, np.arange(len(ROWS))))
 
@@ -240,7 +244,7 @@ def test_a_training_without_dropout_is_that_of_a_plain_loop_over_the_same_texts(
     ours, theirs = network(kind).train(), network(kind).train()
     attention.install(ours, attention.AttentionPeers())
     dropout.install(ours)
-    part = Part(TASK, ours, Goal())
+    part = Part(loss_of(TASK.objective), TASK, ours, Goal())
     mesh = Mesh(Layout(), CPU)
     parts = Parts((Stage(0, 1, part, part),), mesh, frozenset(), {}, {})
     optimizer = Optimizer(parts, spec)
@@ -276,7 +280,7 @@ def test_a_pipeline_fills_joined_texts_up_to_one_length_that_nobody_looks_at():
     assert length >= max(m.inputs["input_ids"].shape[1] for m in micro)
     net = network("distilbert").eval()
     attention.install(net, attention.AttentionPeers())
-    part = Part(TASK, net, Goal())
+    part = Part(loss_of(TASK.objective), TASK, net, Goal())
     with torch.no_grad():
         for one, more in zip(micro, filled, strict=True):
             torch.testing.assert_close(part(micro=on_cpu(more)), part(micro=on_cpu(one)))
@@ -286,7 +290,7 @@ def test_a_network_without_a_summary_that_is_known_gets_padded_batches():
     class Own(torch.nn.Module):
         pass
 
-    assert not Part(TASK, Own(), Goal()).joins_texts
+    assert not Part(loss_of(TASK.objective), TASK, Own(), Goal()).joins_texts
     assert modules.known(Own()) is None
     micro = batches(joined=False).arranged(ROWS, np.arange(len(ROWS)))
     assert micro.documents is None
@@ -297,4 +301,6 @@ def test_a_teacher_that_cannot_read_joined_texts_keeps_them_apart():
     class Teacher(torch.nn.Module):
         pass
 
-    assert not Part(TASK, network("bert"), Goal(teacher=Teacher())).joins_texts
+    assert not Part(
+        loss_of(TASK.objective), TASK, network("bert"), Goal(teacher=Teacher())
+    ).joins_texts

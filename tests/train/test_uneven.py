@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.trainer_pt_utils import LabelSmoother
 
-from rekindle.plan import tensors
-from rekindle.train.objectives import tokens
+from rekindle.objectives import tokens as tensors
+from rekindle.objectives.tokens import loss as tokens
 from tests.support.train_step import LLAMA, Collectives, case
 
 HERE, WORLD = Path(__file__).parent, 4

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rekindle.plan import tensors
-from rekindle.train.objectives import tokens
+from rekindle.objectives import tokens as tensors
+from rekindle.objectives.tokens import loss as tokens
 from rekindle.train.optimizer import _like
 from tests.train import differential
 

@@ -26,15 +26,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from rekindle.objectives.loss import Goal
+from rekindle.objectives.micro import Documents, Micro
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import modules, quantised, teacher, weights
 from rekindle.train.mesh import Mesh
-from rekindle.train.micro import Documents, Micro
 from rekindle.train.optimizer import Optimizer, synchronised
 from rekindle.train.parallel import build, prepare_network, settle
-from rekindle.train.part import Goal
 from rekindle.train.parts import DTYPES, autocast
 from rekindle.train.pipeline import Pipeline, without_first
 from rekindle.train.weights import local_of

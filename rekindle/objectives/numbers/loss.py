@@ -6,34 +6,27 @@ that unit. Shapes: B rows."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from rekindle.tasks.base import SCALE
-from rekindle.train.micro import Micro
-from rekindle.train.objectives import base
-from rekindle.train.objectives.base import Columns, Texts
-from rekindle.train.objectives.classes import Classes
-
-if TYPE_CHECKING:
-    from rekindle.tasks.base import Settings
-    from rekindle.train.part import Part
+from rekindle.objectives import loss as base
+from rekindle.objectives.classes.loss import Classes
+from rekindle.objectives.loss import Columns, Settings, Stage, Texts
+from rekindle.objectives.micro import Micro
+from rekindle.objectives.numbers import SCALE
 
 
 class SquaredError(Classes):
     """The squared error of a number for each example."""
-
-    counts_right: ClassVar[bool] = False
 
     def labels(self, table: pa.Table, settings: Settings) -> torch.Tensor:
         mean, deviation = (settings[name] for name in SCALE)
         return torch.from_numpy((table.column("label").to_numpy() - mean) / deviation)
 
     def loss_of(
-        self, part: Part, logits: torch.Tensor, theirs: torch.Tensor | None, micro: Micro
+        self, stage: Stage, logits: torch.Tensor, theirs: torch.Tensor | None, micro: Micro
     ) -> torch.Tensor:
         assert micro.weights is not None
         errors_B = logits[:, 0] - micro.labels.to(logits.dtype)
@@ -50,3 +43,6 @@ class SquaredError(Classes):
 
     def invented(self, random: np.random.Generator, texts: Texts, classes: int) -> Columns:
         return {"label": pa.array(random.normal(size=len(texts)))}
+
+
+LOSS = SquaredError()

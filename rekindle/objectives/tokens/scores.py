@@ -9,8 +9,9 @@ from typing import ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from rekindle.evaluate.scores.base import Floats, ModelScores, beats
-from rekindle.records import TOKEN_METRICS, Check, Contender
+from rekindle.objectives.scores import Floats, ModelScores, beats
+from rekindle.objectives.tokens import KIND
+from rekindle.records import Check, Contender
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ class TokenScores(ModelScores):
 
     @functools.cached_property
     def metrics(self) -> Mapping[str, float]:
-        return self.measured(TOKEN_METRICS)
+        return self.measured(KIND.metrics)
 
     @property
     def finite(self) -> bool:
@@ -99,3 +100,6 @@ class TokenScores(ModelScores):
     def picked(self, pick_N: np.ndarray) -> Self:
         names = ("nats_N", "right_N", "targets_N", "bytes_N")
         return dataclasses.replace(self, **{name: getattr(self, name)[pick_N] for name in names})
+
+
+SCORES = TokenScores

@@ -13,8 +13,9 @@ from typing import ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from rekindle.evaluate.scores.base import Floats, ModelScores, beats
-from rekindle.records import NUMBER_METRICS, CalibrationBin, Check, Contender
+from rekindle.objectives.numbers import KIND
+from rekindle.objectives.scores import Floats, ModelScores, beats
+from rekindle.records import CalibrationBin, Check, Contender
 
 BINS = 15
 
@@ -44,8 +45,8 @@ class NumberScores(ModelScores):
     @functools.cached_property
     def metrics(self) -> Mapping[str, float]:
         if len(self) and not self.finite:
-            return dict.fromkeys(NUMBER_METRICS, math.nan)
-        return self.measured(NUMBER_METRICS)
+            return dict.fromkeys(KIND.metrics, math.nan)
+        return self.measured(KIND.metrics)
 
     @property
     def finite(self) -> bool:
@@ -117,3 +118,6 @@ class NumberScores(ModelScores):
                 )
                 bins.append(calibration_bin)
         return tuple(bins)
+
+
+SCORES = NumberScores

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from rekindle import records
 from rekindle.errors import DataError
-from rekindle.evaluate.scores.base import EPSILON, Bools, Floats, Ints, ModelScores, beats
-from rekindle.records import OF_CURVES, Check, ClassResult, Contender
+from rekindle.objectives.classes import KIND, OF_CURVES
+from rekindle.objectives.scores import EPSILON, Bools, Floats, Ints, ModelScores, beats
+from rekindle.records import Check, ClassResult, Contender
 
 BINS = 15
 MOST_CURVES = 20  # classes: each is ranked by itself
@@ -52,7 +53,7 @@ class ClassScores(ModelScores):
     @functools.cached_property
     def metrics(self) -> Mapping[str, float]:
         has_curves = self.probabilities_NC.shape[1] <= MOST_CURVES
-        names = [name for name in records.METRICS if has_curves or name not in OF_CURVES]
+        names = [name for name in KIND.metrics if has_curves or name not in OF_CURVES]
         if len(self) and not self.finite:
             return dict.fromkeys(names, math.nan)
         return self.measured(names)
@@ -277,3 +278,6 @@ def indices_of(column: pa.Array, labels: tuple[str, ...]) -> Ints:
         fix = "list all classes in data.labels, or use more training data"
         raise DataError(message, where="data", fix=fix)
     return np.asarray(index.to_numpy(zero_copy_only=False), np.int64)
+
+
+SCORES = ClassScores

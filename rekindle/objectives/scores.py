@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rekindle.records import LOWER_IS_BETTER, CalibrationBin, Check, ClassResult, Contender
+from rekindle.objectives import LOWER_IS_BETTER
+from rekindle.records import CalibrationBin, Check, ClassResult, Contender
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

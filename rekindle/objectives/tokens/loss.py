@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,32 +17,39 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rekindle.data.manifest import row_tokens
-from rekindle.train.cross_entropy import Lesson, judge_logits, judge_targets, linear_cross_entropy
-from rekindle.train.micro import Chosen, Documents, Micro, Tensors
-from rekindle.train.objectives import base
-from rekindle.train.objectives.base import Alone, Columns, Objective, Texts
-
-if TYPE_CHECKING:
-    from rekindle.tasks.base import Settings
-    from rekindle.train.batches import Batches
-    from rekindle.train.mesh import Mesh
-    from rekindle.train.modelfolder import ModelFolder
-    from rekindle.train.part import Part
+from rekindle.objectives import loss as base
+from rekindle.objectives.columns import flattened
+from rekindle.objectives.loss import (
+    Alone,
+    BatchContext,
+    Columns,
+    Loss,
+    Place,
+    ScoredModel,
+    Scoring,
+    Settings,
+    Texts,
+    TokenStage,
+)
+from rekindle.objectives.micro import Chosen, Documents, Micro, Tensors
+from rekindle.objectives.tokens.cross_entropy import (
+    Lesson,
+    judge_logits,
+    judge_targets,
+    linear_cross_entropy,
+)
 
 IGNORED = -100
 """The label of tokens behind which nothing is to be predicted, as transformers has it."""
 
 
-class Tokens(Objective):
+class Tokens(Loss, Scoring):
     """The cross-entropy of each supervised token."""
-
-    divided_by_cp: ClassVar[bool] = True
 
     def pack_length(self, settings: Settings) -> int | None:
         return int(settings["max_length"]) if settings.get("packing") else None
 
-    def micro(self, batches: Batches, chosen: Chosen, key: int, count: Tensor) -> Micro:
+    def micro(self, batches: BatchContext, chosen: Chosen, key: int, count: Tensor) -> Micro:
         tensors = batches.task.collate(
             chosen.table,
             batches.settings,
@@ -51,50 +58,49 @@ class Tokens(Objective):
             length=chosen.length,
         )  # type: ignore[call-arg]
         cp = batches.mesh.layout.cp
-        is_packed = batches.order.pack_length is not None
-        return micro_of_tokens(tensors, cp, batches.mesh.place("cp"), is_packed, key, count)
+        return micro_of_tokens(tensors, cp, batches.mesh.place("cp"), batches.packs, key, count)
 
-    def loss(self, part: Part, batch: Tensors, micro: Micro) -> Tensor:
-        lesson = _lesson(part, batch, micro)
-        hidden_BTH = part.states(part.network, batch)
-        if not part.last:
+    def loss(self, stage: TokenStage, batch: Tensors, micro: Micro) -> Tensor:
+        lesson = _lesson(stage, batch, micro)
+        hidden_BTH = stage.states(stage.network, batch)
+        if not stage.last:
             return base.sendable(hidden_BTH)
-        head: Any = part.network.get_output_embeddings()  # type: ignore[operator]
-        if part.watches:
-            part.watch(base.of_targets(hidden_BTH, micro))
+        head: Any = stage.network.get_output_embeddings()  # type: ignore[operator]
+        if stage.watches:
+            stage.watch(base.of_targets(hidden_BTH, micro))
         loss, right = linear_cross_entropy(
             base.of_targets(hidden_BTH, micro),  # without a name, so that it goes once it is cast
             head.weight,
             micro.labels,
             1 / micro.count[0],
-            part.tp_group,
-            add_up=not part.sequence_parallel,
+            stage.tp_group,
+            add_up=not stage.sequence_parallel,
             lesson=lesson,
-            smoothing=part.goal.label_smoothing if part.training else 0.0,
+            smoothing=stage.goal.label_smoothing if stage.training else 0.0,
         )
         return base.row(loss, right, torch.full_like(loss, len(micro.labels)))
 
-    def own_loss(self, part: Part, batch: Tensors, micro: Micro) -> Tensor:
+    def own_loss(self, stage: TokenStage, batch: Tensors, micro: Micro) -> Tensor:
         """Of sequences of one document each, without padding, by the scores of its own forward."""
-        logits_NV = base.of_targets(part.network(input_ids=batch["input_ids"]).logits, micro)
+        logits_NV = base.of_targets(stage.network(input_ids=batch["input_ids"]).logits, micro)
         losses_N = F.cross_entropy(base.exact(logits_NV), micro.labels, reduction="none")
         loss = losses_N.double().sum() / micro.count[0]
         return base.row(loss, torch.zeros_like(loss), torch.full_like(loss, len(losses_N)))
 
-    def score(self, part: Part, batch: Tensors, micro: Micro) -> Tensor:
+    def score(self, stage: TokenStage, batch: Tensors, micro: Micro) -> Tensor:
         """[N, 2]: the loss in nats and the most probable token."""
-        if not hasattr(part.network, "get_output_embeddings"):
-            logits_NV = base.of_targets(part.task.logits(part.network, batch), micro)
+        if not hasattr(stage.network, "get_output_embeddings"):
+            logits_NV = base.of_targets(stage.logits(batch), micro)
             return judge_logits(base.exact(logits_NV), micro.labels, 0, None)
-        hidden_BTH = part.states(part.network, batch)
-        if not part.last:
+        hidden_BTH = stage.states(stage.network, batch)
+        if not stage.last:
             return base.sendable(hidden_BTH)
-        head: Any = part.network.get_output_embeddings()  # type: ignore[operator]
+        head: Any = stage.network.get_output_embeddings()  # type: ignore[operator]
         states_NH = base.of_targets(hidden_BTH, micro)
-        return judge_targets(states_NH, head.weight, micro.labels, part.tp_group)
+        return judge_targets(states_NH, head.weight, micro.labels, stage.tp_group)
 
     def alone(
-        self, model: ModelFolder, table: pa.Table, mesh: Mesh, asked: int | None = None
+        self, model: ScoredModel, table: pa.Table, mesh: Place, asked: int | None = None
     ) -> Alone:
         """With `asked`, the only target is what follows that place."""
         task: Any = model.task
@@ -103,7 +109,7 @@ class Tokens(Objective):
         unit = layout.tp
         if layout.cp > 1:
             unit *= 2 * layout.cp
-        length = -(-int(row_tokens(table).max()) // unit) * unit
+        length = -(-int(flattened(table, "input_ids")[1].max()) // unit) * unit
         tensors = task.collate(table, model.settings, length=length)
         if asked is not None:
             tensors["labels"][0, asked] = 0
@@ -152,16 +158,16 @@ class Tokens(Objective):
         return None
 
 
-def _lesson(part: Part, batch: Tensors, micro: Micro) -> Lesson | None:
+def _lesson(stage: TokenStage, batch: Tensors, micro: Micro) -> Lesson | None:
     """What the teacher says, if there is one.
 
     It is asked before the student's forward pass, whose activations are not there yet."""
-    if not (part.teachers and part.training):
+    if not (stage.teachers and stage.training):
         return None
-    (teacher,) = part.teachers
-    goal = part.goal
+    (teacher,) = stage.teachers
+    goal = stage.goal
     with torch.no_grad():
-        states_NH = base.of_targets(part.states(teacher, batch), micro)
+        states_NH = base.of_targets(stage.states(teacher, batch), micro)
     head: Any = teacher.get_output_embeddings()  # type: ignore[operator]
     return Lesson(head, states_NH, goal.temperature, goal.teacher_weight)
 
@@ -190,3 +196,6 @@ def micro_of_tokens(
         key=key,
         count=count,
     )
+
+
+LOSS = Tokens()

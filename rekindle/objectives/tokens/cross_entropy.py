@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,11 +17,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from rekindle.plan.tensors import TAUGHT, rows_at_once
-from rekindle.train.weights import intervals
+from rekindle.objectives.shards import intervals
+from rekindle.objectives.tokens import TAUGHT, rows_at_once
 
-if TYPE_CHECKING:
-    from rekindle.train.mesh import Ranks
+Ranks = dist.ProcessGroup | None
 
 _ALIGNED = 64
 """Rows of the output layer, in a multiple of which tensor cores work."""

@@ -22,9 +22,10 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.errors import DataError
-from rekindle.evaluate.scores.base import EPSILON, Bools, Floats, Ints, ModelScores
-from rekindle.evaluate.scores.classes import beats_majority, class_result, indices_of
-from rekindle.records import TAG_METRICS, Check, ClassResult, Contender
+from rekindle.objectives.classes.scores import beats_majority, class_result, indices_of
+from rekindle.objectives.scores import EPSILON, Bools, Floats, Ints, ModelScores
+from rekindle.objectives.tags import KIND
+from rekindle.records import Check, ClassResult, Contender
 
 Triple = tuple[Ints, Ints, Ints]
 
@@ -121,8 +122,8 @@ class TagScores(ModelScores):
     @functools.cached_property
     def metrics(self) -> Mapping[str, float]:
         if len(self) and not self.finite:
-            return dict.fromkeys(TAG_METRICS, math.nan)
-        return self.measured(TAG_METRICS)
+            return dict.fromkeys(KIND.metrics, math.nan)
+        return self.measured(KIND.metrics)
 
     @property
     def finite(self) -> bool:
@@ -262,3 +263,6 @@ def count_entities(scheme: Scheme, true_W: Ints, predicted_W: Ints, lengths_N: I
         counts(starts, types),
         counts(true_starts, true_types),
     )
+
+
+SCORES = TagScores
