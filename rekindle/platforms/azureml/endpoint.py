@@ -32,6 +32,7 @@ from rekindle.errors import (
 )
 from rekindle.platforms.azureml import client
 from rekindle.platforms.azureml.client import where, workspace_path
+from rekindle.platforms.polling import polls
 from rekindle.protojson import Json
 from rekindle.serve.messages import ServedModel, Traffic, is_refusal
 from rekindle.serve.staging import stage
@@ -337,11 +338,9 @@ class AzureMLEndpoint:
         return rows
 
     def _polls(self) -> Iterator[None]:
-        """Yields until the patience ends, with a pause after each; then StepError."""
-        give_up = time.monotonic() + WAIT_SECONDS
-        while time.monotonic() < give_up:
-            yield
-            time.sleep(self.poll_seconds)
+        """Yields once for each look, with a pause between two; StepError after the
+        limit."""
+        yield from polls(WAIT_SECONDS, self.poll_seconds)
         message = f"Azure ML does not end this in {WAIT_SECONDS:.0f} s"
         raise StepError(message, where=self.address)
 

@@ -17,7 +17,6 @@ gateway.networking.k8s.io/v1; pkg/apis/serving/v1beta1 and pkg/constants of kser
 import dataclasses
 import hashlib
 import json
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 
@@ -26,6 +25,7 @@ from rekindle.http import HttpError
 from rekindle.platforms.kubeflow import serving
 from rekindle.platforms.kubeflow.cluster import ApiServer, passing
 from rekindle.platforms.kubeflow.serving import LABEL, VERSION
+from rekindle.platforms.polling import polls
 from rekindle.protojson import Json
 from rekindle.serve.messages import BOUNDS_MS, ServedModel, Traffic
 from rekindle.serve.staging import stage
@@ -116,9 +116,9 @@ class KubeflowEndpoint:
         labels = {LABEL: self.model, VERSION: model.version}
         self._have("Service", name, serving.service(labels), labels)
         spec = serving.pods(self.place, self.deploy, labels, uri)
-        give_up = time.monotonic() + serving.READY_SECONDS
+        trouble = ""
         troubled_polls = 0
-        while True:
+        for _ in polls(serving.READY_SECONDS, self.poll_seconds):
             deployment = self._deployment(name, spec, labels)
             if serving.complete(deployment):
                 return
@@ -132,15 +132,12 @@ class KubeflowEndpoint:
                 )
             trouble, is_over = serving.trouble(model.version, self._listed("Pod"))
             troubled_polls = troubled_polls + 1 if trouble else 0
-            is_late = time.monotonic() > give_up
             # an autoscaler may yet bring a node; a reason of another kind stays
             is_stuck = troubled_polls >= _PATIENT_POLLS and not trouble.startswith("no node")
-            if is_over or is_late or is_stuck:
-                what = f"version {model.version} did not start: {trouble}"
-                if is_late and not trouble:
-                    what += " in time"
-                raise StepError(what, where=name)
-            time.sleep(self.poll_seconds)
+            if is_over or is_stuck:
+                break
+        reason = trouble or f"it is not ready after {serving.READY_SECONDS:.0f} s"
+        raise StepError(f"version {model.version} did not start: {reason}", where=name)
 
     def _deployment(self, name: str, spec: Json, labels: Mapping[str, str]) -> Json:
         """The Deployment of a version as it is, made by us or by KServe; one that is not
@@ -305,22 +302,21 @@ class KubeflowEndpoint:
     def _route(self, targets: list[Json]) -> None:
         """Share requests by weights, and wait until the Gateway has taken them."""
         spec = self._route_spec(targets)
-        give_up = time.monotonic() + ROUTE_SECONDS
-        while True:
+        # the conditions of each Gateway that has looked at the route
+        parents: list[dict[str, tuple[str, str]]] = []
+        for _ in polls(ROUTE_SECONDS, self.poll_seconds):
             route = self._have("HTTPRoute", self.name, spec, {LABEL: self.model})
-            parents = []  # one for each Gateway that has looked at the route
+            parents = []
             for parent in route.get("status", {}).get("parents", []):
                 parents.append(serving.conditions(parent, route["metadata"]["generation"]))
             if any(map(_is_taken, parents)):
                 return
-            if time.monotonic() > give_up:
-                why = _refusals(parents) or "it has not answered"
-                raise RequestError(
-                    f"the Gateway {self.place.gateway} does not take the route: {why}",
-                    where=self.name,
-                    fix="correct it, then run this again",
-                )
-            time.sleep(self.poll_seconds)
+        why = _refusals(parents) or "it has not answered"
+        raise RequestError(
+            f"the Gateway {self.place.gateway} does not take the route: {why}",
+            where=self.name,
+            fix="correct it, then run this again",
+        )
 
     def _route_spec(self, targets: list[Json]) -> Json:
         """The spec of the HTTPRoute to the model, which takes the prefix off the path."""

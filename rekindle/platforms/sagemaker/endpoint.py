@@ -21,6 +21,7 @@ from typing import Any, TypeGuard
 
 from rekindle.catalog.prices import per_day
 from rekindle.errors import PlatformError, RequestError, StepError
+from rekindle.platforms.polling import polls
 from rekindle.platforms.sagemaker.client import Client, where
 from rekindle.platforms.sagemaker.doctor import Account
 from rekindle.platforms.submission import digest_of, plain_name
@@ -313,15 +314,15 @@ class SageMakerEndpoint:
 
     def _settled(self, sagemaker: Client) -> Json | None:
         """The endpoint once nothing changes it; None where there is none."""
-        give_up = time.monotonic() + SETTLED_SECONDS
-        while True:
+        status = ""
+        for _ in polls(SETTLED_SECONDS, self.poll_seconds):
             endpoint = self._describe_ours(sagemaker, "endpoint", self.name)
-            if endpoint is None or endpoint["EndpointStatus"] not in _BUSY:
+            if endpoint is None:
+                return None
+            status = endpoint["EndpointStatus"]
+            if status not in _BUSY:
                 return endpoint
-            if time.monotonic() > give_up:
-                status = endpoint["EndpointStatus"]
-                raise StepError(f"it is {status} for {SETTLED_SECONDS:.0f} s", where=self.name)
-            time.sleep(self.poll_seconds)
+        raise StepError(f"it is {status} for {SETTLED_SECONDS:.0f} s", where=self.name)
 
     def _act_until(
         self,

@@ -19,6 +19,7 @@ from typing import Any
 from rekindle.catalog.prices import per_day
 from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError, StepError
+from rekindle.platforms.polling import polls
 from rekindle.platforms.vertex.client import connected
 from rekindle.platforms.vertex.runs import on_pages, send, text_of
 from rekindle.protojson import Json
@@ -318,14 +319,18 @@ class VertexEndpoint:
     def _wait(self, operation: Json) -> None:
         """Wait until an operation ends; StepError where it fails."""
         url = f"{self.project.url}/{operation['name']}"
-        give_up = time.monotonic() + _LONGEST_SECONDS
-        while not operation.get("done"):
-            if time.monotonic() > give_up:
-                raise StepError("it does not end", where=url)
-            time.sleep(self.poll_seconds)
-            operation = self.call("GET", url, 404) or {"done": True}
+        if not operation.get("done"):
+            operation = self._ended(url)
         if "error" in operation:
             raise StepError(str(operation["error"]["message"]))
+
+    def _ended(self, url: str) -> Json:
+        """The operation once it has ended; empty where it is not known any more."""
+        for _ in polls(_LONGEST_SECONDS, self.poll_seconds):
+            operation = self.call("GET", url, 404)
+            if not operation or operation.get("done"):
+                return operation
+        raise StepError("it does not end", where=url)
 
     def _change(self, path: str, endpoint: Json, **fields: Any) -> None:
         """Change an endpoint, unless others changed it since it was read."""
