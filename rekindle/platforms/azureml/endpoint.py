@@ -32,6 +32,7 @@ from rekindle.errors import (
 )
 from rekindle.platforms.azureml import client
 from rekindle.platforms.azureml.client import where, workspace_path
+from rekindle.platforms.ownership import OwnerMark
 from rekindle.platforms.polling import polls
 from rekindle.protojson import Json
 from rekindle.serve.messages import ServedModel, Traffic, is_refusal
@@ -72,6 +73,7 @@ class AzureMLEndpoint:
     def __init__(self, place: AzureMLSpec, deploy: DeploySpec, model: str) -> None:
         self.place = place
         self.model = model
+        self.mark = OwnerMark("tag", _TAG, model)
         self.machine = deploy.machine or place.machine
         self.replicas = deploy.replicas
         # the hash sets it apart from the same model's of other workspaces in the region
@@ -108,8 +110,8 @@ class AzureMLEndpoint:
             raise StepError("Azure ML could not make the endpoint", where=self.address)
         path = f"{self.path}/deployments/{_short(self.model, version)}"
         existing = self._get(path)
-        if existing and existing.get("tags", {}).get(_TAG) != self.model:
-            raise self._foreign(path)
+        if existing:
+            self.mark.check(path, existing.get("tags"), where(self.place))
         files = self._create_asset(
             f"/models/{_short(self.model, version, 200)}/versions/1", self._files(model)
         )
@@ -200,14 +202,13 @@ class AzureMLEndpoint:
         digest = model.digest[:32]
         existing = self._get(path)
         if existing is None:
-            tags = {_TAG: self.model, "digest": digest}
+            tags = {**self.mark.tags, "digest": digest}
             tags |= {key: value[:256] for key, value in lineage.items() if value}
             properties = {**self._files(model), "tags": tags, "stage": "Production"}
             self.call("PUT", path, {"properties": properties}, RequestError)
         else:
             tags = existing["properties"].get("tags", {})
-            if tags.get(_TAG) != self.model:
-                raise self._foreign(path)
+            self.mark.check(path, tags, where(self.place))
             if tags.get("digest") != digest:
                 raise RequestError(
                     f"version {model.version} of {_plain(self.model)} is another model there",
@@ -218,7 +219,7 @@ class AzureMLEndpoint:
         for version in self._all(versions_path):
             properties = version["properties"]
             stage_name = "Production" if version["name"] == model.version else "Archived"
-            is_ours = properties.get("tags", {}).get(_TAG) == self.model
+            is_ours = self.mark.is_on(properties.get("tags"))
             if is_ours and properties.get("stage") != stage_name:
                 changed = {key: properties[key] for key in ("modelType", "modelUri", "tags")}
                 changed["stage"] = stage_name
@@ -229,7 +230,7 @@ class AzureMLEndpoint:
     def _endpoint_body(self, location: str) -> Json:
         return {
             "location": location,
-            "tags": {_TAG: self.model},
+            "tags": self.mark.tags,
             "identity": {"type": "SystemAssigned"},
             "properties": {
                 "authMode": "AADToken",
@@ -242,7 +243,7 @@ class AzureMLEndpoint:
         """A deployment of a version; `files` and `environment` are ids of assets."""
         return {
             "location": location,
-            "tags": {_TAG: self.model, _TAG_VERSION: version},
+            "tags": {**self.mark.tags, _TAG_VERSION: version},
             "sku": {"name": "Default", "capacity": self.replicas},
             "properties": {
                 "endpointComputeType": "Managed",
@@ -314,8 +315,7 @@ class AzureMLEndpoint:
         endpoint = self._get(self.path)
         if not endpoint:
             return endpoint
-        if endpoint.get("tags", {}).get(_TAG) != self.model:
-            raise self._foreign(self.path)
+        self.mark.check(self.path, endpoint.get("tags"), where(self.place))
         self.address = endpoint.get("properties", {}).get("scoringUri") or self.address
         return endpoint
 
@@ -324,7 +324,7 @@ class AzureMLEndpoint:
         deployments = {}
         for deployment in self._all(f"{self.path}/deployments"):
             tags = deployment.get("tags", {})
-            if tags.get(_TAG) == self.model:
+            if self.mark.is_on(tags):
                 deployments[tags[_TAG_VERSION]] = deployment
         return deployments
 
@@ -386,7 +386,7 @@ class AzureMLEndpoint:
         """The id of what is there under this name, or is created now."""
         existing = self._get(path)
         if existing is None:
-            tagged = {**properties, "tags": {_TAG: self.model}}
+            tagged = {**properties, "tags": self.mark.tags}
             try:
                 self.call("PUT", path, {"properties": tagged}, StepError)
             except StepError:
@@ -394,16 +394,9 @@ class AzureMLEndpoint:
                 existing = self._get(path)
                 if existing is None:
                     raise
-        if existing and existing["properties"].get("tags", {}).get(_TAG) != self.model:
-            raise self._foreign(path)
+        if existing:
+            self.mark.check(path, existing["properties"].get("tags"), where(self.place))
         return workspace_path(self.place) + path
-
-    def _foreign(self, path: str) -> RequestError:
-        return RequestError(
-            f"{path} was not made by `rekindle deploy`: it lacks the tag {_TAG}={self.model}",
-            where=where(self.place),
-            fix="delete or rename one of the two",
-        )
 
     @functools.cached_property
     def _location(self) -> str:

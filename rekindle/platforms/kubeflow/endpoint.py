@@ -25,6 +25,7 @@ from rekindle.http import HttpError
 from rekindle.platforms.kubeflow import serving
 from rekindle.platforms.kubeflow.cluster import ApiServer, passing
 from rekindle.platforms.kubeflow.serving import LABEL, VERSION
+from rekindle.platforms.ownership import OwnerMark
 from rekindle.platforms.polling import polls
 from rekindle.protojson import Json
 from rekindle.serve.messages import BOUNDS_MS, ServedModel, Traffic
@@ -75,6 +76,7 @@ class KubeflowEndpoint:
         self.place = place
         self.deploy = deploy
         self.model = model
+        self.mark = OwnerMark("label", LABEL, model)
         self.name = serving.named(model)
         self.kind = "InferenceService" if place.serving == "kserve" else "Deployment"
         self.prefix = f"/{place.namespace}/{self.name}"
@@ -113,7 +115,7 @@ class KubeflowEndpoint:
         self._check()
         uri = stage(model, self.place.artifact_root)
         name = self._name(model)
-        labels = {LABEL: self.model, VERSION: model.version}
+        labels = {**self.mark.tags, VERSION: model.version}
         self._have("Service", name, serving.service(labels), labels)
         spec = serving.pods(self.place, self.deploy, labels, uri)
         trouble = ""
@@ -194,9 +196,9 @@ class KubeflowEndpoint:
                 counts[uid] = (pod.restarts, pod.counters)
             last_split = {"number": number, "shares": dict(shares), "from": counts}
         largest = max(shares, key=lambda version: shares[version])
-        spec = serving.service({LABEL: self.model, VERSION: largest})
+        spec = serving.service({**self.mark.tags, VERSION: largest})
         notes = {SPLIT: json.dumps(last_split)}
-        self._have("Service", self.name, spec, {LABEL: self.model}, notes)
+        self._have("Service", self.name, spec, self.mark.tags, notes)
 
     def observe(self) -> Mapping[str, Traffic]:
         """See `Endpoint.observe`; what a pod that has gone counted is not in it."""
@@ -305,7 +307,7 @@ class KubeflowEndpoint:
         # the conditions of each Gateway that has looked at the route
         parents: list[dict[str, tuple[str, str]]] = []
         for _ in polls(ROUTE_SECONDS, self.poll_seconds):
-            route = self._have("HTTPRoute", self.name, spec, {LABEL: self.model})
+            route = self._have("HTTPRoute", self.name, spec, self.mark.tags)
             parents = []
             for parent in route.get("status", {}).get("parents", []):
                 parents.append(serving.conditions(parent, route["metadata"]["generation"]))
@@ -434,13 +436,8 @@ class KubeflowEndpoint:
     def _check_owner(self, kind: str, existing: Json) -> None:
         """RequestError for an object that rekindle did not make for this model."""
         metadata = existing["metadata"]
-        if metadata.get("labels", {}).get(LABEL) != self.model:
-            raise RequestError(
-                f"{kind} {metadata['name']} in {self.place.namespace} is another's",
-                where="register.model_name",
-                fix=f"it has no label `{LABEL}: {self.model}`; delete it, or name the model "
-                "otherwise",
-            )
+        resource = f"{kind} {metadata['name']} in {self.place.namespace}"
+        self.mark.check(resource, metadata.get("labels"), where="register.model_name")
 
     def _delete(self, kind: str, item: Json) -> None:
         metadata = item["metadata"]

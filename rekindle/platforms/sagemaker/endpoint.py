@@ -21,6 +21,7 @@ from typing import Any, TypeGuard
 
 from rekindle.catalog.prices import per_day
 from rekindle.errors import PlatformError, RequestError, StepError
+from rekindle.platforms.ownership import OwnerMark
 from rekindle.platforms.polling import polls
 from rekindle.platforms.sagemaker.client import Client, where
 from rekindle.platforms.sagemaker.doctor import Account
@@ -61,7 +62,7 @@ class SageMakerEndpoint:
     def __init__(self, place: SageMakerSpec, deploy: DeploySpec, model: str) -> None:
         self.place = place
         self.deploy = deploy
-        self.model = model
+        self.mark = OwnerMark("tag", _TAG, model)
         self.account = Account(place, {})
         self.name = plain_name(model, r"[^a-zA-Z0-9]+", 40, distinct=True)
         host = f"https://runtime.sagemaker.{place.region}.amazonaws.com"
@@ -294,12 +295,7 @@ class SageMakerEndpoint:
             if _MISSING in str(error) or _NO_GROUP in str(error):
                 return None
             raise
-        if resource["tags"].get(_TAG) != self.model:
-            raise RequestError(
-                f"{noun} {name} is foreign: it lacks the tag {_TAG}={self.model}",
-                where=where(self.place),
-                fix="nothing was changed; delete it, or give the model another name",
-            )
+        self.mark.check(f"{noun} {name}", resource["tags"], where(self.place))
         return resource
 
     def _create_missing(
@@ -307,7 +303,7 @@ class SageMakerEndpoint:
     ) -> None:
         """Create a resource with our tag, unless it is there."""
         if self._describe_ours(sagemaker, kind, name) is None:
-            tags = {**self.place.tags, _TAG: self.model}
+            tags = {**self.place.tags, **self.mark.tags}
             listed = [{"Key": key, "Value": value} for key, value in tags.items()]
             create = getattr(sagemaker, f"create_{kind}")
             create(**{f"{_noun(kind)}Name": name}, **body, Tags=listed)

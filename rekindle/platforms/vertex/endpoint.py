@@ -19,6 +19,7 @@ from typing import Any
 from rekindle.catalog.prices import per_day
 from rekindle.catalog.tables import limits
 from rekindle.errors import PlatformError, RequestError, StepError
+from rekindle.platforms.ownership import OwnerMark
 from rekindle.platforms.polling import polls
 from rekindle.platforms.vertex.client import connected
 from rekindle.platforms.vertex.runs import on_pages, send, text_of
@@ -56,6 +57,8 @@ class VertexEndpoint:
         self.place = place
         self.deploy = deploy
         self.id = _id(name)
+        self.mark = OwnerMark("label", LABEL, self.id)
+        self.published_mark = OwnerMark("label", PUBLISHED, self.id)
         self.machine = deploy.machine or limits("vertex")["custom_job"]["cpu_machines"][0]
         with connected(place) as self.project:
             self.url = f"{self.project.url}/{self.project.parent}"
@@ -172,7 +175,7 @@ class VertexEndpoint:
             new_version = self._labelled(self.id) | self._container(model)
             new_version["versionDescription"] = "\n".join(lines)[:_MOST_CHARACTERS]
             # not the label of what is deployed, which `retain` removes
-            new_version["labels"] = {**self.place.labels, PUBLISHED: self.id, **mark}
+            new_version["labels"] = {**self.place.labels, **self.published_mark.tags, **mark}
             body: Json = {"modelId": self.id, "model": new_version}
             if self._published_versions(path):
                 parent = f"{self.project.parent}/{path}"
@@ -193,8 +196,7 @@ class VertexEndpoint:
         model = self.call("GET", path, 404)
         if not model:
             return []
-        if model.get("labels", {}).get(PUBLISHED) != self.id:
-            raise self._foreign(path)
+        self.published_mark.check(path, model.get("labels"), where=self.url)
         return self.pages("models", f"{self.url}/{path}:listVersions", {})
 
     def _published_version(self, path: str, mark: Mapping[str, str]) -> Json | None:
@@ -341,16 +343,9 @@ class VertexEndpoint:
     def _own(self, path: str) -> Json:
         """What is there, {} where nothing is; RequestError where it is not ours."""
         resource = self.call("GET", path, 404)
-        if resource and resource.get("labels", {}).get(LABEL) != self.id:
-            raise self._foreign(path)
+        if resource:
+            self.mark.check(path, resource.get("labels"), where=self.url)
         return resource
-
-    def _foreign(self, path: str) -> RequestError:
-        return RequestError(
-            f"{path} is there, and rekindle did not make it for this model",
-            where=self.url,
-            fix="remove it, or set register.model_name",
-        )
 
     def _deployed_ids(self, path: str) -> list[str]:
         return [deployed["id"] for deployed in self._own(path).get("deployedModels", ())]
@@ -388,7 +383,7 @@ class VertexEndpoint:
         """The fields that endpoints and models have alike."""
         fields: Json = {
             "displayName": name,
-            "labels": {**self.place.labels, LABEL: self.id},
+            "labels": {**self.place.labels, **self.mark.tags},
         }
         if self.place.kms_key:
             fields["encryptionSpec"] = {"kmsKeyName": self.place.kms_key}
