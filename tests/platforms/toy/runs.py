@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rekindle.errors import PlatformError
-from rekindle.platforms.snapshot import LogPiece, RunSnapshot
+from rekindle.platforms.logs import LogPiece
+from rekindle.platforms.snapshot import RunSnapshot
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun
 from rekindle.records import ArtifactRecord, StepRecord
 from tests.platforms.toy import ToySpec, client
