@@ -94,7 +94,7 @@ class AzureMLEndpoint:
         return standing
 
     def create(self, model: ServedModel, number: int) -> None:
-        version = _version_name(model)
+        version = model.deployed_name
         if not self.place.image:
             raise RequestError(
                 "a deployment needs it",
@@ -125,7 +125,7 @@ class AzureMLEndpoint:
 
     def ask(self, model: ServedModel, body: Json) -> Any:
         self._endpoint()  # which sets the address
-        deployment = _short(self.model, _version_name(model))
+        deployment = _short(self.model, model.deployed_name)
         headers = {"azureml-model-deployment": deployment}
         response = self.call("POST", self.address, body, headers=headers)
         if response.status_code != 200:
@@ -544,10 +544,6 @@ def _hash(text: str) -> str:
 def _plain(model: str) -> str:
     text = re.sub(r"[^a-z0-9]+", "-", model)
     return text if text[0].isalpha() else f"m-{text}"
-
-
-def _version_name(model: ServedModel) -> str:
-    return f"v{model.version}-{model.digest[:8]}"
 
 
 def _short(model: str, end: str, most: int = 32) -> str:

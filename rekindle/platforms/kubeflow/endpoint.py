@@ -481,7 +481,7 @@ class KubeflowEndpoint:
             raise _explained(error, f"{method} {path}") from None
 
     def _name(self, model: ServedModel) -> str:
-        return serving.named(model.name, f"-v{model.version}-{model.digest[:8]}")
+        return serving.named(model.name, f"-{model.deployed_name}")
 
 
 def _no_canary(why: str) -> RequestError:

@@ -279,7 +279,7 @@ class SageMakerEndpoint:
         return self.place.image
 
     def _variant_of(self, model: ServedModel) -> str:
-        return f"{self.name}-v{model.version}-{model.digest[:8]}"
+        return f"{self.name}-{model.deployed_name}"
 
     def _describe_ours(self, sagemaker: Client, kind: str, name: str) -> Json | None:
         """A resource with its `tags`;

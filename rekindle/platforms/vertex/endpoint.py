@@ -390,7 +390,7 @@ class VertexEndpoint:
         return fields
 
     def _name(self, model: ServedModel) -> str:
-        return f"{self.id}-v{model.version}-{model.digest[:8]}"
+        return f"{self.id}-{model.deployed_name}"
 
 
 @dataclasses.dataclass
