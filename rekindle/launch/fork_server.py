@@ -7,6 +7,11 @@ have to see to it that they end with it. Where it cannot fork safely (several th
 learn how a fork ended (no `pidfd`), no answer comes, and the caller starts a process of
 its own.
 
+multiprocessing's forkserver cannot do this: its forks have the server's environment,
+output and session, it forks with threads alive, and only the process that started the
+server may ask it, while here the steps of a run ask one that the run started. It would
+replace the loop of `serve`; what a fork and its caller do would stay.
+
 `python -m rekindle.launch.fork_server LINK MODULE...` is one that forks into the steps of
 a run: importing KFP's executor and MLflow takes a processor two to three seconds, and
 most steps do it. A request is `{"task": path of TASK.json, "env": {...}}`, and what is

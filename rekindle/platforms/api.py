@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from rekindle.platforms.alarms import Monitoring
     from rekindle.platforms.cache_diff import CacheKey
     from rekindle.platforms.checks import Needs, PlatformCheck
-    from rekindle.platforms.snapshot import LogPiece, RunSnapshot
+    from rekindle.platforms.logs import LogPiece
+    from rekindle.platforms.snapshot import RunSnapshot
     from rekindle.platforms.submission import (
         Definition,
         Lowered,

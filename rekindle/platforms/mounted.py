@@ -88,10 +88,10 @@ def run(task: Task, place: Place) -> int:
             if place.node == 0:
                 _leave(place, {"parameters": {}, "artifacts": {}, "skipped": True})
             return 0
-        executor_input = _executor_input(task, inputs, place)
+        step_input = _step_input(task, inputs, place)
         facts = {**place.facts, "pipeline_task_name": task["name"]}
         leads = place.node == 0
-        arguments = node.prepared(task, executor_input, facts, WORK, leads=leads, cwd=Path.cwd())
+        arguments = node.prepared(task, step_input, facts, WORK, leads=leads, cwd=Path.cwd())
     except (shim.TaskError, OSError, ValueError, KeyError) as error:
         return failed(place, f"{type(error).__name__}: {error}")
     code = node.installed(task["pip"])
@@ -380,29 +380,42 @@ def _attempts(task: Task, words: list[str], place: Place) -> int:
     return code
 
 
-def _executor_input(task: Task, inputs: _Inputs, place: Place) -> Json:
+def _step_input(task: Task, inputs: _Inputs, place: Place) -> Json:
     """The ExecutorInput of the step in this container."""
     values = {}
     for name, source in task["parameters"].items():
         values[name] = inputs.parameter(name, source, task["types"])
-    input_artifacts = {}
+    artifacts = {}
     for name, source in task["artifacts"].items():
-        artifacts = inputs.artifacts(name, source)
-        if artifacts:
-            input_artifacts[name] = {"artifacts": artifacts}
+        artifacts_of_input = inputs.artifacts(name, source)
+        if artifacts_of_input:
+            artifacts[name] = artifacts_of_input
     promised = {}
     for name, schema in task["outputs"]["artifacts"].items():
-        artifact = artifact_of(name, schema, place.outputs[name] / "data", {})
-        promised[name] = {"artifacts": [artifact]}
-    files = {}
-    for name in task["outputs"]["parameters"]:
-        files[name] = {"outputFile": str(WORK / "parameters" / name)}
+        promised[name] = artifact_of(name, schema, place.outputs[name] / "data", {})
+    files = {name: WORK / "parameters" / name for name in task["outputs"]["parameters"]}
+    return executor_input(_without_none(values), artifacts, promised, files, WORK)
+
+
+def executor_input(
+    values: Mapping[str, Any],
+    artifacts: Mapping[str, list[Json]],
+    promised: Mapping[str, Json],
+    files: Mapping[str, Path],
+    folder: Path,
+) -> Json:
+    """KFP's ExecutorInput: the values of parameters, the artifacts of each input, what
+    each output is `promised` to be, the file of each output parameter, and the folder
+    where the executor says what it did."""
     return {
-        "inputs": {"parameterValues": _without_none(values), "artifacts": input_artifacts},
+        "inputs": {
+            "parameterValues": dict(values),
+            "artifacts": {name: {"artifacts": several} for name, several in artifacts.items()},
+        },
         "outputs": {
-            "parameters": files,
-            "artifacts": promised,
-            "outputFile": str(WORK / "executor_output.json"),
+            "parameters": {name: {"outputFile": str(file)} for name, file in files.items()},
+            "artifacts": {name: {"artifacts": [output]} for name, output in promised.items()},
+            "outputFile": str(folder / "executor_output.json"),
         },
     }
 

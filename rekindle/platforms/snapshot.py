@@ -24,14 +24,6 @@ class RunSnapshot:
     ended_at: datetime.datetime | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class LogPiece:
-    """A piece of a step's log, and where the next one begins."""
-
-    text: str
-    cursor: str
-
-
 def merged(record: RunRecord, snapshot: RunSnapshot, now: datetime.datetime) -> RunRecord:
     """`record` with what `snapshot` has: planned steps keep their order, others follow as
     they began. What never began in a run that is over is skipped, and says why."""

@@ -153,6 +153,14 @@ def digest_of(files: Mapping[str, bytes], token: str = "", length: int = 16) -> 
     return digest.hexdigest()[:length]
 
 
+def submission_name(
+    pipeline: str, definition: Definition, token: str, longest: int | None = None
+) -> str:
+    """What a run is called on a platform: up to `longest` characters of the pipeline's
+    name, and what identifies the submission."""
+    return f"{pipeline[:longest].rstrip('-')}-{digest_of(definition.files, token)}"
+
+
 def not_installed(error: ImportError, where: str, fix: str) -> PlatformError:
     """To raise where a platform's SDK is missing."""
     return PlatformError(f"{error.name} is not installed here", where=where, fix=fix)

@@ -12,7 +12,11 @@ keys, nothing that a `.dockerignore` beside the config leaves out, and nothing t
 brings in from elsewhere. A file that is named by itself is taken whatever it is called.
 Authority for `.dockerignore`: docs.docker.com/build/concepts/context, "Filename and
 location": Go's filepath.Match, `**` for any folders, `!` for exceptions, the last line
-that matches decides."""
+that matches decides.
+
+pathspec does not read these lines, for its patterns are git's. Of 2,000 drawn files it
+read 115 otherwise, each line anchored: after `!data/[^b]` the line `data` keeps `data/x`,
+`a**b` matches no `/`, and `[!b]` is all but `b`. What is to be left out may be a secret."""
 
 import contextlib
 import dataclasses

@@ -48,6 +48,12 @@ class ServedModel:
         """What a version that is deployed keeps."""
         return f"{self.digest}-{self.precision}".rstrip("-")
 
+    @property
+    def deployed_name(self) -> str:
+        """What a platform calls the version, behind the name of its model: its number and
+        the begin of its digest, such as `v7-0123abcd`."""
+        return f"v{self.version}-{self.digest[:8]}"
+
     def with_shadow(self, shadow: "ServedModel") -> "ServedModel":
         """This version with another one in its shadow, as a version of its own: digits
         alone name it, which all platforms take."""

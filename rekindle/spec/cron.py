@@ -3,7 +3,12 @@
 
 A line that names days of the month and of the week starts on either, and a step over all
 days beside other days (`*/2`) is refused, since crons disagree on whether then both have
-to fit. Authority: crontab(5)."""
+to fit. Authority: crontab(5).
+
+Next times are computed here and not by croniter: it starts a time that clocks skip after
+the gap, and one that they repeat twice, so both would be corrected here. It takes 0.1 s to
+import and would replace some twenty lines, for platforms are given the numbers of each
+field. The tests compare `next_times` with croniter's."""
 
 import datetime
 import itertools

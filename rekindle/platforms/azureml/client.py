@@ -18,7 +18,6 @@ import yaml
 from rekindle.errors import PlatformError, UnreachableError, first_line
 from rekindle.ir.read.raw import LOADER
 from rekindle.outputs import PlannedStep
-from rekindle.platforms import submission
 from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.cache_diff import CacheKey, of_bundle
 from rekindle.platforms.submission import (
@@ -27,6 +26,7 @@ from rekindle.platforms.submission import (
     RunTag,
     SubmittedRun,
     not_installed,
+    submission_name,
 )
 from rekindle.protojson import Json
 
@@ -62,7 +62,7 @@ def submit(definition: Definition, place: AzureMLSpec, mark: RunTag) -> Submitte
 def run_name(definition: Definition, token: str) -> str:
     """The name of the job of this definition that is submitted with this token."""
     job = definition.entry.removesuffix(SUFFIX)
-    return f"{job[:80]}-{submission.digest_of(definition.files, token)}"
+    return submission_name(job, definition, token, longest=80)
 
 
 def where(place: AzureMLSpec) -> str:

@@ -33,6 +33,8 @@ from rekindle.errors import (
 from rekindle.platforms.azureml import client
 from rekindle.platforms.azureml.client import where, workspace_path
 from rekindle.platforms.azureml.section import AzureMLSpec
+from rekindle.platforms.ownership import OwnerMark
+from rekindle.platforms.polling import polls
 from rekindle.protojson import Json
 from rekindle.serve.messages import ServedModel, Traffic, is_refusal
 from rekindle.serve.staging import stage
@@ -70,6 +72,7 @@ class AzureMLEndpoint:
     def __init__(self, place: AzureMLSpec, deploy: DeploySpec, model: str) -> None:
         self.place = place
         self.model = model
+        self.mark = OwnerMark("tag", _TAG, model)
         self.machine = deploy.machine or place.machine
         self.replicas = deploy.replicas
         # the hash sets it apart from the same model's of other workspaces in the region
@@ -90,7 +93,7 @@ class AzureMLEndpoint:
         return standing
 
     def create(self, model: ServedModel, number: int) -> None:
-        version = _version_name(model)
+        version = model.deployed_name
         if not self.place.image:
             raise RequestError(
                 "a deployment needs it",
@@ -106,8 +109,8 @@ class AzureMLEndpoint:
             raise StepError("Azure ML could not make the endpoint", where=self.address)
         path = f"{self.path}/deployments/{_short(self.model, version)}"
         existing = self._get(path)
-        if existing and existing.get("tags", {}).get(_TAG) != self.model:
-            raise self._foreign(path)
+        if existing:
+            self.mark.check(path, existing.get("tags"), where(self.place))
         files = self._create_asset(
             f"/models/{_short(self.model, version, 200)}/versions/1", self._files(model)
         )
@@ -121,7 +124,7 @@ class AzureMLEndpoint:
 
     def ask(self, model: ServedModel, body: Json) -> Any:
         self._endpoint()  # which sets the address
-        deployment = _short(self.model, _version_name(model))
+        deployment = _short(self.model, model.deployed_name)
         headers = {"azureml-model-deployment": deployment}
         response = self.call("POST", self.address, body, headers=headers)
         if response.status_code != 200:
@@ -198,14 +201,13 @@ class AzureMLEndpoint:
         digest = model.digest[:32]
         existing = self._get(path)
         if existing is None:
-            tags = {_TAG: self.model, "digest": digest}
+            tags = {**self.mark.tags, "digest": digest}
             tags |= {key: value[:256] for key, value in lineage.items() if value}
             properties = {**self._files(model), "tags": tags, "stage": "Production"}
             self.call("PUT", path, {"properties": properties}, RequestError)
         else:
             tags = existing["properties"].get("tags", {})
-            if tags.get(_TAG) != self.model:
-                raise self._foreign(path)
+            self.mark.check(path, tags, where(self.place))
             if tags.get("digest") != digest:
                 raise RequestError(
                     f"version {model.version} of {_plain(self.model)} is another model there",
@@ -216,7 +218,7 @@ class AzureMLEndpoint:
         for version in self._all(versions_path):
             properties = version["properties"]
             stage_name = "Production" if version["name"] == model.version else "Archived"
-            is_ours = properties.get("tags", {}).get(_TAG) == self.model
+            is_ours = self.mark.is_on(properties.get("tags"))
             if is_ours and properties.get("stage") != stage_name:
                 changed = {key: properties[key] for key in ("modelType", "modelUri", "tags")}
                 changed["stage"] = stage_name
@@ -227,7 +229,7 @@ class AzureMLEndpoint:
     def _endpoint_body(self, location: str) -> Json:
         return {
             "location": location,
-            "tags": {_TAG: self.model},
+            "tags": self.mark.tags,
             "identity": {"type": "SystemAssigned"},
             "properties": {
                 "authMode": "AADToken",
@@ -240,7 +242,7 @@ class AzureMLEndpoint:
         """A deployment of a version; `files` and `environment` are ids of assets."""
         return {
             "location": location,
-            "tags": {_TAG: self.model, _TAG_VERSION: version},
+            "tags": {**self.mark.tags, _TAG_VERSION: version},
             "sku": {"name": "Default", "capacity": self.replicas},
             "properties": {
                 "endpointComputeType": "Managed",
@@ -312,8 +314,7 @@ class AzureMLEndpoint:
         endpoint = self._get(self.path)
         if not endpoint:
             return endpoint
-        if endpoint.get("tags", {}).get(_TAG) != self.model:
-            raise self._foreign(self.path)
+        self.mark.check(self.path, endpoint.get("tags"), where(self.place))
         self.address = endpoint.get("properties", {}).get("scoringUri") or self.address
         return endpoint
 
@@ -322,7 +323,7 @@ class AzureMLEndpoint:
         deployments = {}
         for deployment in self._all(f"{self.path}/deployments"):
             tags = deployment.get("tags", {})
-            if tags.get(_TAG) == self.model:
+            if self.mark.is_on(tags):
                 deployments[tags[_TAG_VERSION]] = deployment
         return deployments
 
@@ -336,11 +337,9 @@ class AzureMLEndpoint:
         return rows
 
     def _polls(self) -> Iterator[None]:
-        """Yields until the patience ends, with a pause after each; then StepError."""
-        give_up = time.monotonic() + WAIT_SECONDS
-        while time.monotonic() < give_up:
-            yield
-            time.sleep(self.poll_seconds)
+        """Yields once for each look, with a pause between two; StepError after the
+        limit."""
+        yield from polls(WAIT_SECONDS, self.poll_seconds)
         message = f"Azure ML does not end this in {WAIT_SECONDS:.0f} s"
         raise StepError(message, where=self.address)
 
@@ -386,7 +385,7 @@ class AzureMLEndpoint:
         """The id of what is there under this name, or is created now."""
         existing = self._get(path)
         if existing is None:
-            tagged = {**properties, "tags": {_TAG: self.model}}
+            tagged = {**properties, "tags": self.mark.tags}
             try:
                 self.call("PUT", path, {"properties": tagged}, StepError)
             except StepError:
@@ -394,16 +393,9 @@ class AzureMLEndpoint:
                 existing = self._get(path)
                 if existing is None:
                     raise
-        if existing and existing["properties"].get("tags", {}).get(_TAG) != self.model:
-            raise self._foreign(path)
+        if existing:
+            self.mark.check(path, existing["properties"].get("tags"), where(self.place))
         return workspace_path(self.place) + path
-
-    def _foreign(self, path: str) -> RequestError:
-        return RequestError(
-            f"{path} was not made by `rekindle deploy`: it lacks the tag {_TAG}={self.model}",
-            where=where(self.place),
-            fix="delete or rename one of the two",
-        )
 
     @functools.cached_property
     def _location(self) -> str:
@@ -551,10 +543,6 @@ def _hash(text: str) -> str:
 def _plain(model: str) -> str:
     text = re.sub(r"[^a-z0-9]+", "-", model)
     return text if text[0].isalpha() else f"m-{text}"
-
-
-def _version_name(model: ServedModel) -> str:
-    return f"v{model.version}-{model.digest[:8]}"
 
 
 def _short(model: str, end: str, most: int = 32) -> str:

@@ -29,8 +29,9 @@ from rekindle.platforms.azureml import client as service
 from rekindle.platforms.azureml.client import connected, submit, where
 from rekindle.platforms.azureml.compile import identifiers
 from rekindle.platforms.azureml.section import AzureMLSpec
+from rekindle.platforms.logs import LogPiece, read_streams
 from rekindle.platforms.mounted import RESULT, place_of
-from rekindle.platforms.snapshot import LogPiece, RunSnapshot, moment, step_times
+from rekindle.platforms.snapshot import RunSnapshot, moment, step_times
 from rekindle.platforms.submission import (
     Definition,
     RunTag,
@@ -96,24 +97,22 @@ def read_log(place: AzureMLSpec, id: str, step: StepRecord, cursor: str) -> LogP
     ends."""
     if not step.log:
         return LogPiece("", cursor)
-    offsets: dict[str, int] = json.loads(cursor or "{}")  # in bytes, by file
-    text = ""
     with connected(place) as client:
-        listed = sorted((_run_operations(client).get_run_details(step.log).log_files or {}).items())
-        log_files = []
-        for name, url in listed:
+        urls = dict(_run_operations(client).get_run_details(step.log).log_files or {})
+        machines = {}
+        for name in sorted(urls):
             match = _LOG_FILE.fullmatch(name)
             if match:
-                log_files.append((name, int(match[1] or 0), url))
-        for name, node, url in log_files:
-            content = _content_since(url, offsets.get(name, 0))
+                machines[name] = f"node {int(match[1] or 0)}"
+
+        def read_since(name: str, offset_bytes: int) -> tuple[list[str], int]:
+            content = _content_since(urls[name], offset_bytes)
             if step.status not in snapshot.ENDED_STEP:
                 content = content[: content.rfind(b"\n") + 1]  # whole lines
-            offsets[name] = offsets.get(name, 0) + len(content)
-            prefix = f"[node {node}] " if len(log_files) > 1 else ""
             lines = content.decode(errors="replace").splitlines()
-            text += "".join(f"{prefix}{line}\n" for line in lines)
-    return LogPiece(text, json.dumps(offsets))
+            return lines, offset_bytes + len(content)
+
+        return read_streams(machines, cursor, 0, read_since)
 
 
 def cancel(place: AzureMLSpec, id: str) -> None:

@@ -25,7 +25,13 @@ from rekindle.outputs import PlannedStep
 from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.kubeflow.compile import LAUNCHER
 from rekindle.platforms.kubeflow.section import KubeflowSpec
-from rekindle.platforms.submission import BUG, Definition, RunTag, SubmittedRun, digest_of
+from rekindle.platforms.submission import (
+    BUG,
+    Definition,
+    RunTag,
+    SubmittedRun,
+    submission_name,
+)
 from rekindle.protojson import Json
 
 P = ParamSpec("P")
@@ -108,7 +114,7 @@ def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> Submitt
 
 
 def run_name(definition: Definition, token: str) -> str:
-    return f"{definition.entry.removesuffix('.yaml')}-{digest_of(definition.files, token)}"
+    return submission_name(definition.entry.removesuffix(".yaml"), definition, token)
 
 
 def where(place: KubeflowSpec) -> str:

@@ -23,7 +23,6 @@ source."""
 import dataclasses
 import hashlib
 import json
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 
@@ -33,6 +32,8 @@ from rekindle.platforms.kubeflow import serving
 from rekindle.platforms.kubeflow.cluster import ApiServer, passing
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.kubeflow.serving import LABEL, VERSION
+from rekindle.platforms.ownership import OwnerMark
+from rekindle.platforms.polling import polls
 from rekindle.protojson import Json
 from rekindle.serve.messages import BOUNDS_MS, ServedModel, Traffic
 from rekindle.serve.staging import stage
@@ -80,6 +81,7 @@ class KubeflowEndpoint:
         self.place = place
         self.deploy = deploy
         self.model = model
+        self.mark = OwnerMark("label", LABEL, model)
         self.name = serving.named(model)
         self.kind = "InferenceService" if place.serving == "kserve" else "Deployment"
         self.prefix = f"/{place.namespace}/{self.name}"
@@ -118,12 +120,12 @@ class KubeflowEndpoint:
         self._check()
         uri = stage(model, self.place.artifact_root)
         name = self._name(model)
-        labels = {LABEL: self.model, VERSION: model.version}
+        labels = {**self.mark.tags, VERSION: model.version}
         self._have("Service", name, serving.service(labels), labels)
         spec = serving.pods(self.place, self.deploy, labels, uri)
-        give_up = time.monotonic() + serving.READY_SECONDS
+        trouble = ""
         troubled_polls = 0
-        while True:
+        for _ in polls(serving.READY_SECONDS, self.poll_seconds):
             deployment = self._deployment(name, spec, labels)
             if serving.complete(deployment):
                 return
@@ -137,15 +139,12 @@ class KubeflowEndpoint:
                 )
             trouble, is_over = serving.trouble(model.version, self._listed("Pod"))
             troubled_polls = troubled_polls + 1 if trouble else 0
-            is_late = time.monotonic() > give_up
             # an autoscaler may yet bring a node; a reason of another kind stays
             is_stuck = troubled_polls >= _PATIENT_POLLS and not trouble.startswith("no node")
-            if is_over or is_late or is_stuck:
-                what = f"version {model.version} did not start: {trouble}"
-                if is_late and not trouble:
-                    what += " in time"
-                raise StepError(what, where=name)
-            time.sleep(self.poll_seconds)
+            if is_over or is_stuck:
+                break
+        reason = trouble or f"it is not ready after {serving.READY_SECONDS:.0f} s"
+        raise StepError(f"version {model.version} did not start: {reason}", where=name)
 
     def _deployment(self, name: str, spec: Json, labels: Mapping[str, str]) -> Json:
         """The Deployment of a version as it is, made by us or by KServe; one that is not
@@ -202,9 +201,9 @@ class KubeflowEndpoint:
                 counts[uid] = (pod.restarts, pod.counters)
             last_split = {"number": number, "shares": dict(shares), "from": counts}
         largest = max(shares, key=lambda version: shares[version])
-        spec = serving.service({LABEL: self.model, VERSION: largest})
+        spec = serving.service({**self.mark.tags, VERSION: largest})
         notes = {SPLIT: json.dumps(last_split)}
-        self._have("Service", self.name, spec, {LABEL: self.model}, notes)
+        self._have("Service", self.name, spec, self.mark.tags, notes)
 
     def observe(self) -> Mapping[str, Traffic]:
         """See `Endpoint.observe`; what a pod that has gone counted is not in it."""
@@ -310,22 +309,21 @@ class KubeflowEndpoint:
     def _route(self, targets: list[Json]) -> None:
         """Share requests by weights, and wait until the Gateway has taken them."""
         spec = self._route_spec(targets)
-        give_up = time.monotonic() + ROUTE_SECONDS
-        while True:
-            route = self._have("HTTPRoute", self.name, spec, {LABEL: self.model})
-            parents = []  # one for each Gateway that has looked at the route
+        # the conditions of each Gateway that has looked at the route
+        parents: list[dict[str, tuple[str, str]]] = []
+        for _ in polls(ROUTE_SECONDS, self.poll_seconds):
+            route = self._have("HTTPRoute", self.name, spec, self.mark.tags)
+            parents = []
             for parent in route.get("status", {}).get("parents", []):
                 parents.append(serving.conditions(parent, route["metadata"]["generation"]))
             if any(map(_is_taken, parents)):
                 return
-            if time.monotonic() > give_up:
-                why = _refusals(parents) or "it has not answered"
-                raise RequestError(
-                    f"the Gateway {self.place.gateway} does not take the route: {why}",
-                    where=self.name,
-                    fix="correct it, then run this again",
-                )
-            time.sleep(self.poll_seconds)
+        why = _refusals(parents) or "it has not answered"
+        raise RequestError(
+            f"the Gateway {self.place.gateway} does not take the route: {why}",
+            where=self.name,
+            fix="correct it, then run this again",
+        )
 
     def _route_spec(self, targets: list[Json]) -> Json:
         """The spec of the HTTPRoute to the model, which takes the prefix off the path."""
@@ -443,13 +441,8 @@ class KubeflowEndpoint:
     def _check_owner(self, kind: str, existing: Json) -> None:
         """RequestError for an object that rekindle did not make for this model."""
         metadata = existing["metadata"]
-        if metadata.get("labels", {}).get(LABEL) != self.model:
-            raise RequestError(
-                f"{kind} {metadata['name']} in {self.place.namespace} is another's",
-                where="register.model_name",
-                fix=f"it has no label `{LABEL}: {self.model}`; delete it, or name the model "
-                "otherwise",
-            )
+        resource = f"{kind} {metadata['name']} in {self.place.namespace}"
+        self.mark.check(resource, metadata.get("labels"), where="register.model_name")
 
     def _delete(self, kind: str, item: Json) -> None:
         metadata = item["metadata"]
@@ -493,7 +486,7 @@ class KubeflowEndpoint:
             raise _explained(error, f"{method} {path}") from None
 
     def _name(self, model: ServedModel) -> str:
-        return serving.named(model.name, f"-v{model.version}-{model.digest[:8]}")
+        return serving.named(model.name, f"-{model.deployed_name}")
 
 
 def _no_canary(why: str) -> RequestError:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from rekindle.platforms.checks import Needs, PlatformCheck
     from rekindle.platforms.kubeflow.alarms import KubeflowAlarms
     from rekindle.platforms.kubeflow.endpoint import KubeflowEndpoint
-    from rekindle.platforms.snapshot import LogPiece, RunSnapshot
+    from rekindle.platforms.logs import LogPiece
+    from rekindle.platforms.snapshot import RunSnapshot
     from rekindle.platforms.submission import (
         Definition,
         Lowered,

@@ -26,7 +26,8 @@ from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.rewrite import executors
 from rekindle.platforms.kubeflow.client import KfpServer, connected, page, where
 from rekindle.platforms.kubeflow.section import KubeflowSpec
-from rekindle.platforms.snapshot import LogPiece, RunSnapshot, step_times
+from rekindle.platforms.logs import LogPiece
+from rekindle.platforms.snapshot import RunSnapshot, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, check_resumable
 from rekindle.protojson import Json
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus

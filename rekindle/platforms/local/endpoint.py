@@ -19,6 +19,7 @@ from typing import Any
 
 from rekindle.errors import RequestError, StepError
 from rekindle.launch.process import is_running
+from rekindle.platforms.polling import polls
 from rekindle.records import write_atomically
 from rekindle.serve import messages
 from rekindle.serve.messages import VERSION, ServedModel, Status, Traffic, Wanted
@@ -90,17 +91,14 @@ class LocalEndpoint:
         if version is not None and version.state == "failed":  # it is started again
             self.retain({other.version for other in other_models}, number)
         self._want(number, models=(*other_models, model))
-        give_up = time.monotonic() + READY_SECONDS
-        while True:
+        for _ in polls(READY_SECONDS, _LOOK_SECONDS):
             version = self._asked().versions.get(model.version)
             if version is not None and version.state == "ready":
                 return
             if version is not None and version.state == "failed":
                 raise StepError(f"version {model.version} did not start: {version.reason}")
-            if time.monotonic() > give_up:
-                message = f"version {model.version} is not ready after {READY_SECONDS:.0f} s"
-                raise StepError(message, where=str(self.folder / f"version-{model.version}.txt"))
-            time.sleep(_LOOK_SECONDS)
+        message = f"version {model.version} is not ready after {READY_SECONDS:.0f} s"
+        raise StepError(message, where=str(self.folder / f"version-{model.version}.txt"))
 
     def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
         status, text = self._sent("POST", "/predict", {VERSION: model.version}, json.dumps(body))
@@ -165,22 +163,19 @@ class LocalEndpoint:
     def _until(self, condition: Callable[[Status], bool]) -> Status:
         """The router's status once the condition holds; starts the router where it does
         not run."""
-        give_up = time.monotonic() + ROUTER_SECONDS
         process: subprocess.Popen[bytes] | None = None
         log = self.folder / _LOG
-        while True:
+        for _ in polls(ROUTER_SECONDS, _LOOK_SECONDS):
             router = self.status()
             if router is not None and condition(router):
                 return router
-            if time.monotonic() > give_up:
-                message = f"the router does not answer for {ROUTER_SECONDS:.0f} s"
-                raise StepError(message, where=str(log))
             if router is None and process is None:
                 process = self._start(log)
             if process is not None and process.poll() is not None:
                 message = f"the router did not start: {log.read_text()[-2_000:].strip()}"
                 raise StepError(message, where=str(log))
-            time.sleep(_LOOK_SECONDS)
+        message = f"the router does not answer for {ROUTER_SECONDS:.0f} s"
+        raise StepError(message, where=str(log))
 
     def _start(self, log: Path) -> subprocess.Popen[bytes]:
         # -P: not from the current folder, whose files may be called as modules are

@@ -29,7 +29,7 @@ from rekindle.platforms.local.environments import Packages, packages_of
 from rekindle.platforms.local.process import Control, Ended, StepLogFile, run_shim
 from rekindle.platforms.local.store import HomeStore, slug
 from rekindle.platforms.local.walk import Leaf, rendered
-from rekindle.platforms.mounted import artifact_of
+from rekindle.platforms.mounted import artifact_of, executor_input
 from rekindle.protojson import Json, carried
 
 
@@ -330,7 +330,7 @@ def _execute(
         outputs = folder if is_first else work / "outputs"
         task: Json = {  # TASK.json for the shim; see there
             **lowered_container(step),
-            "executor_input": executor_input(step, job.inputs, outputs),
+            "executor_input": _step_input(step, job.inputs, outputs),
             "run": surroundings.facts(step),
             "work": str(work),
             "cwd": str(Path.cwd()),
@@ -373,29 +373,20 @@ def _ignore(event: Json) -> None:
     """The events of nodes but the first, which would be told once a node."""
 
 
-def executor_input(step: Step, inputs: Values, folder: Path) -> Json:
-    """KFP's ExecutorInput for `step`, its outputs placed in `folder`."""
-    input_artifacts = {}
+def _step_input(step: Step, inputs: Values, folder: Path) -> Json:
+    """The ExecutorInput of `step`, its outputs placed in `folder`."""
+    artifacts: dict[str, list[Json]] = {}
     for name, several in inputs.artifacts.items():
-        artifacts = []
+        artifacts[name] = []
         for artifact in cache.each(several):
             metadata = carried(artifact.metadata)
-            artifacts.append(artifact_of(name, vars(artifact), artifact.uri, metadata))
-        input_artifacts[name] = {"artifacts": artifacts}
+            artifacts[name].append(artifact_of(name, vars(artifact), artifact.uri, metadata))
     promised = {}
     for name, kind in step.outputs.artifacts.items():
-        promised[name] = {"artifacts": [artifact_of(name, vars(kind), folder / name, {})]}
-    files = {}
-    for name in step.outputs.parameters:
-        files[name] = {"outputFile": str(folder / f".parameter-{name}")}
-    return {
-        "inputs": {"parameterValues": dict(inputs.parameters), "artifacts": input_artifacts},
-        "outputs": {
-            "parameters": files,
-            "artifacts": promised,
-            "outputFile": str(folder / "executor_output.json"),
-        },
-    }
+        promised[name] = artifact_of(name, vars(kind), folder / name, {})
+    # an artifact may be called as a parameter is: they lie in one folder
+    files = {name: folder / f".parameter-{name}" for name in step.outputs.parameters}
+    return executor_input(inputs.parameters, artifacts, promised, files, folder)
 
 
 def _failure(step: Step, ended: Ended, log_end: bytes) -> Outcome | None:

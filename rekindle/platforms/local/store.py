@@ -27,6 +27,7 @@ from pathlib import Path
 
 from rekindle.errors import RequestError
 from rekindle.launch.process import is_at
+from rekindle.platforms.polling import polls
 from rekindle.spec.identity import digest
 
 _POLL_SECONDS = 0.05
@@ -62,16 +63,14 @@ class HomeStore:
         does."""
         path = self.run(run_id) / "lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        end = time.monotonic() + _GLANCE_SECONDS
-        while True:
+        # who looks whether it goes on holds the lock for an instant
+        for _ in polls(_GLANCE_SECONDS, 0.02):
             with locked(path) as is_held:
                 if is_held:
                     path.write_text(f"{os.getpid()}\n")
                     yield
                     return
-            if time.monotonic() > end:
-                raise RequestError(f"the run {run_id} is already going on", where=str(path))
-            time.sleep(0.02)  # who looks whether it goes on holds the lock for an instant
+        raise RequestError(f"the run {run_id} is already going on", where=str(path))
 
     @contextlib.contextmanager
     def removal(self, how: int = fcntl.LOCK_EX) -> Iterator[None]:

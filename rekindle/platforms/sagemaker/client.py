@@ -65,8 +65,7 @@ def pipeline_name(definition: Definition) -> str:
 
 def run_name(definition: Definition, token: str) -> str:
     """The name of the execution of this definition that is submitted with this token."""
-    name = pipeline_name(definition)[:60].rstrip("-")
-    return f"{name}-{digest_of(definition.files, token)}"
+    return submission.submission_name(pipeline_name(definition), definition, token, longest=60)
 
 
 def where(place: SageMakerSpec) -> str:

@@ -21,6 +21,8 @@ from typing import Any, TypeGuard
 
 from rekindle.catalog.prices import per_day
 from rekindle.errors import PlatformError, RequestError, StepError
+from rekindle.platforms.ownership import OwnerMark
+from rekindle.platforms.polling import polls
 from rekindle.platforms.sagemaker.client import Client, where
 from rekindle.platforms.sagemaker.doctor import Account
 from rekindle.platforms.sagemaker.section import SageMakerSpec
@@ -59,7 +61,7 @@ class SageMakerEndpoint:
     def __init__(self, place: SageMakerSpec, deploy: DeploySpec, model: str) -> None:
         self.place = place
         self.deploy = deploy
-        self.model = model
+        self.mark = OwnerMark("tag", _TAG, model)
         self.account = Account(place, {})
         self.name = plain_name(model, r"[^a-zA-Z0-9]+", 40, distinct=True)
         host = f"https://runtime.sagemaker.{place.region}.amazonaws.com"
@@ -276,7 +278,7 @@ class SageMakerEndpoint:
         return self.place.image
 
     def _variant_of(self, model: ServedModel) -> str:
-        return f"{self.name}-v{model.version}-{model.digest[:8]}"
+        return f"{self.name}-{model.deployed_name}"
 
     def _describe_ours(self, sagemaker: Client, kind: str, name: str) -> Json | None:
         """A resource with its `tags`;
@@ -292,12 +294,7 @@ class SageMakerEndpoint:
             if _MISSING in str(error) or _NO_GROUP in str(error):
                 return None
             raise
-        if resource["tags"].get(_TAG) != self.model:
-            raise RequestError(
-                f"{noun} {name} is foreign: it lacks the tag {_TAG}={self.model}",
-                where=where(self.place),
-                fix="nothing was changed; delete it, or give the model another name",
-            )
+        self.mark.check(f"{noun} {name}", resource["tags"], where(self.place))
         return resource
 
     def _create_missing(
@@ -305,22 +302,22 @@ class SageMakerEndpoint:
     ) -> None:
         """Create a resource with our tag, unless it is there."""
         if self._describe_ours(sagemaker, kind, name) is None:
-            tags = {**self.place.tags, _TAG: self.model}
+            tags = {**self.place.tags, **self.mark.tags}
             listed = [{"Key": key, "Value": value} for key, value in tags.items()]
             create = getattr(sagemaker, f"create_{kind}")
             create(**{f"{_noun(kind)}Name": name}, **body, Tags=listed)
 
     def _settled(self, sagemaker: Client) -> Json | None:
         """The endpoint once nothing changes it; None where there is none."""
-        give_up = time.monotonic() + SETTLED_SECONDS
-        while True:
+        status = ""
+        for _ in polls(SETTLED_SECONDS, self.poll_seconds):
             endpoint = self._describe_ours(sagemaker, "endpoint", self.name)
-            if endpoint is None or endpoint["EndpointStatus"] not in _BUSY:
+            if endpoint is None:
+                return None
+            status = endpoint["EndpointStatus"]
+            if status not in _BUSY:
                 return endpoint
-            if time.monotonic() > give_up:
-                status = endpoint["EndpointStatus"]
-                raise StepError(f"it is {status} for {SETTLED_SECONDS:.0f} s", where=self.name)
-            time.sleep(self.poll_seconds)
+        raise StepError(f"it is {status} for {SETTLED_SECONDS:.0f} s", where=self.name)
 
     def _act_until(
         self,

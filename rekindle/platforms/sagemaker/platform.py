@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from rekindle.outputs import Schedule
     from rekindle.platforms.cache_diff import CacheKey
     from rekindle.platforms.checks import Needs, PlatformCheck
+    from rekindle.platforms.logs import LogPiece
     from rekindle.platforms.sagemaker.alarms import SageMakerAlarms
     from rekindle.platforms.sagemaker.endpoint import SageMakerEndpoint
-    from rekindle.platforms.snapshot import LogPiece, RunSnapshot
+    from rekindle.platforms.snapshot import RunSnapshot
     from rekindle.platforms.submission import (
         Definition,
         Lowered,

@@ -11,11 +11,13 @@ streams). No account has been asked."""
 
 import contextlib
 import datetime
+import functools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle.platforms import submission
+from rekindle.platforms.logs import LogPiece, read_streams
 from rekindle.platforms.mounted import RESULT, place_of
 from rekindle.platforms.sagemaker.client import (
     Client,
@@ -25,7 +27,7 @@ from rekindle.platforms.sagemaker.client import (
     where,
 )
 from rekindle.platforms.sagemaker.section import SageMakerSpec
-from rekindle.platforms.snapshot import LogPiece, RunSnapshot, step_times
+from rekindle.platforms.snapshot import RunSnapshot, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, digest_of
 from rekindle.protojson import Json
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
@@ -78,8 +80,6 @@ def read_log(place: SageMakerSpec, id: str, step: StepRecord, cursor: str) -> Lo
     if not step.log:
         return LogPiece("", cursor)  # it has not begun
     group, _, job = step.log.rpartition(":")
-    tokens: dict[str, str] = json.loads(cursor or "{}")  # by stream
-    text = ""
     with connected(place) as client_of:
         logs = client_of("logs")
         try:
@@ -88,13 +88,12 @@ def read_log(place: SageMakerSpec, id: str, step: StepRecord, cursor: str) -> Lo
             )["logStreams"]
         except logs.exceptions.ResourceNotFoundException:
             return LogPiece("", cursor)  # the job has printed nothing yet
+        machines = {}
         for stream in streams:
             name = stream["logStreamName"]
-            machine = name.removeprefix(f"{job}/").rpartition("-")[0]
-            prefix = f"[{machine}] " if len(streams) > 1 else ""
-            lines, tokens[name] = _lines(logs, group, name, tokens.get(name, ""))
-            text += "".join(f"{prefix}{line}\n" for line in lines)
-    return LogPiece(text, json.dumps(tokens))
+            machines[name] = name.removeprefix(f"{job}/").rpartition("-")[0]
+        read_since = functools.partial(_lines, logs, group)
+        return read_streams(machines, cursor, "", read_since)
 
 
 def cancel(place: SageMakerSpec, id: str) -> None:

@@ -117,7 +117,7 @@ def run_name(definition: Definition, token: str) -> str:
     """The id of the job of this definition that is submitted with this token."""
     name = str(job_of(definition)["displayName"]).lower()
     plain = re.sub(r"[^a-z0-9-]", "-", name).strip("-")
-    return f"{plain[:100] or 'run'}-{submission.digest_of(definition.files, token)}"
+    return submission.submission_name(plain or "run", definition, token, longest=100)
 
 
 def labels_of(mark: RunTag) -> dict[str, str]:

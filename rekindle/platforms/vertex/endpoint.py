@@ -18,6 +18,8 @@ from typing import Any
 
 from rekindle.catalog.prices import per_day
 from rekindle.errors import PlatformError, RequestError, StepError
+from rekindle.platforms.ownership import OwnerMark
+from rekindle.platforms.polling import polls
 from rekindle.platforms.vertex.client import connected
 from rekindle.platforms.vertex.limits import limits
 from rekindle.platforms.vertex.runs import on_pages, send, text_of
@@ -54,6 +56,8 @@ class VertexEndpoint:
         self.place = place
         self.deploy = deploy
         self.id = _id(name)
+        self.mark = OwnerMark("label", LABEL, self.id)
+        self.published_mark = OwnerMark("label", PUBLISHED, self.id)
         self.machine = deploy.machine or limits()["custom_job"]["cpu_machines"][0]
         with connected(place) as self.project:
             self.url = f"{self.project.url}/{self.project.parent}"
@@ -170,7 +174,7 @@ class VertexEndpoint:
             new_version = self._labelled(self.id) | self._container(model)
             new_version["versionDescription"] = "\n".join(lines)[:_MOST_CHARACTERS]
             # not the label of what is deployed, which `retain` removes
-            new_version["labels"] = {**self.place.labels, PUBLISHED: self.id, **mark}
+            new_version["labels"] = {**self.place.labels, **self.published_mark.tags, **mark}
             body: Json = {"modelId": self.id, "model": new_version}
             if self._published_versions(path):
                 parent = f"{self.project.parent}/{path}"
@@ -191,8 +195,7 @@ class VertexEndpoint:
         model = self.call("GET", path, 404)
         if not model:
             return []
-        if model.get("labels", {}).get(PUBLISHED) != self.id:
-            raise self._foreign(path)
+        self.published_mark.check(path, model.get("labels"), where=self.url)
         return self.pages("models", f"{self.url}/{path}:listVersions", {})
 
     def _published_version(self, path: str, mark: Mapping[str, str]) -> Json | None:
@@ -317,14 +320,18 @@ class VertexEndpoint:
     def _wait(self, operation: Json) -> None:
         """Wait until an operation ends; StepError where it fails."""
         url = f"{self.project.url}/{operation['name']}"
-        give_up = time.monotonic() + _LONGEST_SECONDS
-        while not operation.get("done"):
-            if time.monotonic() > give_up:
-                raise StepError("it does not end", where=url)
-            time.sleep(self.poll_seconds)
-            operation = self.call("GET", url, 404) or {"done": True}
+        if not operation.get("done"):
+            operation = self._ended(url)
         if "error" in operation:
             raise StepError(str(operation["error"]["message"]))
+
+    def _ended(self, url: str) -> Json:
+        """The operation once it has ended; empty where it is not known any more."""
+        for _ in polls(_LONGEST_SECONDS, self.poll_seconds):
+            operation = self.call("GET", url, 404)
+            if not operation or operation.get("done"):
+                return operation
+        raise StepError("it does not end", where=url)
 
     def _change(self, path: str, endpoint: Json, **fields: Any) -> None:
         """Change an endpoint, unless others changed it since it was read."""
@@ -335,16 +342,9 @@ class VertexEndpoint:
     def _own(self, path: str) -> Json:
         """What is there, {} where nothing is; RequestError where it is not ours."""
         resource = self.call("GET", path, 404)
-        if resource and resource.get("labels", {}).get(LABEL) != self.id:
-            raise self._foreign(path)
+        if resource:
+            self.mark.check(path, resource.get("labels"), where=self.url)
         return resource
-
-    def _foreign(self, path: str) -> RequestError:
-        return RequestError(
-            f"{path} is there, and rekindle did not make it for this model",
-            where=self.url,
-            fix="remove it, or set register.model_name",
-        )
 
     def _deployed_ids(self, path: str) -> list[str]:
         return [deployed["id"] for deployed in self._own(path).get("deployedModels", ())]
@@ -382,14 +382,14 @@ class VertexEndpoint:
         """The fields that endpoints and models have alike."""
         fields: Json = {
             "displayName": name,
-            "labels": {**self.place.labels, LABEL: self.id},
+            "labels": {**self.place.labels, **self.mark.tags},
         }
         if self.place.kms_key:
             fields["encryptionSpec"] = {"kmsKeyName": self.place.kms_key}
         return fields
 
     def _name(self, model: ServedModel) -> str:
-        return f"{self.id}-v{model.version}-{model.digest[:8]}"
+        return f"{self.id}-{model.deployed_name}"
 
 
 @dataclasses.dataclass

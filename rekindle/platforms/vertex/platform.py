@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from rekindle.outputs import Schedule
     from rekindle.platforms.cache_diff import CacheKey
     from rekindle.platforms.checks import Needs, PlatformCheck
-    from rekindle.platforms.snapshot import LogPiece, RunSnapshot
+    from rekindle.platforms.logs import LogPiece
+    from rekindle.platforms.snapshot import RunSnapshot
     from rekindle.platforms.submission import (
         Definition,
         Lowered,

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from rekindle.ir.edit.rewrite import launched
-from rekindle.platforms.snapshot import LogPiece, RunSnapshot, moment, step_times
+from rekindle.platforms.logs import LogPiece
+from rekindle.platforms.snapshot import RunSnapshot, moment, step_times
 from rekindle.platforms.submission import (
     Definition,
     RunTag,

@@ -339,7 +339,7 @@ def test_an_endpoint_of_others_is_not_touched(world):
         world.endpoint().delete,
         lambda: world.endpoint().split({"1": 100}, 9),
     ):
-        with pytest.raises(RequestError, match="was not made by `rekindle deploy`"):
+        with pytest.raises(RequestError, match="was not made by rekindle"):
             ask()
     changed = {name for name, count in world.service.calls.items() if count > calls.get(name, 0)}
     assert {name.split()[0] for name in changed} == {"GET"}
@@ -357,7 +357,7 @@ def test_what_others_called_as_ours_is_not_used(world, kind):
     for path, one in {**world.there.there, **world.service.assets}.items():
         if f"{kind}/" in path:
             one["tags"] = one["properties"]["tags"] = {"rekindle": "another"}
-    with pytest.raises(RequestError, match=rf"{kind}/\S+ was not made by `rekindle deploy`"):
+    with pytest.raises(RequestError, match=rf"{kind}/\S+ was not made by rekindle"):
         world.endpoint().create(world.models["1"], 1)
 
 

@@ -290,7 +290,7 @@ def test_what_is_anothers_is_left_alone(world, fake, kind):
         "spec": {"parentRefs": [{"name": "x", "namespace": "y"}], "rules": [{"backendRefs": []}]},
     }
     fake.served.objects[kind]["tickets"] = theirs
-    with pytest.raises(RequestError, match=f"{kind} tickets in kubeflow is another's"):
+    with pytest.raises(RequestError, match=f"{kind} tickets in kubeflow was not made by rekindle"):
         world.to("1")
     made = [name for one in fake.served.objects.values() for name in one]
     assert made == ["tickets"]

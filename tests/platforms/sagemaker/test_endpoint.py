@@ -281,10 +281,10 @@ def test_what_is_not_ours_is_left_alone(world, versions, kind) -> None:
         world.account.things["endpoint"].clear()
         world.account.things["endpoint-config"].clear()
     before = copy.deepcopy(world.account.things)
-    with pytest.raises(RequestError, match=f"(?i){kind} tickets.* is foreign"):
+    with pytest.raises(RequestError, match=f"(?i){kind} tickets.* was not made by rekindle"):
         world.rollout().to(versions["1"])
     if kind == "endpoint":
-        with pytest.raises(RequestError, match="is foreign"):
+        with pytest.raises(RequestError, match="was not made by rekindle"):
             world.rollout().delete()
     assert world.account.things == before
 
@@ -556,7 +556,7 @@ def test_the_champion_alone_is_an_approved_package_of_its_group(world, versions)
     assert there.publish(versions["1"], lineage) == first
     assert states() == ["Approved", "Rejected", "PendingManualApproval"]
     world.account.things["model-package-group"]["tickets"]["tags"] = {}
-    with pytest.raises(RequestError, match="is foreign"):
+    with pytest.raises(RequestError, match="was not made by rekindle"):
         there.publish(versions["2"], lineage)
     assert states() == ["Approved", "Rejected", "PendingManualApproval"]
 

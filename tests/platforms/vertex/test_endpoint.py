@@ -265,7 +265,7 @@ def test_what_another_made_under_our_name_is_left_alone(world, kind):
     name = next(iter(made))
     made[name].labels = {"rekindle": "other"}
     calls = world.service.calls.copy()
-    with pytest.raises(RequestError, match=f"{kind}/{name} is there, and rekindle did not make it"):
+    with pytest.raises(RequestError, match=f"{kind}/{name} was not made by rekindle"):
         Cut(world).create(world.models["1"], 1)
     if kind == "endpoints":
         for call in (Cut(world).delete, lambda: Cut(world).split({"1": 100}, 9)):
@@ -569,7 +569,7 @@ def test_the_champion_is_the_default_version_of_a_model_that_no_deployment_remov
     there.delete()
     assert (len(service.versions["tickets"]), [*service.models]) == (2, ["tickets"])
     service.models["tickets"].labels.pop(module.PUBLISHED)
-    with pytest.raises(RequestError, match="rekindle did not make it"):
+    with pytest.raises(RequestError, match="was not made by rekindle"):
         there.publish(world.models["2"], {})
 
 

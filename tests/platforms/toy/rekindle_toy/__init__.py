@@ -17,7 +17,8 @@ from rekindle.platforms.api import Platform
 from rekindle.platforms.cache_diff import CacheKey
 from rekindle.platforms.checks import Needs, PlatformCheck, about
 from rekindle.platforms.feature_checks import admit
-from rekindle.platforms.snapshot import LogPiece, RunSnapshot
+from rekindle.platforms.logs import LogPiece
+from rekindle.platforms.snapshot import RunSnapshot
 from rekindle.platforms.submission import (
     Definition,
     Lowered,
