@@ -127,14 +127,17 @@ class Folder:
                 shutil.copyfile(file, copy)
         return bool(files)
 
+    def remove_file(self, path: str) -> None:
+        with self._explained("remove", path):
+            (self.path / path).unlink(missing_ok=True)
+
     def remove(self, path: str, first: str = "") -> None:
         target = self.path / path
         with self._explained("remove", path):
             if first:
                 (target / first).unlink(missing_ok=True)
             if target.is_dir():
-                # what stays of it does not count without `first`, and is removed next time
-                shutil.rmtree(target, ignore_errors=True)
+                shutil.rmtree(target, ignore_errors=bool(first))
             else:
                 target.unlink(missing_ok=True)
 

@@ -133,13 +133,14 @@ class ObjectStore:
             self._patiently("write", path, send)
 
     def download(self, path: str, target: Path) -> bool:
-        names = self.files(path)
+        # asked first: a file may be read where nothing may be listed
+        names = [""] if self.fs.isfile(self._path(path)) else list(self.files(path))
 
         def fetch() -> None:
             sources = []
             copies = []
             for name in names:
-                # a file that was named itself has no name in itself
+                # "" is the file at the path itself
                 sources.append(self._path(path) + (f"/{name}" if name else ""))
                 copies.append(target / name if name else target)
             for copy in copies:
@@ -149,6 +150,12 @@ class ObjectStore:
         if names:
             self._patiently("read", path, fetch)
         return bool(names)
+
+    def remove_file(self, path: str) -> None:
+        def delete() -> None:
+            self.fs.rm_file(self._path(path))
+
+        self._unless_missing("remove", path, delete)
 
     def remove(self, path: str, first: str = "") -> None:
         def delete() -> None:

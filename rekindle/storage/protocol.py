@@ -175,9 +175,15 @@ class Storage(Protocol):
         """Copy a file, or the files of a folder, to `target` on this machine; whether there
         were any."""
 
+    def remove_file(self, path: str) -> None:
+        """Delete a file, if it is there; what else is there need not be listed."""
+
     def remove(self, path: str, first: str = "") -> None:
-        """Delete a file, or a folder with its files: the file `first` in it before all
-        others, so that what is left of an interrupted deletion does not count."""
+        """Delete a file, or a folder with its files, if they are there.
+
+        The file `first` in the folder goes before all others, and what is left of an
+        interrupted deletion does not count without it. So a folder here keeps then what
+        the system does not delete, without an error."""
 
     def check_room(self, needed_bytes: int) -> None:
         """Raises a failure whose reason is "full" where it is known that so many bytes do

@@ -92,6 +92,9 @@ def test_what_is_written_is_listed_read_and_removed(root):
     storage.remove("a")
     assert storage.files() == {"top": 3}
     storage.remove("top")
+    storage.remove("top")
+    storage.put("top", b"again")
+    storage.remove_file("top")
     assert storage.files() == {}
 
 
@@ -122,6 +125,7 @@ def test_the_root_may_be_a_file(root, tmp_path):
     assert (tmp_path / "copy").read_bytes() == b"text"
     storage.remove("")
     assert storage.read("") is None
+    storage.remove_file("")
     storage.upload(tmp_path / "copy", "")
     assert storage.files() == {"": 4}
 
