@@ -135,6 +135,10 @@ class ObjectStore:
     def download(self, path: str, target: Path) -> bool:
         # asked first: a file may be read where nothing may be listed
         names = [""] if self.fs.isfile(self._path(path)) else list(self.files(path))
+        for name in names:
+            if ".." in name.split("/"):  # a key may have any characters; a path has steps
+                error = ValueError(f"the name {name} leads out of the folder")
+                raise self.explain(Failure(self.root, path, "read", "other", error))
 
         def fetch() -> None:
             sources = []

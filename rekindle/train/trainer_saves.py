@@ -20,6 +20,7 @@ from rekindle.train.mesh import of_all, of_first
 
 COMPLETE = "complete.json"
 CURVE = "history.jsonl"
+_FOREIGN = "rekindle did not write it: find out who did, and remove it"
 
 
 class TrainerSaves:
@@ -63,6 +64,9 @@ class TrainerSaves:
         here = self.folder / name
         here.mkdir(parents=True, exist_ok=True)
         for file in json.loads(complete)["files"]:
+            if Path(file).name != file:
+                message = f"the checkpoint {name} names a file outside of it: {file}"
+                raise CheckpointError(message, where=f"{self.store.root}/{name}", fix=_FOREIGN)
             if not self.store.download(f"{name}/{file}", here / file):
                 where = f"{self.store.root}/{name}"
                 fix = "delete it: the same command goes on from the checkpoint before"

@@ -116,6 +116,15 @@ def test_files_and_folders_are_copied_to_and_from_a_storage(root, tmp_path):
     assert not (tmp_path / "nothing").exists()
 
 
+def test_an_object_whose_name_leads_out_of_the_folder_is_not_copied(tmp_path):
+    storage = storage_of(f"memory://{uuid.uuid4().hex}")
+    storage.put("model/weights", b"1")
+    storage.put("model/../../outside", b"2")
+    with pytest.raises(StorageError, match=r"the name \.\./\.\./outside leads out of the folder"):
+        storage.download("model", tmp_path / "a" / "b")
+    assert list(tmp_path.rglob("*")) == []
+
+
 def test_the_root_may_be_a_file(root, tmp_path):
     storage = storage_of(f"{root}/said")
     assert storage.read("") is None
