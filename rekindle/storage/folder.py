@@ -40,7 +40,7 @@ class Folder:
         sizes: dict[str, int] = {}
         top = self.path / folder
         with self._explained("list", folder):
-            for file in _files_below(top):
+            for file in files_below(top):
                 name = "" if file == top else file.relative_to(top).as_posix()
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     sizes[name] = file.stat().st_size
@@ -102,13 +102,11 @@ class Folder:
                 _make_names_durable(folder)
 
     def upload(self, source: Path, path: str) -> None:
-        target = self.path / path
         if source.is_file():
             self._copy_in(source, path)
             return
-        for file in _files_below(source):
-            name = file.relative_to(source)
-            self._copy_in(file, (target / name).relative_to(self.path).as_posix())
+        for file in files_below(source):
+            self._copy_in(file, Path(path, file.relative_to(source)).as_posix())
 
     def _copy_in(self, source: Path, path: str) -> None:
         def copy(target: BinaryIO) -> None:
@@ -120,9 +118,9 @@ class Folder:
     def download(self, path: str, target: Path) -> bool:
         source = self.path / path
         with self._explained("read", path):
-            files = _files_below(source)
+            files = files_below(source)
             for file in files:
-                copy = target / file.relative_to(source)
+                copy = target / file.relative_to(source)  # itself, where the source is a file
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
         return bool(files)
@@ -168,7 +166,7 @@ class Folder:
             raise self.explain(failure) from error
 
 
-def _files_below(place: Path) -> list[Path]:
+def files_below(place: Path) -> list[Path]:
     """The file, or all files of the folder, at `place`, in order."""
     if place.is_file():
         return [place]

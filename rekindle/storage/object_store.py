@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 import fsspec
 
 from rekindle.errors import RekindleError
+from rekindle.storage.folder import files_below
 from rekindle.storage.protocol import Action, Explain, Failure, about, reason_of
 
 log = logging.getLogger(__name__)
@@ -51,14 +52,16 @@ class ObjectStore:
 
     def files(self, folder: str = "") -> dict[str, int]:
         top = self._path(folder)
-        find = functools.partial(self.fs.find, top, detail=True)
-        entries = self._unless_missing("list", folder, find) or {}
-        sizes = {}
-        for name, entry in entries.items():
-            if not entry:  # of a file that was named itself, by some drivers
-                entry = self.fs.info(name)
-            sizes[name.removeprefix(top).lstrip("/")] = int(entry["size"])
-        return sizes
+
+        def find() -> dict[str, int]:
+            sizes = {}
+            for name, entry in self.fs.find(top, detail=True).items():
+                # some drivers list a file that is named itself without its size
+                info = entry or self.fs.info(name)
+                sizes[name.removeprefix(top).lstrip("/")] = int(info["size"])
+            return sizes
+
+        return self._unless_missing("list", folder, find) or {}
 
     def size(self, path: str) -> int | None:
         def ask() -> int:
@@ -118,13 +121,9 @@ class ObjectStore:
 
     def upload(self, source: Path, path: str) -> None:
         targets = {}
-        if source.is_file():
-            targets[str(source)] = self._path(path)
-        else:
-            for file in sorted(source.rglob("*")):
-                if file.is_file():
-                    name = file.relative_to(source).as_posix()
-                    targets[str(file)] = f"{self._path(path)}/{name}"
+        for file in files_below(source):
+            name = "" if file == source else f"/{file.relative_to(source).as_posix()}"
+            targets[str(file)] = self._path(path) + name
 
         def send() -> None:
             self.fs.put(list(targets), list(targets.values()))
