@@ -8,6 +8,8 @@
     ├── StepError                 a step of the pipeline failed
     │   └── RolledBackError       a version that was deployed had to be rolled back
     ├── CheckpointError           no usable checkpoint where one was promised
+    ├── StorageError              a folder or an object store of rekindle's files cannot be used
+    │   └── ExistsError           (in storage/) another process wrote what was to be new
     ├── RegistryError             the model registry refused, or holds something else than expected
     │   └── ChangedModelError     the files of a version are not those that were registered
     ├── PlatformError             a platform refused what was sent
@@ -138,6 +140,10 @@ class RolledBackError(StepError):
 
 class CheckpointError(RekindleError):
     code = "E-CHECKPOINT"
+
+
+class StorageError(RekindleError):
+    code = "E-STORAGE"
 
 
 class RegistryError(RekindleError):

@@ -92,5 +92,5 @@ def test_every_name_that_is_reached_exists() -> None:
                 file = file_of(module)
                 if file is None or name not in names_in(file):
                     missing.append(f"{path.relative_to(ROOT)}:{line}: {module} has no {name}")
-    assert missing == []
+    assert not missing, "\n".join(missing)
     assert count > 3_000

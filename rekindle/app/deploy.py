@@ -31,7 +31,6 @@ from rekindle.serve.messages import BOUNDS_MS, LogTo, ServedModel, Traffic
 from rekindle.serve.rollout import Endpoint, Rollout, RolloutLog, serving, version_hours
 from rekindle.serve.verdict import quantile
 from rekindle.spec.model import Spec
-from rekindle.train.storage import storage_of
 
 log = logging.getLogger(__name__)
 
@@ -310,11 +309,11 @@ def _rollout(spec: Spec, home: Path, options: DeployOptions) -> Rollout:
     if options.platform == "local":
         folder = _folder(spec, home, options.platform)
         endpoint: Endpoint = LocalEndpoint(folder, options.host, options.port, compute_threads())
-        storage = storage_of(folder / "log")
+        log_root = str(folder / "log")
     else:
         target = platform_of(options.platform, spec.platforms)
         target.settings.refuse_if_incomplete()
         endpoint = endpoint_of(target, spec.deploy, name)
-        storage = storage_of(f"{target.settings.artifact_root.rstrip('/')}/deployments/{name}/log")
-    events = RolloutLog(storage, options.on_event)
+        log_root = f"{target.settings.artifact_root.rstrip('/')}/deployments/{name}/log"
+    events = RolloutLog(log_root, options.on_event)
     return Rollout(endpoint, events, spec.deploy, options.wait, options.on_traffic)

@@ -1,7 +1,7 @@
 """Artifacts between their URIs and the disk of a node, for platforms that mount nothing.
 
 What a step reads is fetched before it starts, what it made is uploaded when it is done.
-Files go through fsspec, several at a time. An artifact that does not exist stays so, as
+Files go through `storage/`, several at a time. An artifact that does not exist stays so, as
 KFP has it. KFP's own `minio://` is S3 at the endpoint that AWS_ENDPOINT_URL names.
 
 And a secret for nodes to which their platform gives none: node rank 0 makes one and
@@ -20,12 +20,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
-from rekindle.errors import PreemptedError
+from rekindle.errors import PreemptedError, StorageError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.protojson import Json
+from rekindle.storage import Storage, about, storage_of
 
 
 def localised(executor_input: Mapping[str, Any], folder: Path) -> Json:
@@ -77,18 +75,8 @@ def delivered(artifacts: Mapping[str, Json], executor_input: Mapping[str, Any]) 
 
 def fetch(uri: str, place: Path) -> None:
     """Copy the file or folder at `uri` to `place`."""
-    system, root = _opened(uri)
-    targets: dict[str, Path] = {}
-    if system.isfile(root):
-        targets[root] = place
-    else:
-        prefix = root.rstrip("/") + "/"
-        for file in system.find(root):
-            targets[file] = place / file.removeprefix(prefix)
-    for target in targets.values():
-        target.parent.mkdir(parents=True, exist_ok=True)
-    if targets:  # an artifact that does not exist stays so
-        system.get(list(targets), [str(target) for target in targets.values()])
+    # an artifact that does not exist stays so
+    _storage_at(uri, "the artifact").download("", place)
 
 
 def store(place: Path, uri: str) -> None:
@@ -96,57 +84,31 @@ def store(place: Path, uri: str) -> None:
     left."""
     if not place.exists():
         return
-    system, root = _opened(uri)
-    if system.exists(root):
-        system.rm(root, recursive=True)
-    paths = []
-    targets = []
-    if place.is_file():
-        paths.append(place)
-        targets.append(root)
-    else:
-        for path in sorted(place.rglob("*")):
-            if path.is_file():
-                paths.append(path)
-                targets.append(f"{root.rstrip('/')}/{path.relative_to(place).as_posix()}")
-    if isinstance(system, LocalFileSystem):  # elsewhere folders need not be made
-        for target in targets:
-            Path(target).parent.mkdir(parents=True, exist_ok=True)
-    if paths:
-        system.put([str(path) for path in paths], targets)
+    storage = _storage_at(uri, "the artifact")
+    storage.remove("")
+    storage.upload(place, "")
 
 
 def write_text(uri: str, text: str, mode: int = 0o666) -> None:
-    """Put a small file there, whole or not at all where the store can; in a folder with
-    `mode`."""
-    system, path = _opened(uri)
-    if isinstance(system, LocalFileSystem):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(f"{path}.draft")
-        draft.touch(mode)  # which it has from the start
-        draft.write_text(text)
-        draft.replace(path)
-    else:
-        system.pipe_file(path, text.encode())
+    """Put a small file there, whole or not at all; in a folder with `mode`."""
+    _storage_at(uri, "the file").put("", text.encode(), mode)
 
 
 def remove(uri: str) -> None:
     """Remove a small file, if it is there."""
-    system, path = _opened(uri)
-    with contextlib.suppress(FileNotFoundError):
-        system.rm_file(path)
+    _storage_at(uri, "the file").remove_file("")
 
 
 def read_text(uri: str) -> str:
     """A small file; FileNotFoundError if there is none."""
-    system, path = _opened(uri)
-    return bytes(system.cat_file(path)).decode()
+    content = _storage_at(uri, "the file").read("")
+    if content is None:
+        raise FileNotFoundError(uri)
+    return content.decode()
 
 
-def _opened(uri: str) -> tuple[Any, str]:
-    system, path = fsspec.core.url_to_fs(uri.replace("minio://", "s3://", 1))
-    system.invalidate_cache()  # a listing from before another process wrote
-    return system, path
+def _storage_at(uri: str, subject: str) -> Storage:
+    return storage_of(uri.replace("minio://", "s3://", 1), about(subject))
 
 
 _POLL_SECONDS = 1.0
@@ -169,15 +131,28 @@ def shared_secret(place: Rendezvous, root: str) -> Iterator[Rendezvous]:
 def _agreed(place: Rendezvous, uri: str) -> str:
     deadline = time.monotonic() + place.patience_seconds
     while True:
-        try:
-            return read_text(uri)
-        except (FileNotFoundError, PermissionError):  # S3's word for what may not be listed
-            if place.node_rank == 0:
-                secret = secrets.token_hex(32)
-                write_text(uri, secret, mode=0o600)
-                return secret
-            if time.monotonic() > deadline:
-                message = f"node {place.node_rank} waited {place.patience_seconds:g} s for node 0"
-                fix = "all nodes have to read and write below the artifact root"
-                raise PreemptedError(message, where=uri, fix=fix) from None
+        secret = _secret_at(uri)
+        if secret is not None:
+            return secret
+        if place.node_rank == 0:
+            secret = secrets.token_hex(32)
+            write_text(uri, secret, mode=0o600)
+            return secret
+        if time.monotonic() > deadline:
+            message = f"node {place.node_rank} waited {place.patience_seconds:g} s for node 0"
+            fix = "all nodes have to read and write below the artifact root"
+            raise PreemptedError(message, where=uri, fix=fix)
         time.sleep(_POLL_SECONDS)
+
+
+def _secret_at(uri: str) -> str | None:
+    """What node rank 0 left there; None where there is nothing yet."""
+    try:
+        return read_text(uri)
+    except FileNotFoundError:
+        return None
+    except StorageError as error:
+        # S3's word for what is not there, where it may not be listed
+        if isinstance(error.__cause__, PermissionError):
+            return None
+        raise

@@ -6,7 +6,6 @@ import datetime as dt
 import zlib
 from collections.abc import Mapping
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 
 from rekindle.data.signals import LOGGED
 from rekindle.errors import DataError
+from rekindle.storage import Storage, about, storage_of
 
 MOST_ROWS = 50_000
 """Of more than these a fair draw is taken."""
@@ -39,15 +39,15 @@ def read_log(root: str, name: str, model: str, start: dt.datetime, end: dt.datet
 
     `name` is the model's, `model` the digest of its files. There is nothing where there
     is no log; DataError for a file that cannot be read."""
-    fs, folder = fsspec.core.url_to_fs(f"{root.rstrip('/')}/{name}")
+    storage = storage_of(f"{root.rstrip('/')}/{name}", about("the log of predictions"))
     partitions = _partitions(start, end)
     left_out = collections.Counter[str]()
     total = 0
     draws: list[_Draw] = []
-    for path in sorted(fs.find(folder)):
+    for path in sorted(storage.files()):
         if not path.endswith(".parquet") or not partitions.intersection(path.split("/")):
             continue
-        table = _read_file(fs, path)
+        table = _read_file(storage, path)
         time = table.column("time")
         table = table.filter(pc.and_(pc.greater_equal(time, start), pc.less(time, end + _AHEAD)))
         of_model = table.filter(pc.equal(table.column("model"), model))
@@ -74,14 +74,15 @@ def _partitions(start: dt.datetime, end: dt.datetime) -> set[str]:
     return {f"date={start.date() + dt.timedelta(days=day)}" for day in days}
 
 
-def _read_file(fs: fsspec.AbstractFileSystem, path: str) -> pa.Table:
+def _read_file(storage: Storage, path: str) -> pa.Table:
     try:
-        with fs.open(path) as file:
-            return pq.read_table(file, schema=LOGGED)  # of an earlier release, too
+        with storage.reader(path) as file:
+            stream = pa.PythonFile(file, "r")
+            return pq.read_table(stream, schema=LOGGED)  # of an earlier release, too
     except (pa.ArrowException, OSError) as error:
         fix = "remove it if it was cut short: servers write files whole"
         message = f"a file of the log of predictions cannot be read: {error}"
-        raise DataError(message, where=path, fix=fix) from None
+        raise DataError(message, where=f"{storage.root}/{path}", fix=fix) from None
 
 
 def _fewest(draws: list[_Draw]) -> _Draw:

@@ -28,7 +28,7 @@ from rekindle.serve.wire import json_bytes
 from rekindle.serve.work import Model, Prediction, RefusedError, WritingOptions
 from rekindle.spec.identity import digest
 from rekindle.spec.model import ColumnsSpec, DataSpec, SplitSpec
-from rekindle.train.storage import Storage, storage_of
+from rekindle.storage import Storage, about, storage_of
 
 PART_ROWS = 1_000
 SHOWN = 5  # rows that cannot be read, in the message that refuses them
@@ -68,7 +68,7 @@ def predict(
     data = _spec_of_input(data, source)
     modality = inputs.modality
     findings = Findings()
-    storage = storage_of(output)
+    storage = storage_of(output, about("the predictions"))
     opened = open_source(data, modality)
     content = opened.fingerprint()
     names = (inputs.column, data.columns.input, data.columns.key)

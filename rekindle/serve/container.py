@@ -15,13 +15,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-import fsspec
-
 from rekindle.errors import RequestError
 from rekindle.launch.process import compute_threads
 from rekindle.serve.__main__ import main
 from rekindle.serve.messages import ServeJob
 from rekindle.serve.staging import SERVED, staged_in
+from rekindle.storage import about, storage_of
 
 _MOUNTED = ("/opt/ml/model", "/mnt/models", "/var/azureml-app/azureml-models")
 
@@ -32,18 +31,16 @@ def model_folder() -> Path:
     # what is named goes before what a platform mounts
     named = os.environ.get("REKINDLE_MODEL") or os.environ.get("AIP_STORAGE_URI")
     if named and "://" in named:
-        fs, path = fsspec.core.url_to_fs(named)
-        download = tempfile.mkdtemp(prefix="model-")
-        # the slashes have fsspec copy what is in the folder, not the folder itself
-        fs.get(f"{path.rstrip('/')}/", f"{download}/", recursive=True)
-        return Path(download)
+        folder = Path(tempfile.mkdtemp(prefix="model-"))
+        storage_of(named, about("the model")).download("", folder)
+        return folder
     if named:
         return Path(named)
     # Azure ML puts the name and the version of
     # its model between this folder and the files
     azure_folder = os.environ.get("AZUREML_MODEL_DIR")
-    for folder in filter(None, (azure_folder, *_MOUNTED)):
-        staged_files = sorted(Path(folder).rglob(SERVED))
+    for place in filter(None, (azure_folder, *_MOUNTED)):
+        staged_files = sorted(Path(place).rglob(SERVED))
         if staged_files:
             return staged_files[0].parent
     message = "the platform names no folder with a model"

@@ -27,7 +27,7 @@ from rekindle.data.signals import LOGGED, signals, words_of
 from rekindle.records import Evidence
 from rekindle.serve.messages import LogTo, ServedModel
 from rekindle.serve.work import Prediction
-from rekindle.train.storage import storage_of
+from rekindle.storage import about, storage_of
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,8 @@ class PredictionLog:
             self._words = words_of(evidence.reference)
         if evidence and evidence.smoke:
             self._proofs = {row.content for row in evidence.smoke.rows}
-        self._storage = storage_of(f"{to.root.rstrip('/')}/{model.name}")
+        root = f"{to.root.rstrip('/')}/{model.name}"
+        self._storage = storage_of(root, about("the log of predictions"))
         self._rows = deque[_LoggedRow]()
         self._bytes = 0
         # of `_rows` and `_bytes`, which requests and the thread change

@@ -16,15 +16,16 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
-from rekindle.errors import CheckpointError, RekindleError, RequestError, UnreachableError
+from rekindle.errors import RekindleError, RequestError, UnreachableError
 from rekindle.records import RolloutEvent, RolloutState
 from rekindle.serve.messages import ASK_SHADOW, SHADOWED_JSON, ServedModel, Shadowed, Traffic
 from rekindle.serve.smoke import prove
 from rekindle.serve.verdict import breach, breach_in_shadow, look_of
 from rekindle.spec.deploy import DeploySpec
-from rekindle.train.storage import Storage
+from rekindle.storage import Failure, about, storage_of
 
 ENDS = ("settled", "rolled_back", "deleted")
 _MOST_REASON = 2_000
@@ -68,12 +69,12 @@ class Endpoint(Protocol):
         """End the whole deployment."""
 
 
-@dataclasses.dataclass
 class RolloutLog:
-    """The events of a deployment, in `storage`."""
+    """The events of a deployment, below a path or URI."""
 
-    storage: Storage
-    on_event: Callable[[RolloutEvent], None]
+    def __init__(self, root: str | Path, on_event: Callable[[RolloutEvent], None]) -> None:
+        self.storage = storage_of(root, _log_error)
+        self.on_event = on_event
 
     def events(self) -> list[RolloutEvent]:
         """All of them, oldest first; their numbers have no gaps."""
@@ -109,22 +110,22 @@ class RolloutLog:
             digest=digest,
             inputs=inputs,
         )
-        try:
-            # put only if absent: of two commands at once one announces it
-            self.storage.put_new(_name(event.number), event.to_json().encode())
-        except CheckpointError:
-            # the storage refuses a name that is there, and fails for reasons of its own
-            if self.storage.read(_name(event.number)) is None:
-                raise
-            message = "another command moved this deployment on meanwhile"
-            fix = "wait for it, or run the command again"
-            raise RequestError(message, where=self.storage.root, fix=fix) from None
+        # put only if absent: of two commands at once one announces it
+        self.storage.put_new(_name(event.number), event.to_json().encode())
         self.on_event(event)
         return event
 
 
 def _name(number: int) -> str:
     return f"{number:06}.json"
+
+
+def _log_error(failure: Failure) -> RekindleError:
+    if failure.reason == "exists":
+        message = "another command moved this deployment on meanwhile"
+        fix = "wait for it, or run the command again"
+        return RequestError(message, where=failure.root, fix=fix)
+    return about("the log of the deployment")(failure)
 
 
 @dataclasses.dataclass

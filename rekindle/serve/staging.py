@@ -11,8 +11,8 @@ from rekindle.errors import RequestError
 from rekindle.records import Evidence
 from rekindle.serve.messages import ServedModel
 from rekindle.spec.identity import digest
+from rekindle.storage import Storage, about, storage_of
 from rekindle.train.modelfolder import digest_of
-from rekindle.train.storage import Storage, put_file, storage_of
 
 SERVED = "served.json"
 _MODEL = "model"
@@ -30,7 +30,7 @@ def stage(model: ServedModel, root: str) -> str:
     if any(settings):  # the same files served otherwise lie elsewhere
         key = digest([model.digest, *settings])
     place = f"{root.rstrip('/')}/deployments/{model.name}/v{model.version}-{key[:8]}"
-    storage = storage_of(place)
+    storage = storage_of(place, about("the copy of the model for the deployment"))
     if storage.size(SERVED) is None:
         # last: it is the commit, and says that all files are there
         storage.put_new(SERVED, _JSON.dump_json(_copy_version(model, storage, "")))
@@ -40,14 +40,11 @@ def stage(model: ServedModel, root: str) -> str:
 def _copy_version(model: ServedModel, storage: Storage, prefix: str) -> ServedModel:
     """Copy all files of a version; returns it with its paths in the storage."""
     folder = Path(model.path)
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            name = path.relative_to(folder).as_posix()
-            put_file(storage, f"{prefix}{_MODEL}/{name}", path)
+    storage.upload(folder, f"{prefix}{_MODEL}")
     evidence = ""
     if model.evidence:
         evidence = f"{prefix}{_EVIDENCE}"
-        put_file(storage, evidence, Path(model.evidence))
+        storage.upload(Path(model.evidence), evidence)
     shadow: ServedModel | None = None
     if model.shadow:
         shadow = _copy_version(model.shadow, storage, "shadow/")

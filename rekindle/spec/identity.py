@@ -14,7 +14,16 @@ from typing import Any
 from rekindle.records import canonical_json
 from rekindle.spec.heartbeat import beat
 
-_BELOW = ("protojson.py", "errors.py", "records", "tables.py", "families", "spec")
+_BELOW = (
+    "protojson.py",
+    "errors.py",
+    "records",
+    "storage",
+    "tables.py",
+    "families",
+    "objectives",
+    "spec",
+)
 TRAINING = (*_BELOW, "data", "tasks", "launch", "engines", "train")
 DATA_PLANE = (*TRAINING, "evaluate", "registry")
 _PIECE_BYTES = 1 << 20

@@ -34,12 +34,14 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from rekindle.errors import CheckpointError
 from rekindle.launch.events import emit
 from rekindle.spec.model import CheckpointSpec
+from rekindle.storage import Failure, Folder, Storage
+from rekindle.storage.protocol import reason_of
 from rekindle.train import dcp, manifest
+from rekindle.train.checkpoint_storage import checkpoint_error, checkpoint_storage
 from rekindle.train.dcp import File, Piece, pieces_of
 from rekindle.train.manifest import HISTORY, MANIFEST, Checkpoint, State, broken, step_of
 from rekindle.train.mesh import Ranks, of_all, of_first
 from rekindle.train.snapshot import Snapshot
-from rekindle.train.storage import Folder, Storage, storage_of, write_error
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ def newest(
 
     Broken ones are reported. Raises CheckpointError for one of another run key or schema.
     See also `agreed`."""
-    storage = storage_of(root)
+    storage = checkpoint_storage(root)
     offers = _offers(storage, run_key, step) if rank == 0 else iter(())
     skipped = 0
     while True:
@@ -112,7 +114,7 @@ def load(checkpoint: Checkpoint, tensors: Mapping[str, Any], replicas: Ranks = N
     share the reading, unless it is from this machine into its own memory. Raises
     CheckpointError when something is not in the checkpoint with the same shape and dtype:
     nothing was filled then."""
-    storage = storage_of(checkpoint.root)
+    storage = checkpoint_storage(checkpoint.root)
     try:
         content = manifest.metadata_of(storage, checkpoint)
         metadata = dcp.read_metadata(content, [file.path for file in checkpoint.files])
@@ -147,7 +149,7 @@ class Checkpointer:
     def __init__(
         self, root: str | Path, spec: CheckpointSpec, run_key: str, history: Path | None = None
     ) -> None:
-        self.storage = storage_of(root)
+        self.storage = checkpoint_storage(root)
         self.spec = spec
         self.run_key = run_key
         self.history = None if isinstance(self.storage, Folder) else history
@@ -250,21 +252,25 @@ class Checkpointer:
         self, folder: str, body: dict[str, Any], files: list[File], curve_bytes: int
     ) -> _Outcome:
         """Put the curve and then the manifest behind `files`; afterwards forget old ones."""
+        total = sum(file.bytes for file in files)
         try:
             if isinstance(self.storage, Folder):
                 self._check_folder_is_shared(folder, files)
             if self.history is not None and curve_bytes:
                 with self.history.open("rb") as stream:
                     content = gzip.compress(stream.read(curve_bytes), compresslevel=3, mtime=0)
-                self.storage.write(f"{folder}/{HISTORY}", lambda stream: stream.write(content))
+                path = f"{folder}/{HISTORY}"
+                self.storage.write(path, lambda stream: stream.write(content), total)
                 files.append(File(HISTORY, len(content), hashlib.sha256(content).hexdigest()))
+                total += len(content)
             body["files"] = [dataclasses.asdict(file) for file in files]
-            self.storage.put_new(f"{folder}/{MANIFEST}", manifest.signed(body))
+            self.storage.put_new(f"{folder}/{MANIFEST}", manifest.signed(body), total)
         except CheckpointError as error:
             return _Outcome(error)
-        except OSError as error:
-            total = sum(file.bytes for file in files)
-            return _Outcome(write_error(error, self.storage.root, total))
+        except OSError as error:  # of the curve's file on this machine
+            reason = reason_of(error)
+            failure = Failure(self.storage.root, folder, "write", reason, error, total)
+            return _Outcome(checkpoint_error(failure))
         self.known[folder] = body["state"]
         try:
             self._forget(folder)
@@ -303,7 +309,7 @@ class Checkpointer:
 
     def _drop(self, folder: str) -> None:
         self.known.pop(folder, None)
-        self.storage.remove(folder, MANIFEST)
+        self.storage.remove(folder, first=MANIFEST)
 
 
 def _say(text: str) -> None:

@@ -34,8 +34,8 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from rekindle.errors import CheckpointError, RekindleError
 from rekindle.spec.heartbeat import beat
+from rekindle.storage import Storage
 from rekindle.train.mesh import Ranks, of_all
-from rekindle.train.storage import Storage, write_error
 
 METADATA = ".metadata"
 THREADS = max(1, min(4, len(os.sched_getaffinity(0))))
@@ -191,7 +191,7 @@ class CheckpointWriter(StorageWriter):
         items_of_files = self._divide(plan.items, rank)
 
         def write(name: str) -> list[WriteResult]:
-            return self._write(name, items_of_files[name], planner)
+            return self._write(name, items_of_files[name], planner, total)
 
         crc = get_crc32_options()
         set_crc32_options(False)  # it would cost as much as the hash, and hold the GIL
@@ -200,8 +200,6 @@ class CheckpointWriter(StorageWriter):
             with ThreadPoolExecutor(self.threads, initializer=yield_to_training) as pool:
                 for results_of_file in pool.map(write, items_of_files):
                     results += results_of_file
-        except OSError as error:
-            raise write_error(error, self.storage.root, total) from None
         except Exception as error:  # of a store's client, which no other rank would unpickle
             if isinstance(error, RekindleError):
                 raise
@@ -221,7 +219,9 @@ class CheckpointWriter(StorageWriter):
             shares[place].append(item)
         return {f"__{rank}_{i}.distcp": share for i, share in enumerate(shares) if share}
 
-    def _write(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
+    def _write(
+        self, name: str, items: list[WriteItem], planner: SavePlanner, total_bytes: int
+    ) -> list[WriteResult]:
         def produce(stream: BinaryIO) -> tuple[list[WriteResult], File]:
             hashing = _Hashing(stream)
             results = []
@@ -235,7 +235,7 @@ class CheckpointWriter(StorageWriter):
                 results.append(WriteResult(item.index, info.length, info))
             return results, File(name, hashing.bytes, hashing.hash.hexdigest())
 
-        results, file = self.storage.write(f"{self.folder}/{name}", produce)
+        results, file = self.storage.write(f"{self.folder}/{name}", produce, total_bytes)
         self.files.append(file)
         return results
 
@@ -246,10 +246,8 @@ class CheckpointWriter(StorageWriter):
         }
         metadata.storage_meta = meta.StorageMeta(checkpoint_id=f"{self.storage.root}/{self.folder}")
         content = pickle.dumps(metadata)
-        try:
-            self.storage.write(f"{self.folder}/{METADATA}", lambda stream: stream.write(content))
-        except OSError as error:
-            raise write_error(error, self.storage.root, len(content)) from None
+        path = f"{self.folder}/{METADATA}"
+        self.storage.write(path, lambda stream: stream.write(content), len(content))
         self.files.append(File(METADATA, len(content), hashlib.sha256(content).hexdigest()))
 
     @classmethod

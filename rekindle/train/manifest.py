@@ -19,8 +19,9 @@ from typing import Any
 from rekindle.errors import CheckpointError
 from rekindle.spec.heartbeat import beat
 from rekindle.spec.model import CheckpointSpec
+from rekindle.storage import Storage
+from rekindle.train.checkpoint_storage import checkpoint_storage
 from rekindle.train.dcp import METADATA, THREADS, File
-from rekindle.train.storage import Storage, storage_of
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
@@ -50,7 +51,7 @@ class Checkpoint:
         """The loss curve up to this step as JSON lines, where the checkpoint carries it."""
         if not any(file.path == HISTORY for file in self.files):
             return None
-        content = storage_of(self.root).read(f"{self.name}/{HISTORY}")
+        content = checkpoint_storage(self.root).read(f"{self.name}/{HISTORY}")
         if content is None:
             return None
         where = f"{self.root}/{self.name}/{HISTORY}"
@@ -106,7 +107,7 @@ def broken(checkpoint: Checkpoint, files: Sequence[File] | None = None) -> str:
     """What is wrong with these files of a checkpoint (by default all), or ""."""
     if files is None:
         files = checkpoint.files
-    storage = storage_of(checkpoint.root)
+    storage = checkpoint_storage(checkpoint.root)
 
     def check(file: File) -> str:
         path = f"{checkpoint.name}/{file.path}"

@@ -21,6 +21,7 @@ where the answer's probability is above the next one's by more than rounding can
 Nothing here imports torch."""
 
 import base64
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -37,14 +38,14 @@ from pydantic import TypeAdapter
 
 from rekindle.data.examples import ExamplesFile, open_examples
 from rekindle.data.signals import prompt_of
-from rekindle.errors import CheckpointError, DataError, RequestError
+from rekindle.errors import DataError, RequestError
 from rekindle.objectives import answers_of
 from rekindle.records import Sample, Smoke, SmokeRow, canonical_json
 from rekindle.spec.identity import TRAINING, digest, source_hash
 from rekindle.spec.model import MustPass, TrainSpec
+from rekindle.storage import ExistsError, Storage, about, storage_of
 from rekindle.train.job import StoredAsJson
 from rekindle.train.modelfolder import ModelFolder, hash_prefixes, open_model, trained_on
-from rekindle.train.storage import storage_of
 
 TEST = "test"
 BATCHES = 4  # of examples in a piece: up to 8,000 rows or 16 MB
@@ -111,7 +112,7 @@ class ScoringTurn:
 
     def missing(self, names: Iterable[Name]) -> list[Name]:
         """Those of the pieces that are not scored yet."""
-        storage = storage_of(self.kept)
+        storage = self._storage()
         return [name for name in names if storage.size(_file(name)) is None]
 
     def put(self, name: Name, piece: pa.Table) -> None:
@@ -128,7 +129,7 @@ class ScoringTurn:
         """One of them; DataError where it cannot be read."""
         path = _file(name)
         try:
-            with storage_of(self.kept).reader(path) as file:
+            with self._storage().reader(path) as file:
                 return pq.read_table(pa.BufferReader(file.read()), columns=list(columns) or None)
         except (FileNotFoundError, pa.ArrowInvalid) as error:
             message = f"the scores in {path} cannot be read: {error}"
@@ -137,7 +138,7 @@ class ScoringTurn:
 
     def samples(self, name: str) -> tuple[Sample, ...] | None:
         """What the model wrote behind the openings of that name; None: nothing yet."""
-        content = storage_of(self.kept).read(f"samples-{name}.json")
+        content = self._storage().read(f"samples-{name}.json")
         return None if content is None else _Samples.validate_json(content)
 
     def put_samples(self, name: str, samples: tuple[Sample, ...]) -> None:
@@ -146,13 +147,11 @@ class ScoringTurn:
         self._put(f"samples-{name}.json", canonical_json(rows).encode())
 
     def _put(self, path: str, content: bytes) -> None:
-        storage = storage_of(self.kept)
-        try:
-            storage.put_new(path, content)
-        except CheckpointError:
-            # put_new refuses what is there already: another attempt committed the same
-            if storage.size(path) is None:
-                raise
+        with contextlib.suppress(ExistsError):  # another attempt committed the same
+            self._storage().put_new(path, content)
+
+    def _storage(self) -> Storage:
+        return storage_of(self.kept, about("the scores"))
 
 
 _Samples: TypeAdapter[tuple[Sample, ...]] = TypeAdapter(tuple[Sample, ...])

@@ -2,7 +2,8 @@
 
 It writes into a folder of this machine. A checkpoint counts once rank 0 has written
 `complete.json` into it, after all ranks. Where checkpoints belong into an object store,
-each machine puts there what its ranks wrote, and fetches all of it before it resumes."""
+each machine puts there what its ranks wrote, and fetches all of it before it resumes: the
+Trainer reads and writes files, so they cannot stream as those of checkpoint.py do."""
 
 import json
 import os
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from rekindle.errors import CheckpointError
+from rekindle.train.checkpoint_storage import checkpoint_storage
 from rekindle.train.job import Job
 from rekindle.train.mesh import of_all, of_first
-from rekindle.train.storage import put_file, storage_of
 
 COMPLETE = "complete.json"
 CURVE = "history.jsonl"
+_FOREIGN = "rekindle did not write it: find out who did, and remove it"
 
 
 class TrainerSaves:
@@ -27,7 +30,7 @@ class TrainerSaves:
         self.folder = job.working / "trainer"
         self.curve = job.curve
         self.keep = job.train.checkpoint.keep
-        self.store = storage_of(f"{job.checkpoints}/trainer")
+        self.store = checkpoint_storage(f"{job.checkpoints}/trainer")
         self.is_away = "://" in job.checkpoints
         # one rank of each machine moves its files
         self.is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"
@@ -51,7 +54,7 @@ class TrainerSaves:
             if self.store.size(f"{name}/{COMPLETE}"):
                 names.append(name)
             elif not self.is_away:  # a store may have one that another attempt is writing
-                self.store.remove(name, COMPLETE)
+                self.store.remove(name, first=COMPLETE)
         return names
 
     def _fetch(self, name: str) -> None:
@@ -61,9 +64,15 @@ class TrainerSaves:
         here = self.folder / name
         here.mkdir(parents=True, exist_ok=True)
         for file in json.loads(complete)["files"]:
-            path = here / file
-            with self.store.reader(f"{name}/{file}") as source, path.open("wb") as target:
-                shutil.copyfileobj(source, target)
+            if Path(file).name != file:
+                message = f"the checkpoint {name} names a file outside of it: {file}"
+                raise CheckpointError(message, where=f"{self.store.root}/{name}", fix=_FOREIGN)
+            if not self.store.download(f"{name}/{file}", here / file):
+                where = f"{self.store.root}/{name}"
+                fix = "delete it: the same command goes on from the checkpoint before"
+                raise CheckpointError(
+                    f"{file} of the checkpoint {name} is gone", where=where, fix=fix
+                )
         (here / COMPLETE).write_bytes(complete)
 
     def curve_of(self, checkpoint: Path) -> str:
@@ -86,7 +95,7 @@ class TrainerSaves:
         if self.is_away and self.is_first_here:
             files_here = sorted(path.name for path in here.iterdir() if path.is_file())
             for file in files_here:
-                put_file(self.store, f"{name}/{file}", here / file)
+                self.store.upload(here / file, f"{name}/{file}")
         files = [file for files_of_rank in of_all(files_here) for file in files_of_rank]
         if dist.get_rank() > 0:
             return
@@ -94,7 +103,7 @@ class TrainerSaves:
         self.store.put_new(f"{name}/{COMPLETE}", json.dumps(body).encode())
         for old in sorted(self._names(), key=step_of)[: -self.keep]:
             shutil.rmtree(self.folder / old, ignore_errors=True)
-            self.store.remove(old, COMPLETE)
+            self.store.remove(old, first=COMPLETE)
 
     def _names(self) -> list[str]:
         return [name for name in self.store.folders() if name.startswith("checkpoint-")]

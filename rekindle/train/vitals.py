@@ -25,7 +25,8 @@ from rekindle.spec import heartbeat
 
 _LONGEST_TEXT = 2_000
 """Characters of each part of a rank's last words."""
-_HERE = Path(__file__).parent
+# where the code of the engine is
+_ENGINE = (Path(__file__).parent, Path(__file__).parents[1] / "objectives")
 
 
 class MemoryPlace(NamedTuple):
@@ -230,7 +231,8 @@ def term_of(error: BaseException) -> str:
     """What the engine was making, by the innermost frame of ours; "" if none tells."""
     our_codes = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        if Path(frame.f_code.co_filename).is_relative_to(_HERE):
+        file = Path(frame.f_code.co_filename)
+        if any(file.is_relative_to(folder) for folder in _ENGINE):
             our_codes.append(frame.f_code)
     teaching = [code for code in our_codes if code.co_name in _OF_TEACHERS]
     for code in reversed(teaching or our_codes):

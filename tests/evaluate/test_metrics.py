@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from sklearn import metrics as reference
 
 from rekindle.evaluate.gate import judge
+from rekindle.objectives.classes import KIND
 from rekindle.objectives.classes.scores import ClassScores
-from rekindle.records import METRICS
 from rekindle.spec.model import EvaluateSpec
 
 
@@ -107,7 +107,7 @@ def test_calibration_error_of_a_worked_example():
     assert found["calibration_error"] == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", KIND.metrics)
 def test_a_resample_scores_as_the_rows_it_picked(metric):
     probabilities, labels = predictions(1, 50, 3)
     picks = np.random.default_rng(0).integers(0, 50, (7, 50))

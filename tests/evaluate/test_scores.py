@@ -22,12 +22,12 @@ from rekindle.data.manifest import open_shards
 from rekindle.data.shard import shard
 from rekindle.errors import DataError
 from rekindle.evaluate.evaluate import evaluate
+from rekindle.objectives.tokens import cross_entropy as linear_loss
 from rekindle.records import Scores
 from rekindle.registry.signature import log_model
 from rekindle.spec.load import load_target
 from rekindle.spec.model import DataSpec, EvaluateSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import cross_entropy as linear_loss
 from rekindle.train import score_rank
 from rekindle.train.modelfolder import digest_of, open_model
 from rekindle.train.score import _incomparable, job_of

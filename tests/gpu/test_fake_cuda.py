@@ -22,13 +22,13 @@ from torch.utils._pytree import tree_leaves
 from rekindle.objectives import loss_of
 from rekindle.objectives.loss import Goal
 from rekindle.objectives.micro import Documents
+from rekindle.objectives.tokens import cross_entropy
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import LoraSpec, ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import (
     attention,
     compat,
-    cross_entropy,
     kernels,
     modules,
     parallel,

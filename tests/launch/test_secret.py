@@ -4,7 +4,9 @@ import stat
 import threading
 import time
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from rekindle.errors import PreemptedError
 from rekindle.launch.rendezvous import Rendezvous
@@ -55,6 +57,31 @@ def test_one_that_the_platform_gave_is_taken_and_a_single_node_needs_none(tmp_pa
         with shared_secret(known, str(tmp_path)) as shared:
             assert shared == known
     assert list(tmp_path.iterdir()) == []
+
+
+class Unlisted(MemoryFileSystem):
+    """A store as S3 is without the right to list: what is not there is forbidden."""
+
+    protocol = "unlisted"
+
+    def cat_file(self, path, **kwargs):
+        if not self.exists(path):
+            raise PermissionError("Access Denied")
+        return super().cat_file(path, **kwargs)
+
+    def find(self, path, **kwargs):
+        raise PermissionError("Access Denied")
+
+
+def test_in_a_store_whose_objects_may_not_be_listed():
+    fsspec.register_implementation("unlisted", Unlisted, clobber=True)
+    root = "unlisted://bucket/secrets"
+    with pytest.raises(PreemptedError), shared_secret(place(1, patience=0.0), root):
+        pass
+    with shared_secret(place(0), root) as first, shared_secret(place(1), root) as second:
+        assert first.secret == second.secret
+    with pytest.raises(PreemptedError), shared_secret(place(1, patience=0.0), root):
+        pass
 
 
 def test_without_node_zero_the_others_give_up_and_may_be_started_again(tmp_path):

@@ -9,7 +9,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from rekindle.errors import StorageError
 from rekindle.launch import staging
+from tests.support.refusing_store import refusing_root
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +118,16 @@ def test_a_step_gets_places_on_its_node_and_its_artifacts_go_where_they_were_pla
     read = {"inputs": {"artifacts": {"endpoint": output["endpoint"]}}}
     given = staging.localised(read, tmp_path / "reader")["inputs"]["artifacts"]["endpoint"]
     assert given["artifacts"][0]["uri"] == "projects/1/endpoints/2"
+
+
+def test_a_store_that_refuses_an_artifact_names_it(tmp_path):
+    (tmp_path / "model").write_text("model")
+    uri = f"{refusing_root()}/model"
+    with pytest.raises(StorageError) as refused:
+        staging.store(tmp_path / "model", uri)
+    (problem,) = refused.value.problems
+    assert problem.what == "the artifact cannot be written: PermissionError: Access Denied"
+    assert problem.where == uri
 
 
 def _content(folder):

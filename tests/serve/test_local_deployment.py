@@ -26,7 +26,6 @@ from rekindle.serve.rollout import Rollout, RolloutLog
 from rekindle.serve.wire import TOO_LARGE
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.model import ColumnsSpec
-from rekindle.train.storage import storage_of
 from tests.ports import free_port
 from tests.serve.models import OWN_TASK, made, own
 
@@ -48,7 +47,7 @@ class Deployed:
 
     def rollout(self, spec=FAST):
         self.endpoint = LocalEndpoint(self.folder / "d", None, self.port, {"OMP_NUM_THREADS": "1"})
-        log = RolloutLog(storage_of(self.folder / "d" / "log"), self.events.append)
+        log = RolloutLog(self.folder / "d" / "log", self.events.append)
         return Rollout(self.endpoint, log, spec, True, lambda event, traffic: None)
 
     def own(self, version, code=OWN_TASK):

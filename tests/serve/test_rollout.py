@@ -13,7 +13,6 @@ from rekindle.serve.messages import ASK_SHADOW, BOUNDS_MS, ServedModel, Traffic
 from rekindle.serve.rollout import Rollout, RolloutLog, serving, version_hours
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.model import ColumnsSpec
-from rekindle.train.storage import storage_of
 from tests.serve.models import own
 
 CALLS = ("create", "ask", "split", "observe", "retain", "delete")
@@ -122,7 +121,7 @@ class World:
         self.platform, self.folder, self.spec = Platform(), folder, spec
 
     def rollout(self, wait=True, shadow_of=""):
-        log = RolloutLog(storage_of(self.folder / "log"), lambda event: None)
+        log = RolloutLog(self.folder / "log", lambda event: None)
         before = model(shadow_of) if shadow_of else None
         return Rollout(self.platform, log, self.spec, wait, lambda event, traffic: None, before)
 

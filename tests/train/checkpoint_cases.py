@@ -25,11 +25,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from rekindle.errors import CheckpointError
 from rekindle.spec.model import CheckpointSpec
-from rekindle.train import storage as storage_module
+from rekindle.storage import Folder, object_store
 from rekindle.train.checkpoint import Checkpointer, agreed, broken, load, newest
+from rekindle.train.checkpoint_storage import checkpoint_storage
 from rekindle.train.dcp import fill, pieces_of, read_metadata
 from rekindle.train.manifest import metadata_of, offers, signed
-from rekindle.train.storage import storage_of
 
 KEY = "key"
 KEEP = CheckpointSpec(keep=2)
@@ -57,7 +57,7 @@ def settled(checkpointer):
 
 
 def listed(root):
-    return sorted(n for n in storage_of(root).folders() if n.startswith("step-"))
+    return sorted(n for n in checkpoint_storage(root).folders() if n.startswith("step-"))
 
 
 def fill_with(value, tensors):
@@ -169,7 +169,7 @@ def right(net):
 @contextlib.contextmanager
 def counted_reads():
     """How many bytes this rank reads of files that hold tensors."""
-    count, original = [0], storage_module.Folder.reader
+    count, original = [0], Folder.reader
 
     @contextlib.contextmanager
     def reader(self, path):
@@ -185,16 +185,16 @@ def counted_reads():
 
             yield Counting()
 
-    storage_module.Folder.reader = reader
+    Folder.reader = reader
     try:
         yield count
     finally:
-        storage_module.Folder.reader = original
+        Folder.reader = original
 
 
 def fill_from(root, found, tensors, replicas):
     """As `load` does for tensors on GPUs, or from an object store."""
-    storage = storage_of(root)
+    storage = checkpoint_storage(root)
     metadata = read_metadata(metadata_of(storage, found), [file.path for file in found.files])
     fill(pieces_of(tensors), metadata, storage, found.name, replicas)
 
@@ -231,7 +231,7 @@ def layouts_a_replica_that_cannot_read_fails_all_of_them(root):
     saver.save(1, saved, {})
     saver.wait()
     found = agreed(root, KEY)
-    original = storage_module.Folder.reader
+    original = Folder.reader
 
     @contextlib.contextmanager
     def torn(self, path):
@@ -240,12 +240,12 @@ def layouts_a_replica_that_cannot_read_fails_all_of_them(root):
 
     try:
         if rank() == 2:
-            storage_module.Folder.reader = torn
+            Folder.reader = torn
         error = raised(
             (OSError, CheckpointError), lambda: fill_from(root, found, saved, dist.group.WORLD)
         )
     finally:
-        storage_module.Folder.reader = original
+        Folder.reader = original
     assert "Input/output error" in str(error)
     assert isinstance(error, CheckpointError) is (rank() != 2)
 
@@ -450,7 +450,7 @@ def folder_what_changes_after_the_call_is_not_in_the_checkpoint(root):
     checkpointer.save(2, tensors, {})
     tensors["w"].fill_(3)
     checkpointer.wait()
-    kept = [checkpoint for checkpoint, _ in offers(storage_of(root), KEY)][::-1]
+    kept = [checkpoint for checkpoint, _ in offers(checkpoint_storage(root), KEY)][::-1]
     assert len(kept) == 2
     for step, checkpoint in enumerate(kept, 1):
         into = {"w": torch.zeros(2_000_000)}
@@ -721,16 +721,16 @@ def store_a_broken_object_falls_back(root):
     last = agreed(root, KEY)
     if rank() == 0:
         path = f"{last.name}/__1_0.distcp"
-        content = bytearray(storage_of(root).read(path))
+        content = bytearray(checkpoint_storage(root).read(path))
         content[99] ^= 1
-        storage_of(root).write(path, lambda stream: stream.write(bytes(content)))
+        checkpoint_storage(root).write(path, lambda stream: stream.write(bytes(content)))
     dist.barrier()
     assert agreed(root, KEY).step == 1
 
 
 def store_a_manifest_is_put_once(root):
     if rank() == 0:
-        there = storage_of(root)
+        there = checkpoint_storage(root)
         there.put_new("step-000000001.deadbeef/manifest.json", b"one")
         there.put_new("step-000000001.deadbeef/manifest.json", b"one")  # a repeated request
         error = raised(
@@ -744,12 +744,12 @@ def store_a_manifest_is_put_once(root):
 def store_what_another_attempt_is_writing_is_left_alone(root):
     name = "step-000000009.deadbeef"
     if rank() == 0:
-        storage_of(root).write(f"{name}/__0_0.distcp", lambda stream: stream.write(b"half"))
+        checkpoint_storage(root).write(f"{name}/__0_0.distcp", lambda stream: stream.write(b"half"))
     dist.barrier()
     checkpointer = saved(root, steps=(1, 2, 3))
     assert name in listed(root)
     dist.barrier()
-    storage_module.DEAD_AFTER *= 0
+    object_store.DEAD_AFTER *= 0
     checkpointer.save(4, some(0, w=(2, 2)), {})
     checkpointer.wait()
     dist.barrier()
@@ -758,7 +758,7 @@ def store_what_another_attempt_is_writing_is_left_alone(root):
 
 
 def lost_a_store_that_goes_away_ends_in_an_error_that_names_it_on_every_rank(root):
-    storage_module.PAUSES_SECONDS = (0.1, 0.2)
+    object_store.PAUSES_SECONDS = (0.1, 0.2)
     checkpointer = saved(root, steps=(1,))
     if rank() == 0:
         os.kill(int(os.environ["STORE_PID"]), signal.SIGKILL)

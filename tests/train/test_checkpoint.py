@@ -26,7 +26,7 @@ from rekindle.errors import CheckpointError
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.spec.identity import file_sha256
 from rekindle.spec.model import CheckpointSpec, DataSpec, ModelSpec, TrainSpec
-from rekindle.train import storage
+from rekindle.storage import ObjectStore, object_store
 from rekindle.train.checkpoint import load, newest
 from rekindle.train.history import read_history
 from rekindle.train.job import Job
@@ -320,8 +320,8 @@ class Naive(MemoryFileSystem):
 
 def test_times_without_a_zone_are_those_of_utc(monkeypatch):
     fsspec.register_implementation("naive", Naive, clobber=True)
-    store = storage.ObjectStore("naive://lake/checkpoints")
+    store = ObjectStore("naive://lake/checkpoints")
     store.write("step-1/half", lambda stream: stream.write(b"half"))
     assert not store.abandoned("step-1")
-    monkeypatch.setattr(storage, "DEAD_AFTER", datetime.timedelta(0))
+    monkeypatch.setattr(object_store, "DEAD_AFTER", datetime.timedelta(0))
     assert store.abandoned("step-1")

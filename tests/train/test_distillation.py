@@ -18,12 +18,12 @@ from torch.nn import functional as F
 from rekindle.errors import UnsupportedError
 from rekindle.objectives import loss_of
 from rekindle.objectives.micro import Feed
+from rekindle.objectives.tokens import cross_entropy as linear_loss
 from rekindle.objectives.tokens import rows_at_once
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
 from rekindle.train import attention
-from rekindle.train import cross_entropy as linear_loss
 from rekindle.train.batches import Batches
 from rekindle.train.job import Job
 from rekindle.train.mesh import Mesh

@@ -22,11 +22,11 @@ from rekindle.data.order import SampleOrder
 from rekindle.objectives import loss_of
 from rekindle.objectives.loss import Goal
 from rekindle.objectives.micro import Documents
+from rekindle.objectives.tokens import cross_entropy as linear_loss
 from rekindle.objectives.tokens import rows_at_once
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import ModelSpec, TrainSpec
 from rekindle.tasks import load_task
-from rekindle.train import cross_entropy as linear_loss
 from rekindle.train import parallel, part, weights
 from rekindle.train.batches import Batches
 from rekindle.train.loop import StepLog, StopFlag

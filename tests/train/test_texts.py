@@ -275,7 +275,7 @@ def test_a_pipeline_fills_joined_texts_up_to_one_length_that_nobody_looks_at():
         made._micro(rows, np.arange(2), 0, 0, torch.ones(1))
         for rows in (np.array([3, 8]), np.array([20, 5]))
     ]
-    filled = made.objective.alike(made, micro)
+    filled = made.loss.alike(made, micro)
     (length,) = {m.inputs["input_ids"].shape[1] for m in filled}
     assert length >= max(m.inputs["input_ids"].shape[1] for m in micro)
     net = network("distilbert").eval()

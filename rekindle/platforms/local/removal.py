@@ -24,7 +24,7 @@ import fsspec
 
 from rekindle.outputs import HomeItem
 from rekindle.platforms.local.store import HomeStore, locked
-from rekindle.train.storage import DEAD_AFTER, storage_of
+from rekindle.storage import DEAD_AFTER, storage_of
 
 NAME = re.compile(r"[0-9a-f]{12,}(?:-[0-9a-f]{8})?")
 _DRAFT = re.compile(r"\..+\.([0-9a-f]{8}|starting)")
@@ -129,7 +129,7 @@ def remove(
     for number, item in enumerate(results):
         if not item.stays and _is_elsewhere(item):
             try:
-                storage_of(item.path).remove("", "manifest.json")
+                storage_of(item.path).remove("", first="manifest.json")
             except Exception as error:  # noqa: BLE001 - drivers raise their SDK's own errors
                 why = f"it cannot be deleted from here: {type(error).__name__}"
                 results[number] = item.model_copy(update={"stays": True, "why": why})

@@ -21,10 +21,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from rekindle.objectives.tokens import cross_entropy
 from rekindle.train import (
     attention,
     compat,
-    cross_entropy,
     dropout,
     kernels,
     optimizer,

@@ -20,7 +20,6 @@ from rekindle.serve.messages import Traffic
 from rekindle.serve.rollout import Rollout, RolloutLog, serving
 from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
-from rekindle.train.storage import storage_of
 from tests.platforms.shadowing import goes_through_the_shadow
 from tests.quick import first
 from tests.serve.models import made, own
@@ -113,7 +112,7 @@ class World:
         return made
 
     def rollout(self, wait=True):
-        log = RolloutLog(storage_of(self.log), lambda event: None)
+        log = RolloutLog(self.log, lambda event: None)
         return Rollout(self.endpoint(), log, FAST, wait, lambda event, traffic: None)
 
     def to(self, version, wait=True):

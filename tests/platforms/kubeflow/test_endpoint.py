@@ -17,7 +17,6 @@ from rekindle.platforms.kubeflow.serving import counters, named
 from rekindle.serve.messages import BOUNDS_MS
 from rekindle.serve.rollout import Rollout, RolloutLog
 from rekindle.spec.deploy import DeploySpec
-from rekindle.train.storage import storage_of
 from tests.platforms.shadowing import goes_through_the_shadow
 from tests.quick import first
 from tests.serve.models import own
@@ -66,7 +65,7 @@ class World:
         return made
 
     def rollout(self):
-        log = RolloutLog(storage_of(self.folder / "log"), self.on_event)
+        log = RolloutLog(self.folder / "log", self.on_event)
         return Rollout(self.endpoint, log, self.spec, True, lambda event, traffic: None)
 
     def on_event(self, event):

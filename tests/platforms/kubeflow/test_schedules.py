@@ -47,7 +47,7 @@ CLEANERS: dict[str, Callable[[KubeflowSpec], Any]] = {
     "set to what it was": lambda place: schedule.set_schedule(
         definition("a"), place, MONDAYS, "digits"
     ),
-    "list": schedule.list_,
+    "list": schedule.list_schedules,
     "pause": lambda place: schedule.pause_schedule(place, "digits"),
     "delete": lambda place: schedule.delete_schedule(place, "digits"),
 }

@@ -23,7 +23,6 @@ from rekindle.serve.rollout import Rollout, RolloutLog, serving
 from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.model import Spec
-from rekindle.train.storage import storage_of
 from tests.platforms.sagemaker.conftest import aws as aws
 from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.shadowing import goes_through_the_shadow
@@ -91,7 +90,7 @@ class World:
         self.platform = Killable(endpoint)
 
     def rollout(self, wait: bool = True) -> Rollout:
-        log = RolloutLog(storage_of(self.folder / "log"), lambda event: None)
+        log = RolloutLog(self.folder / "log", lambda event: None)
         return Rollout(self.platform, log, self.spec, wait, lambda event, traffic: None)
 
     def states(self) -> list[str]:

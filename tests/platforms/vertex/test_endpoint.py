@@ -21,7 +21,6 @@ from rekindle.records import Evidence
 from rekindle.serve.rollout import Rollout, RolloutLog, serving
 from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
-from rekindle.train.storage import storage_of
 from tests.platforms.shadowing import goes_through_the_shadow
 from tests.quick import first
 from tests.serve.models import made, own
@@ -79,7 +78,7 @@ class World:
         return answer
 
     def rollout(self, wait=True):
-        log = RolloutLog(storage_of(self.folder / "log"), lambda event: None)
+        log = RolloutLog(self.folder / "log", lambda event: None)
         return Rollout(Cut(self), log, self.spec, wait, lambda event, traffic: None)
 
     def to(self, version, wait=True):
