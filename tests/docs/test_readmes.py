@@ -380,6 +380,15 @@ def test_a_decision_has_its_day_and_its_five_lines():
         assert all(map(str.startswith, items, heads)), title
 
 
+def test_the_files_that_an_addition_touches_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:rekindle|tests|docs|configs)/[\w./-]+)`", text)
+    assert len(paths) > 50
+    # NAME.py is new, its folder is not
+    known = [(ROOT / path).parent if "NAME" in path else ROOT / path for path in paths]
+    assert [path for path in known if not path.exists()] == []
+
+
 def test_the_picture_of_the_flow_names_every_step():
     path = ROOT / "docs" / "flow.svg"
     text = path.read_text(encoding="utf-8")
