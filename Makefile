@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # with torch for CUDA and what a training needs; `make install` need not have run there
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: help install demo test test-changed test-all nightly gate-table layouts engines clouds torture fuzz test-oldest test-clusters test-vllm trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
+.PHONY: help install demo test test-changed test-all nightly gate-table layouts engines clouds torture fuzz coverage test-oldest test-clusters test-vllm trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -89,6 +89,14 @@ SEEDS ?= 1000:1200
 fuzz: install  ## many pipelines by chance on every platform, many examples of each property: SEEDS=1000:1200
 	$(BIN)/python -m pytest -q -n $(JOBS) tests/conformance/test_generated.py --seeds $(SEEDS)
 	$(BIN)/python -m pytest -q -n $(JOBS) -m hypothesis --hypothesis-profile=many --timeout=7200
+
+# packages whose tests call them in their own process, which is the one that is traced
+COVERED := catalog data evaluate families ir monitor plan registry report spec tasks
+coverage: install  ## how much of these packages their tests reach, into tests/coverage.md (a quarter of an hour)
+	mkdir -p build
+	$(BIN)/coverage run -m pytest -q -m "not slow" $(COVERED:%=tests/%)
+	$(BIN)/coverage json -q
+	$(BIN)/python -m tests.covered build/coverage.json $(COVERED)
 
 # the oldest torch that pyproject.toml allows, in an environment of its own
 .venv-oldest/installed: tests/requirements-oldest.txt tests/train/make_oldest.py .venv/installed
