@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rekindle.errors import RekindleError, RequestError, UnreachableError
+from rekindle.errors import RekindleError, RequestError, StorageError, UnreachableError
 from rekindle.records import RolloutEvent, RolloutState
 from rekindle.serve.messages import ASK_SHADOW, SHADOWED_JSON, ServedModel, Shadowed, Traffic
 from rekindle.serve.smoke import prove
@@ -31,6 +31,9 @@ ENDS = ("settled", "rolled_back", "deleted")
 _MOST_REASON = 2_000
 TrafficAndVerdict = tuple[Traffic, Callable[[int], str]]
 """Requests so far, and the verdict on them at a look."""
+
+# a wrong request, a platform or a store that does not answer: the same command goes on later
+_SAYS_NOTHING_OF_THE_VERSION = (RequestError, StorageError, UnreachableError)
 
 
 class Endpoint(Protocol):
@@ -241,7 +244,7 @@ class Rollout:
         while event.state not in ("roll_back", *ENDS):
             try:
                 reason = self._do(event, model)
-            except (RequestError, UnreachableError):  # neither says anything of the version
+            except _SAYS_NOTHING_OF_THE_VERSION:
                 raise
             except RekindleError as error:
                 reason = str(error)

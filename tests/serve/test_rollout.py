@@ -7,7 +7,7 @@ import datetime
 import pytest
 
 from rekindle.cli.deploy import traffic_printer
-from rekindle.errors import RequestError, StepError
+from rekindle.errors import RequestError, StepError, StorageError, UnreachableError
 from rekindle.records import RolloutEvent
 from rekindle.serve.messages import ASK_SHADOW, BOUNDS_MS, ServedModel, Traffic
 from rekindle.serve.rollout import Rollout, RolloutLog, serving, version_hours
@@ -36,6 +36,7 @@ class Platform:
         self.kill = (0, "")  # at the nth call, "before" or "after"
         self.broken, self.wrong, self.fails, self.requests = set(), set(), {}, 500
         self.refuses = {}
+        self.away = None  # what is raised instead of creating a version
 
     def __getattribute__(self, name):
         if name not in CALLS:
@@ -54,6 +55,8 @@ class Platform:
         return called
 
     def create(self, model, number):
+        if self.away is not None:
+            raise self.away
         if model.version in self.broken:
             raise StepError("its image was not found")
         alone = model.version.startswith("0") or not any(
@@ -181,6 +184,19 @@ def test_a_canary_that_fails_is_rolled_back_with_its_reason(world):
     assert (event.state, event.version) == ("rolled_back", "2")
     assert "it failed 100 of 500 requests; 1.0% are allowed" in event.reason
     assert world.end == ("rolled_back", "1", {"1": 100}, {"1"})
+
+
+@pytest.mark.parametrize("kind", [StorageError, UnreachableError])
+def test_a_service_that_is_away_rolls_nothing_back_and_the_next_call_goes_on(world, kind):
+    """A version is staged while it is created: a store that is away says nothing of it."""
+    world.rollout().to(model("1"))
+    world.platform.away = kind("the store is away")
+    with pytest.raises(kind):
+        world.rollout().to(model("2"))
+    assert world.states()[-1] == "create"
+    world.platform.away = None
+    assert world.rollout().to(model("2")).state == "settled"
+    assert world.end == ("settled", "2", {"2": 100}, {"1", "2"})
 
 
 def test_a_version_that_answers_otherwise_than_it_was_judged_gets_no_requests(world, tmp_path):
