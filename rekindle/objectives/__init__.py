@@ -7,28 +7,20 @@ folder each.
                    /scores.py     SCORES: what contenders achieved, as the gate compares it
                    /answers.py    ANSWERS: scores as predictions
 
-An objective is named by its task (`Task.objective`). A new one is a folder and a row here;
-the other modules are imported when they are first asked for."""
+An objective is named by its task (`Task.objective`). A new one is a folder and a row in
+registry.py; the other modules are imported when they are first asked for."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rekindle.objectives import classes, numbers, tags, tokens
-from rekindle.objectives.kind import ObjectiveKind
+from rekindle.objectives.registry import KINDS, LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from rekindle.objectives.answers import Answers
     from rekindle.objectives.loss import Loss, Scoring
     from rekindle.objectives.scores import ModelScores
-
-KINDS: Mapping[str, ObjectiveKind] = {
-    kind.name: kind for kind in (classes.KIND, numbers.KIND, tags.KIND, tokens.KIND)
-}
-LOWER_IS_BETTER = frozenset().union(*(kind.lower_is_better for kind in KINDS.values()))
-"""The metrics of any kind of which less is better."""
 
 
 def loss_of(name: str) -> Loss:
@@ -57,3 +49,6 @@ def answers_of(name: str) -> Answers:
 
 def _module(name: str, part: str) -> Any:
     return importlib.import_module(f"{__name__}.{KINDS[name].name}.{part}")
+
+
+__all__ = ["KINDS", "LOWER_IS_BETTER", "answers_of", "loss_of", "scores_of", "scoring_of"]

@@ -3,20 +3,16 @@ and what the other engine would do: `advice`."""
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import CPU
 from rekindle.plan.memory import needed
 from rekindle.plan.request import Asked
-from rekindle.plan.search import Option, search
+from rekindle.plan.search import Option, Rejected, search
 from rekindle.plan.work import Work, Zero
 from rekindle.spec.layout import Layout
 from rekindle.spec.model import AUTO
-
-if TYPE_CHECKING:
-    from rekindle.plan.plan import Plan
 
 _GIB = 2**30
 # what the GPUs of a layout do, by axis
@@ -47,25 +43,24 @@ _ZERO_SECTIONS: tuple[dict[str, object], ...] = (
 )
 
 
-def advice(plan: "Plan") -> Iterator[str]:
+def advice(asked: Asked, option: Option, rejected: Iterable[Rejected]) -> Iterator[str]:
     """Sentences: what is done, why nothing simpler,
     and the other engine with its command."""
-    option = plan.chosen.option
     if option.cluster.gpu.name == CPU:
         return
     if option.work.zero:
         yield f"DeepSpeed: {strategy(option.work)}"
-        yield from _with_our_engine(plan.asked, option.cluster, option)
+        yield from _with_our_engine(asked, option.cluster, option)
         return
     yield f"rekindle's engine: {strategy(option.work)}"
     if not option.work.layout.only_replicates:
         replicas = str(Layout(option.work.layout.world))  # the simplest
-        for rejected in plan.rejected:
-            if rejected.layout == replicas:
-                yield f"not replicas alone: {rejected.reason}"
-                if rejected.needed_bytes:
-                    yield f"GPUs with {rejected.needed_bytes / _GIB:,.0f} GiB would change that"
-    yield from instead(plan.asked, option.cluster, option)
+        for candidate in rejected:
+            if candidate.layout == replicas:
+                yield f"not replicas alone: {candidate.reason}"
+                if candidate.needed_bytes:
+                    yield f"GPUs with {candidate.needed_bytes / _GIB:,.0f} GiB would change that"
+    yield from instead(asked, option.cluster, option)
 
 
 def strategy(work: Work) -> str:

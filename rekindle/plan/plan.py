@@ -341,7 +341,7 @@ def plan_record(
         others=tuple(_layout(other) for other in plan.others),
         rejected=tuple(outputs.Rejection(layout=r.layout, reason=r.reason) for r in plan.rejected),
         weighed=plan.weighed,
-        advice=tuple(advice(plan)),
+        advice=tuple(advice(plan.asked, plan.chosen.option, plan.rejected)),
         if_else=plan.if_else,
         notes=notes,
         errors=outputs.rows_of(RequestError(problems)) if problems else (),
