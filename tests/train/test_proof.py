@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from rekindle.data.manifest import Shards
 from rekindle.errors import StepError, UnsupportedError
+from rekindle.objectives import scoring_of
 from rekindle.objectives.loss import Goal
 from rekindle.records import ShardManifest
 from rekindle.spec.layout import Layout
@@ -309,9 +310,10 @@ def test_what_an_optimizer_leaves_out_of_experts_is_said():
 def test_scores_are_proven_on_no_longer_text_than_the_model_has_positions_for(monkeypatch):
     start = given(HONEST["gpt2"])
     (stage,) = start.parts.stages
+    scoring = stage.part.scoring = scoring_of("tokens")
     settings = start.shards.manifest.settings
     monkeypatch.setattr(proof, "PROBE_TOKENS", 100)  # of a model with 64
     prove_scores(TASK, {**settings, "max_length": 64}, (), start.parts, start.train)
-    assert stage.part.scoring is not None
+    assert stage.part.scoring is scoring
     with pytest.raises(StepError, match="forward fails on a text of 100 tokens"):
         prove_scores(TASK, {**settings, "max_length": 128}, (), start.parts, start.train)
