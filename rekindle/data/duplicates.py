@@ -32,7 +32,7 @@ from rekindle.data.executor import Executor, Order
 from rekindle.data.signals import UNSPACED
 from rekindle.data.split import content_hashes, stored_hashes
 from rekindle.data.store import Entry, PieceStore, made_once
-from rekindle.data.validate import Findings
+from rekindle.rows.findings import Findings
 from rekindle.spec.identity import digest
 
 GROUP_ROWS = 500_000

@@ -11,9 +11,11 @@ from typing import Any, BinaryIO
 from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data.files import Files, SourceFile
-from rekindle.data.roles import Columns, Kind, time_column, wanted_columns
-from rekindle.data.validate import Findings, note_single_class
+from rekindle.data.roles import time_column, wanted_columns
+from rekindle.data.validate import note_single_class
 from rekindle.errors import Problem, RekindleError
+from rekindle.rows import Columns, Kind
+from rekindle.rows.findings import Findings
 from rekindle.spec.model import DataSpec, MustPass
 
 _MOST_BYTES = 8 << 20
@@ -164,7 +166,7 @@ def _batches(source: Any, columns: Columns, findings: Findings) -> Iterator[Any]
 def classes(data: DataSpec, modality: str) -> list[str]:
     """The classes of a local source of at most `_MOST_BYTES`, in order, where they are
     known; of a source of numbers, what they are written as."""
-    from rekindle.data.columns import as_python, scalar_text
+    from rekindle.rows.columns import as_python, scalar_text
 
     labels = set[str | None]()
     findings = Findings()

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from rekindle.data.columns import RawBatch, Source
 from rekindle.data.files import split_of
-from rekindle.data.roles import Columns
-from rekindle.data.validate import Findings
 from rekindle.errors import DataError, RekindleError, RequestError
+from rekindle.rows import Columns
+from rekindle.rows.columns import RawBatch, Source
+from rekindle.rows.findings import Findings
 from rekindle.spec.model import DataSpec
 
 PREFIX = "hub:"

@@ -21,7 +21,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rekindle.data import examples
-from rekindle.data.columns import Source
 from rekindle.data.duplicates import drop_copies, find_leaks
 from rekindle.data.examples import SPLITS, SUMMARY, ExamplesPart, ExamplesSummary, ExamplesWriter
 from rekindle.data.executor import WORTH_BYTES, Executor, Local, Order, code, executor_of
@@ -35,11 +34,13 @@ from rekindle.data.roles import time_column, wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.split import Times, digit_counts, hash_splits, time_cuts, time_splits
 from rekindle.data.store import Entry, PieceStore, made_once
-from rekindle.data.validate import Findings, check_splits
+from rekindle.data.validate import check_splits
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError, RequestError
 from rekindle.launch.events import emit
 from rekindle.launch.rendezvous import Rendezvous
+from rekindle.rows.columns import Source
+from rekindle.rows.findings import Findings
 from rekindle.spec.checks import RESERVED
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rekindle.data import columns
-from rekindle.data.columns import Mask, RawBatch, as_python, number_of, texts, with_mask
-from rekindle.data.encodings import encodable
 from rekindle.data.examples import HASH_BYTES
 from rekindle.data.images import ImageColumn
 from rekindle.data.split import content_hashes, stored_hashes
-from rekindle.data.validate import Findings
+from rekindle.rows import columns
+from rekindle.rows.columns import Mask, RawBatch, as_python, encodable, number_of, texts, with_mask
+from rekindle.rows.findings import Findings
 from rekindle.spec.model import ColumnsSpec, DataSpec
 from rekindle.tasks.chat import ROLES
 

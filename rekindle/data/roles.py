@@ -1,13 +1,7 @@
 """Which columns of a source are read, and in what role; imports no pyarrow."""
 
-from collections.abc import Mapping
-from typing import Literal
-
+from rekindle.rows import Kind
 from rekindle.spec.model import DataSpec
-
-Kind = Literal["text", "image", "list", "scalar"]
-Columns = Mapping[str, Kind]
-"""The columns that are read, and how."""
 
 
 def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:

@@ -28,11 +28,11 @@ from rekindle.data.order import best_fit
 from rekindle.data.quarantine import QUARANTINE, leave_out
 from rekindle.data.split import stored_hashes
 from rekindle.data.store import Entry, PieceStore, made_once
-from rekindle.data.validate import MOST, Findings
 from rekindle.errors import DataError
 from rekindle.launch.events import emit
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.records import MixedRows, ShardFile, ShardManifest
+from rekindle.rows.findings import MOST, Findings
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec, ModelSpec
 from rekindle.tasks import TASKS, Task, load_task

@@ -16,15 +16,16 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data import hub
-from rekindle.data.columns import RawBatch, Source, content_of
 from rekindle.data.files import Files, SourceFile, grouped, locate
 from rekindle.data.readers import READERS
 from rekindle.data.records import read_times
 from rekindle.data.reference import MOST_BYTES
-from rekindle.data.roles import Columns, Kind, time_column
-from rekindle.data.validate import Findings
+from rekindle.data.roles import time_column
 from rekindle.data.window import Window
 from rekindle.errors import DataError, RequestError
+from rekindle.rows import Columns, Kind
+from rekindle.rows.columns import RawBatch, Source, content_of
+from rekindle.rows.findings import Findings
 from rekindle.spec.identity import digest, file_sha256
 from rekindle.spec.model import DataSpec
 

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rekindle.data.columns import RawBatch, Source, as_python, content_of, texts
 from rekindle.data.normalise import prompts, with_roles
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, asked_for_by, open_source
-from rekindle.data.validate import Findings
 from rekindle.errors import DataError, Problem, RequestError, StepError
 from rekindle.outputs import Predicted
+from rekindle.rows.columns import RawBatch, Source, as_python, content_of, texts
+from rekindle.rows.findings import Findings
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.load import load_served
 from rekindle.serve.messages import ServedModel

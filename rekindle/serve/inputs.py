@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from rekindle.data.encodings import encodable
 from rekindle.data.images import ImageColumn
-from rekindle.data.validate import Findings
 from rekindle.errors import RequestError
 from rekindle.records import Objective
+from rekindle.rows.columns import encodable
+from rekindle.rows.findings import Findings
 from rekindle.serve.messages import ServedModel
 from rekindle.serve.work import RefusedError
 from rekindle.tasks.chat import ROLES

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rekindle.data.columns import scalar_text
+from rekindle.rows.columns import scalar_text
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.work import Prediction, RefusedError, WritingOptions
 from rekindle.tasks.base import ANSWERS

@@ -244,7 +244,7 @@ def golden_of(job: ScoreJob) -> tuple[str, pa.Table] | None:
     if job.must_pass is None:
         return None
     from rekindle.data.golden import examples_of
-    from rekindle.data.validate import Findings
+    from rekindle.rows.findings import Findings
 
     model = job.model()
     if not model.labels:
