@@ -15,7 +15,7 @@ from rekindle.records import canonical_json
 from rekindle.spec.heartbeat import beat
 
 _BELOW = ("protojson.py", "errors.py", "records", "tables.py", "families", "spec")
-TRAINING = (*_BELOW, "rows", "data", "tasks", "launch", "engines", "train")
+TRAINING = (*_BELOW, "rows", "modalities", "data", "tasks", "launch", "engines", "train")
 DATA_PLANE = (*TRAINING, "evaluate", "registry")
 _PIECE_BYTES = 1 << 20
 _LARGE_BYTES = 64 << 20
