@@ -60,7 +60,7 @@ def signature(model: ModelFolder) -> ModelSignature:
         return ModelSignature(Schema([words]), Schema([tags, each]))
     kinds = {"label": "string", "probability": "double", "value": "double"}
     answer = Schema([ColSpec(kinds[name], name) for name in ANSWERS[model.task.objective]])
-    if model.task.modality == "text":
-        return ModelSignature(text, answer)
+    if "image_shape" not in model.settings:
+        return ModelSignature(Schema([ColSpec("string", model.task.modality)]), answer)
     pixels = TensorSpec(np.dtype(np.uint8), (-1, *model.settings["image_shape"]))
     return ModelSignature(Schema([pixels]), answer)

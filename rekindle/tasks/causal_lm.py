@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rekindle.errors import DataError, Problem, RequestError, UnsupportedError, first_line
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import REFUSED, Labels, Modality, Settings, TokenTask, flattened
+from rekindle.tasks.base import REFUSED, Labels, Settings, TokenTask, flattened
 from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Ending, Span, Turn, template_in
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _EXAMPLE = "{model_type: llama, hidden_size: 128, intermediate_size: 352, num_hi
 
 
 class CausalLM(pretrained.HubTask, TokenTask):
-    modality: ClassVar[Modality] = "document"
+    modality: ClassVar[str] = "document"
     head: ClassVar[str] = "AutoModelForCausalLM"
     _held: tuple[tokenizers.Tokenizer, ChatTemplate | None] | None = None
 

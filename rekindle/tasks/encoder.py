@@ -28,7 +28,7 @@ from rekindle.errors import DataError, RequestError, UnsupportedError
 from rekindle.records import Objective
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import SAME_NUMBER, SCALE, Labels, Modality, Settings, flattened
+from rekindle.tasks.base import SAME_NUMBER, SCALE, Labels, Settings, flattened
 from rekindle.tasks.pretrained import TOKENIZER, read_tokenizer
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def _continuing_pieces(tokenizer: tokenizers.Tokenizer, texts: Iterable[list[str
 
 
 class TextClassification(EncoderTask):
-    modality: ClassVar[Modality] = "text"
+    modality: ClassVar[str] = "text"
     head: ClassVar[str] = "AutoModelForSequenceClassification"
     problem_type: ClassVar[str | None] = "single_label_classification"
     _held: Callable[[list[str]], list[list[int]]] | None = None
@@ -309,7 +309,7 @@ NO_PLACE = -1
 
 
 class TokenClassification(EncoderTask):
-    modality: ClassVar[Modality] = "words"
+    modality: ClassVar[str] = "words"
     objective: ClassVar[Objective] = "tags"
     head: ClassVar[str] = "AutoModelForTokenClassification"
     _held: tokenizers.Tokenizer | None = None
