@@ -15,10 +15,10 @@ from rekindle.data.quarantine import is_too_many
 from rekindle.data.records import inside, read_times
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, open_source
-from rekindle.data.validate import Findings
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError
 from rekindle.records import Fingerprint, ShardManifest
+from rekindle.rows.findings import Findings
 from rekindle.spec.model import DataSpec
 from rekindle.tasks import load_task
 

@@ -16,7 +16,6 @@ copies. Memory: the hashes of a run or of a group, about `GROUP_ROWS` of them.""
 import contextlib
 import functools
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,17 +26,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rekindle.data.examples import SPLITS, ExamplesFile, ExamplesPart, ExamplesWriter, label_counts
+from rekindle.data.examples import (
+    SPLITS,
+    ExamplesFile,
+    ExamplesPart,
+    ExamplesWriter,
+    label_counts,
+    modality_in,
+)
 from rekindle.data.executor import Executor, Order
-from rekindle.data.signals import UNSPACED
 from rekindle.data.split import content_hashes, stored_hashes
 from rekindle.data.store import Entry, PieceStore, made_once
-from rekindle.data.validate import Findings
+from rekindle.modalities.base import Written
+from rekindle.modalities.vocabulary import UNSPACED
+from rekindle.rows.findings import Findings
 from rekindle.spec.identity import digest
 
 GROUP_ROWS = 500_000
 _MOST_GROUPS = 1_024
-_READABLE = ("text", "words", "document")
 _HASHED = np.dtype([("low", "<u8"), ("high", "<u8"), ("row", "<u4")])  # the row in its file
 _ENTRY = np.dtype([*_HASHED.descr, ("file", "<u4")])
 _ROW = np.dtype("<u4")
@@ -136,36 +142,38 @@ def hash_run(order: Order, item: Entry, store: PieceStore, folder: Path) -> dict
     which = order["which"]
     name = f"{item['split']}.arrow"
     with contextlib.ExitStack() as opened:
-        column = "hash"
+        written: Written[Any] | None = None
         batches: Sequence[pa.Array] | ExamplesFile
         if which in ("keep", "exact"):
-            batches = store.column(item["from"], name, column).chunks
+            batches = store.column(item["from"], name, "hash").chunks
         else:
             path = opened.enter_context(store.reading(item["from"], name))
-            column = _readable_column(ExamplesFile(path).schema) or "hash"  # of images
+            written = _written_in(ExamplesFile(path).schema)
+            column = written.field.name if written else "hash"  # of images
             batches = ExamplesFile(path, columns=(column,))
-        hashed = np.concatenate([*_hashed(batches, column, item["batches"], which)])
+        hashed = np.concatenate([*_hashed(batches, written, item["batches"], which)])
     _deal(folder, hashed, hashed["low"] % np.uint64(order["groups"]), order["groups"])
     return {}
 
 
-def _readable_column(schema: pa.Schema) -> str | None:
-    """The column of content that is text; None for images."""
-    for name in _READABLE:
-        if name in schema.names:
-            return name
-    return None
+def _written_in(schema: pa.Schema) -> Written[Any] | None:
+    """The modality of examples whose content is text; None for images."""
+    modality = modality_in(schema)
+    return modality if isinstance(modality, Written) else None
 
 
 def _hashed(
-    batches: Sequence[pa.Array] | ExamplesFile, column: str, run: Sequence[int], which: str
+    batches: Sequence[pa.Array] | ExamplesFile,
+    written: Written[Any] | None,
+    run: Sequence[int],
+    which: str,
 ) -> Iterator[Entries]:
     """16 bytes of hash for each row of a run, several times with `near`."""
     start, end, first_row = run
     for number in range(start, end):
         batch = batches[number]
         values = batch if isinstance(batch, pa.Array) else batch.column(0)
-        halves = np.frombuffer(_hashes(values, column, which), "<u8").reshape(-1, 2)
+        halves = np.frombuffer(_hashes(values, written, which), "<u8").reshape(-1, 2)
         block = np.empty(len(halves), _HASHED)
         block["low"] = halves[:, 0]
         block["high"] = halves[:, 1]
@@ -175,11 +183,12 @@ def _hashed(
         first_row += len(values)
 
 
-def _hashes(values: pa.Array, column: str, which: str) -> bytes:
-    """The hashes of a column of a batch, one row after the other."""
-    if column == "hash":
+def _hashes(values: pa.Array, written: Written[Any] | None, which: str) -> bytes:
+    """The hashes of a column of a batch, one row after the other: of what is written, or
+    those that stand there."""
+    if written is None:
         return stored_hashes(values)
-    texts = [_folded(value, column) for value in values.to_pylist()]
+    texts = [_folded(written.strings(value)) for value in values.to_pylist()]
     if which == "near":
         return b"".join(_bands(text) for text in texts)
     return content_hashes(pa.array(texts))
@@ -262,8 +271,8 @@ def _describe(store: PieceStore, files: Sequence[Any], entry: np.void) -> tuple[
     row = int(entry["row"] - ends[number])  # from the end of its batch
     with store.reading(key, f"{split}.arrow") as path:
         batch = ExamplesFile(path)[number]
-        column = _readable_column(batch.schema)
-        value = batch.column(column)[row].as_py() if column else "same pixels"
+        written = _written_in(batch.schema)
+        value = batch.column(written.field.name)[row].as_py() if written else "same pixels"
         return f"{batch.column('id')[row].as_py()} in {split}", value
 
 
@@ -316,10 +325,6 @@ def _word_hash(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
 
 
-def _folded(value: str, column: str) -> str:
-    """A text, or JSON of words or turns, in lower case, white space as one space."""
-    parts = [value] if column == "text" else json.loads(value)
-    texts: list[str] = []
-    for part in parts:
-        texts += [part] if isinstance(part, str) else part
+def _folded(texts: Sequence[str]) -> str:
+    """Texts in lower case, white space as one space."""
     return "\0".join(" ".join(text.casefold().split()) for text in texts)

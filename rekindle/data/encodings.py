@@ -46,11 +46,6 @@ def as_utf8(stream: BinaryIO, encoding: str) -> BinaryIO:
     return io.BufferedReader(_AsUtf8(stream, encoding), _PIECE_BYTES)
 
 
-def encodable(text: str) -> bool:
-    """Whether the text has a UTF-8 form: it holds no half of a surrogate pair."""
-    return text.encode(errors="ignore").decode() == text
-
-
 def encoding_of(head: bytes) -> str:
     """The value of `data.encoding` that a file which is not UTF-8 seems to have."""
     if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)) or head[:4].count(0) > 2:

@@ -9,7 +9,7 @@ encodes at once and what is in memory at once. Files are lz4-compressed."""
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,12 @@ import pydantic
 from pydantic import Field
 
 from rekindle.errors import DataError
+from rekindle.modalities import MODALITIES, load_modality
+from rekindle.modalities.base import Modality
 from rekindle.records import SCHEMA_VERSION, Record
 
 SPLITS = ("train", "validation", "test")
 SUMMARY = "summary.json"
-CONTENT = ("text", "words", "image", "document")
-"""One of these columns is what the model sees; the others say something of it."""
 HASH_BYTES = 16
 BATCH_ROWS = 2_000
 BATCH_BYTES = 4 << 20
@@ -70,16 +70,18 @@ def schema_of(modality: str, slices: Sequence[str], numeric: bool = False) -> pa
         pa.field("hash", pa.binary(HASH_BYTES)),
         pa.field("split", pa.string()),
     ]
-    label_type = pa.string()
-    if numeric:
-        label_type = pa.float64()
-    elif modality == "words":
-        label_type = pa.list_(pa.string())
-    if modality != "document":
-        fields.append(pa.field("label", label_type))
-    fields.append(pa.field(modality, pa.binary() if modality == "image" else pa.string()))
+    kind = load_modality(modality)
+    if kind.label_type is not None:
+        fields.append(pa.field("label", pa.float64() if numeric else kind.label_type))
+    fields.append(kind.field)
     fields += [pa.field(name, pa.string()) for name in slices]
     return pa.schema(fields)
+
+
+def modality_in(schema: pa.Schema) -> Modality[Any, Any]:
+    """The modality of examples with this schema: one of their columns is what the model
+    sees, the others say something of it."""
+    return next(load_modality(name) for name in MODALITIES if name in schema.names)
 
 
 def label_counts(table: pa.Table) -> dict[str, int]:
@@ -154,7 +156,7 @@ class _BatchFile:
         table = pa.concat_tables(self._pending).combine_chunks()
         self._hold([])
         # batches are cut by the bytes of the content, however rows came in tables
-        content = next(table.column(name) for name in CONTENT if name in table.schema.names)
+        content = table.column(modality_in(table.schema).field.name)
         cuts = _cuts(np.asarray(pa.compute.binary_length(content), np.int64))
         for start, end in itertools.pairwise(cuts):
             self._write(table.slice(start, end - start))

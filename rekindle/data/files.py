@@ -23,9 +23,10 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data import reference
-from rekindle.data.encodings import as_utf8, encodable
+from rekindle.data.encodings import as_utf8
 from rekindle.data.window import Partitions, Window
 from rekindle.errors import DataError, RequestError
+from rekindle.rows.columns import encodable
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec
 

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rekindle.data.columns import Source
 from rekindle.data.executor import WORTH_BYTES, Order, executor_of
 from rekindle.data.files import combined, content_hash
 from rekindle.data.pieces import cut, source_of
@@ -23,11 +22,12 @@ from rekindle.data.records import RecordsHash, Span, inside, read_times, to_date
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.store import PieceStore
-from rekindle.data.validate import Findings
 from rekindle.data.window import Window, parse_window, resolve
 from rekindle.engines import engine_of
 from rekindle.errors import DataError, RequestError
 from rekindle.records import Fingerprint
+from rekindle.rows.columns import Source
+from rekindle.rows.findings import Findings
 from rekindle.spec.identity import TRAINING, digest, file_sha256, source_hash
 from rekindle.spec.imports import INCLUDED, as_import, closure, contents, folders_of, own_folders
 from rekindle.spec.model import DataSpec, ModelSpec, TrainSpec, WindowSpec

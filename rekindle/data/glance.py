@@ -11,9 +11,11 @@ from typing import Any, BinaryIO
 from fsspec.implementations.local import LocalFileSystem
 
 from rekindle.data.files import Files, SourceFile
-from rekindle.data.roles import Columns, Kind, time_column, wanted_columns
-from rekindle.data.validate import Findings, note_single_class
+from rekindle.data.roles import time_column, wanted_columns
+from rekindle.data.validate import note_single_class
 from rekindle.errors import Problem, RekindleError
+from rekindle.rows import Columns
+from rekindle.rows.findings import Findings
 from rekindle.spec.model import DataSpec, MustPass
 
 _MOST_BYTES = 8 << 20
@@ -82,8 +84,10 @@ def first_rows(
     column = time_column(data)
     try:
         source = _source(data, modality, far=far)
-        for raw in _batches(source, wanted_columns(data, modality), findings):
-            if modality == "image":
+        columns = wanted_columns(data, modality)
+        has_images = "image" in columns.values()
+        for raw in _batches(source, columns, findings):
+            if has_images:
                 raw = raw.filter(np.arange(len(raw)) < _MOST_IMAGES)
             if column is not None:
                 _, has_time = read_times(raw, column, findings)
@@ -164,7 +168,7 @@ def _batches(source: Any, columns: Columns, findings: Findings) -> Iterator[Any]
 def classes(data: DataSpec, modality: str) -> list[str]:
     """The classes of a local source of at most `_MOST_BYTES`, in order, where they are
     known; of a source of numbers, what they are written as."""
-    from rekindle.data.columns import as_python, scalar_text
+    from rekindle.rows.columns import as_python, scalar_text
 
     labels = set[str | None]()
     findings = Findings()
@@ -173,8 +177,7 @@ def classes(data: DataSpec, modality: str) -> list[str]:
         if source is None or source.extent()[1] > _MOST_BYTES:
             return []
         name = data.columns.target or data.columns.label
-        kind: Kind = "list" if modality == "words" else "scalar"
-        columns: Columns = {name: kind}
+        columns: Columns = {name: wanted_columns(data, modality).get(name, "scalar")}
         for raw in source.read(columns, findings):
             for value in map(as_python, raw.columns[name]):
                 row_labels = value if isinstance(value, list) else [value]

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rekindle.data.normalise import Normaliser, Shape
+from rekindle.data.normalise import Normaliser
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource
-from rekindle.data.validate import Findings
+from rekindle.modalities.base import Shape
+from rekindle.rows.findings import Findings
 from rekindle.spec.model import DataSpec, MustPass
 
 

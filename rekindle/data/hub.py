@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from rekindle.data.columns import RawBatch, Source
 from rekindle.data.files import split_of
-from rekindle.data.roles import Columns
-from rekindle.data.validate import Findings
 from rekindle.errors import DataError, RekindleError, RequestError
+from rekindle.modalities import load_modality
+from rekindle.rows import Columns
+from rekindle.rows.columns import RawBatch, Source
+from rekindle.rows.findings import Findings
 from rekindle.spec.model import DataSpec
 
 PREFIX = "hub:"
@@ -43,7 +44,8 @@ class HubSource(Source):
             message = f"{Path(self._name).absolute()} has the name of the data set `{self._name}`"
             fix = "run the command in another folder, or name the path"
             raise RequestError(message, where="data.source", fix=fix)
-        self._label = data.columns.label if modality != "document" else ""
+        has_labels = load_modality(modality).label_type is not None
+        self._label = data.columns.label if has_labels else ""
         self._own_splits = data.split.by == "source"
         self._part = part
         self._commit = part[1] if part else ""

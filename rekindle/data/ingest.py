@@ -21,25 +21,28 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rekindle.data import examples
-from rekindle.data.columns import Source
 from rekindle.data.duplicates import drop_copies, find_leaks
 from rekindle.data.examples import SPLITS, SUMMARY, ExamplesPart, ExamplesSummary, ExamplesWriter
 from rekindle.data.executor import WORTH_BYTES, Executor, Local, Order, code, executor_of
 from rekindle.data.files import combined
 from rekindle.data.hub import HubSource
-from rekindle.data.normalise import Normaliser, Shape, label_order
+from rekindle.data.normalise import Normaliser, label_order
 from rekindle.data.pieces import check_versions, cut, source_of
 from rekindle.data.quarantine import leave_out
 from rekindle.data.records import RecordsHash, Span, before, inside, read_times
-from rekindle.data.roles import time_column, wanted_columns
+from rekindle.data.roles import reads_images, time_column, wanted_columns
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.split import Times, digit_counts, hash_splits, time_cuts, time_splits
 from rekindle.data.store import Entry, PieceStore, made_once
-from rekindle.data.validate import Findings, check_splits
+from rekindle.data.validate import check_splits
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError, RequestError
 from rekindle.launch.events import emit
 from rekindle.launch.rendezvous import Rendezvous
+from rekindle.modalities import load_modality
+from rekindle.modalities.base import Shape
+from rekindle.rows.columns import Source
+from rekindle.rows.findings import Findings
 from rekindle.spec.checks import RESERVED
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec
@@ -115,7 +118,8 @@ class _Part:
         pieces, self.contents, location = cut(self.opened, self.data, self.executor)
         order |= location
         # workers that read apart have to agree on it
-        if self.modality == "image" and order["shape"] is None and len(pieces) > 1:
+        has_images = reads_images(self.data, self.modality)
+        if has_images and order["shape"] is None and len(pieces) > 1:
             order["shape"] = self._first_shape(order, [piece.item() for piece in pieces])
         # of no effect on a piece, or of one that its content shows
         ignored = {
@@ -302,7 +306,8 @@ class _Ingestion:
         if not self.findings:  # else what was read may not be all
             self._check_unchanged(self.seen)
         files = self._take_files(out)
-        is_labelled = self.modality != "document" and not data.is_numeric
+        label_type = load_modality(self.modality).label_type
+        is_labelled = label_type is not None and not data.is_numeric
         rows = dict.fromkeys(SPLITS, 0)
         for file in files:
             rows[file.split] += sum(file.batches)
@@ -353,8 +358,11 @@ class _Ingestion:
                     "the source holds no records", where=data.named, fix="check data.source"
                 )
         elif not self.findings:  # rows that were refused are missing from every split
-            # a rare tag is in few texts, and need not be in those of every split
-            complete = ("train",) if self.modality == "words" else SPLITS
+            # where each part of a content has a label, a rare one is in few rows, and need not
+            # be in those of every split
+            label_type = load_modality(self.modality).label_type
+            has_lists = label_type is not None and pa.types.is_list(label_type)
+            complete = ("train",) if has_lists else SPLITS
             # a source's own splits may lack validation
             may_lack_validation = data.split.by == "source" or data.split.validation == 0
             required = ("train", "test") if may_lack_validation else SPLITS

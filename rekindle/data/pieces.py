@@ -28,13 +28,13 @@ import numpy as np
 import pyarrow.parquet
 
 from rekindle.data import files
-from rekindle.data.columns import Source
 from rekindle.data.executor import Executor, Order
 from rekindle.data.files import ContentHash, Files, SourceFile, combined
 from rekindle.data.hub import HubSource
 from rekindle.data.source import FileSource, open_source
 from rekindle.data.window import parse_window
 from rekindle.errors import DataError
+from rekindle.rows.columns import Source
 from rekindle.spec.heartbeat import beat
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec

@@ -9,7 +9,7 @@ import json
 import logging
 from pathlib import Path
 
-from rekindle.data.validate import MOST, Findings
+from rekindle.rows.findings import MOST, Findings
 from rekindle.spec.model import DataSpec
 
 log = logging.getLogger(__name__)

@@ -21,12 +21,12 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from rekindle.data.columns import RawBatch
 from rekindle.data.encodings import encoding_of
 from rekindle.data.files import SourceFile, delimiter_of, grouped
 from rekindle.data.manifest import list_sums
-from rekindle.data.roles import Columns
-from rekindle.data.validate import Findings
+from rekindle.rows import Columns
+from rekindle.rows.columns import RawBatch
+from rekindle.rows.findings import Findings
 
 BLOCK_BYTES = 4 << 20
 MOST_LINE_BYTES = 64 << 20

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rekindle.data.columns import Mask, RawBatch, as_python, content_of, texts
-from rekindle.data.roles import Columns, Kind
 from rekindle.data.split import Times, content_views
-from rekindle.data.validate import Findings
 from rekindle.data.window import Window, parse_duration, parse_time, shift
+from rekindle.rows import Columns, Kind
+from rekindle.rows.columns import Mask, RawBatch, as_python, content_of, texts
+from rekindle.rows.findings import Findings
 from rekindle.spec.identity import digest
 
 _EPOCH = dt.datetime(1970, 1, 1)

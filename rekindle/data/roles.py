@@ -1,36 +1,23 @@
-"""Which columns of a source are read, and in what role; imports no pyarrow."""
+"""Which columns of a source are read, and in what role; imports no pyarrow by itself."""
 
-from collections.abc import Mapping
-from typing import Literal
-
+from rekindle.modalities import load_modality
+from rekindle.rows import Kind
 from rekindle.spec.model import DataSpec
-
-Kind = Literal["text", "image", "list", "scalar"]
-Columns = Mapping[str, Kind]
-"""The columns that are read, and how."""
 
 
 def wanted_columns(data: DataSpec, modality: str) -> dict[str, Kind]:
     """The columns that are read, and how: content, label, and all others that are set."""
-    names = data.columns
-    content: dict[str | None, Kind] = {names.text: "text"}
-    if modality == "image":
-        content = {names.image: "image"}
-    elif modality == "document" and names.form == "chat":
-        content = {names.messages: "list"}
-    elif modality == "document" and names.form == "completion":
-        content = {names.prompt: "text", names.input: "text", names.completion: "text"}
-    elif modality == "words":
-        content = {names.words: "list", names.label: "list"}
-    others: list[str | None] = []
-    if modality not in ("document", "words"):
-        others.append(names.target or names.label)
-    others += [names.key, names.group, time_column(data), *data.slices]
     # the content first; a column with two roles is read as content
-    kinds: dict[str | None, Kind] = dict(content)
-    for name in others:
-        kinds.setdefault(name, "scalar")
-    return {name: kind for name, kind in kinds.items() if name}
+    kinds = dict(load_modality(modality).reader(data).columns)
+    for name in (data.columns.key, data.columns.group, time_column(data), *data.slices):
+        if name:
+            kinds.setdefault(name, "scalar")
+    return kinds
+
+
+def reads_images(data: DataSpec, modality: str) -> bool:
+    """Whether one of the columns that are read holds images, or names files of them."""
+    return "image" in wanted_columns(data, modality).values()
 
 
 def time_column(data: DataSpec) -> str | None:

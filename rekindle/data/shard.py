@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data import examples as written
-from rekindle.data.examples import CONTENT, SPLITS, ExamplesFile, ExamplesSummary, open_examples
+from rekindle.data.examples import SPLITS, ExamplesFile, ExamplesSummary, open_examples
 from rekindle.data.executor import Order, code, executor_of
 from rekindle.data.fingerprint import own_files
 from rekindle.data.manifest import ASSETS, MANIFEST, SHARD, folder_fingerprint, row_tokens
@@ -28,12 +28,13 @@ from rekindle.data.order import best_fit
 from rekindle.data.quarantine import QUARANTINE, leave_out
 from rekindle.data.split import stored_hashes
 from rekindle.data.store import Entry, PieceStore, made_once
-from rekindle.data.validate import MOST, Findings
 from rekindle.errors import DataError
 from rekindle.launch.events import emit
 from rekindle.launch.rendezvous import Rendezvous
+from rekindle.modalities import MODALITIES
 from rekindle.objectives.numbers import SCALE
 from rekindle.records import MixedRows, ShardFile, ShardManifest
+from rekindle.rows.findings import MOST, Findings
 from rekindle.spec.identity import digest
 from rekindle.spec.model import DataSpec, ModelSpec
 from rekindle.tasks import TASKS, Task, load_task
@@ -337,7 +338,7 @@ def encode_batch(
 ) -> pa.RecordBatch:
     """Id, hash, label (a number, class index or indices), slices,
     and the encoded columns."""
-    names = [name for name in batch.schema.names if name not in ("split", *CONTENT)]
+    names = [name for name in batch.schema.names if name not in ("split", *MODALITIES)]
     columns: dict[str, pa.Array] = {name: batch.column(name) for name in names}
     if "label" in columns:
         columns["label"] = _indices(columns["label"], labels)

@@ -1,20 +1,16 @@
 """What a model is given, as a few numbers a row, for a monitor to compare over time; and
 the same of the rows that judged it, its reference.
 
-Of text: its `length` in words, and the share of them that are `unknown`, that do not
-occur in the training split. That share is what finds a new vocabulary, where it is
-compared with held-out text: of 200 months in which nothing changed none alarmed at p <
-0.01 (docs/monitoring.md). Words are known by their CRC-32, the most frequent ones only.
-Of images: `brightness` and `contrast`, mean and deviation of the pixels over the
-brightest value. R rows."""
+The numbers are the signals of its modality (`Modality.signals`). Of what is written: its
+`length` in words, and the share of them that are `unknown`, that do not occur in the
+training split. That share is what finds a new vocabulary, where it is compared with
+held-out text: of 200 months in which nothing changed none alarmed at p < 0.01
+(docs/monitoring.md). Words are known by their hashes, the most frequent ones only. R rows."""
 
 import base64
 import collections
 import itertools
-import json
-import re
-import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +19,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rekindle.data.examples import open_examples
+from rekindle.modalities import load_modality
+from rekindle.modalities.base import Modality, Shape, Written
+from rekindle.modalities.vocabulary import word_hashes
 from rekindle.records import Reference
 
 MOST_WORDS = 32_768
 MOST_ROWS = 2_000
 TRAINING_ROWS = 100_000
-# scripts without spaces: Thai and Lao, Burmese, Khmer, kana, Han
-UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
-# a word has two letters at least, and may have parts behind apostrophes; of those scripts
-# each letter is matched with the next one
-_LETTER = rf"(?:(?![{UNSPACED}])\w)"
-_WORD = re.compile(rf"{_LETTER}{{2,}}(?:['’]{_LETTER}+)*|[{UNSPACED}](?=([{UNSPACED}]?))")
-_BRIGHTEST = 255.0
-Shape = tuple[int, ...] | None
 LOGGED = pa.schema(
     {
         "id": pa.string(),
@@ -57,40 +48,28 @@ LOGGED = pa.schema(
 """Columns of a log of predictions."""
 
 
-def signals(content: Any, words: Collection[int]) -> dict[str, float]:
-    """Those of a text, a list of words, the turns of a document, or pixels [height,
-    width, channels]. `words` are hashes of the known ones; without any, there is no
-    `unknown`."""
-    if isinstance(content, np.ndarray):
-        return {
-            "brightness": float(content.mean() / _BRIGHTEST),
-            "contrast": float(content.std() / _BRIGHTEST),
-        }
-    hashes = _hashes(content)
-    values = {"length": float(len(hashes))}
-    if words:
-        unknown = sum(1 for word in hashes if word not in words)
-        values["unknown"] = unknown / max(1, len(hashes))
-    return values
-
-
 def words_of(reference: Reference) -> frozenset[int]:
     """The hashes of the words that its model was trained on."""
     return frozenset(np.frombuffer(base64.b64decode(reference.words), "<u4").tolist())
 
 
-def reference_of(examples: Path, modality: str, shape: Shape, keep_N: np.ndarray) -> Reference:
+def reference_of(
+    examples: Path, modality: str, shape: Shape | None, keep_N: np.ndarray
+) -> Reference:
     """That of the test split in a folder of examples, of at most `MOST_ROWS` of the rows
     that `keep_N` [all rows of the split] says; images have this `shape`."""
-    words = frozenset[int]() if modality == "image" else _training_words(examples, modality)
+    kind = load_modality(modality)
+    words = frozenset[int]()
+    if isinstance(kind, Written):
+        words = _training_words(examples, kind)
     rows_R = np.flatnonzero(keep_N)
     # evenly spaced, as the rows of a file may lie in the order of their classes or times
     places = np.linspace(0, len(rows_R) - 1, min(MOST_ROWS, len(rows_R))).astype(int)
     sampled_rows = set(rows_R[places].tolist())
     inputs = collections.defaultdict[str, list[float]](list)
-    for row, content in enumerate(_contents(examples, "test", modality, shape)):
+    for row, content in enumerate(_contents(examples, "test", kind, shape)):
         if row in sampled_rows:
-            for name, value in signals(content, words).items():
+            for name, value in kind.signals(content, words).items():
                 inputs[name].append(round(value, 4))
     packed = base64.b64encode(np.array(sorted(words), "<u4").tobytes()).decode()
     return Reference(words=packed, inputs={name: tuple(values) for name, values in inputs.items()})
@@ -107,46 +86,23 @@ def firsts(hashes: Sequence[bytes]) -> NDArray[np.bool_]:
     return first_N
 
 
-def _training_words(examples: Path, modality: str) -> frozenset[int]:
+def _training_words(examples: Path, modality: Written[Any]) -> frozenset[int]:
     """The most frequent words of the training split's first rows;
     of equals the smaller."""
     counts = collections.Counter[int]()
     for content in itertools.islice(_contents(examples, "train", modality, None), TRAINING_ROWS):
-        counts.update(_hashes(content))
+        counts.update(word_hashes(modality.texts(content)))
     by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
     return frozenset(by_frequency[:MOST_WORDS])
 
 
-def _contents(examples: Path, split: str, modality: str, shape: Shape) -> Iterator[Any]:
-    """What `signals` takes of each row of a split:
-    of documents the turns before the answer."""
+def _contents(
+    examples: Path, split: str, modality: Modality[Any, Any], shape: Shape | None
+) -> Iterator[Any]:
+    """What a request for each row of a split would hold."""
     if not any(examples.glob(f"{split}-*.arrow")):
         return
-    for batch in open_examples(examples, split, modality):
-        for value in batch.column(modality).to_pylist():
-            if modality == "image":
-                yield np.frombuffer(value, np.uint8).reshape(shape or (-1,))
-            elif modality == "document":
-                yield prompt_of(json.loads(value))
-            elif modality == "words":
-                yield json.loads(value)
-            else:
-                yield value
-
-
-def prompt_of(turns: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The turns of a document that a server of its model is given."""
-    answers = [i for i, (role, _) in enumerate(turns) if role in ("assistant", "completion")]
-    return turns[: answers[-1]] if answers else turns
-
-
-def _hashes(content: Any) -> list[int]:
-    """The hashes of the words of a text, a list of words, or the turns of a document."""
-    parts: Iterable[str | tuple[str, str]] = [content] if isinstance(content, str) else content
-    hashes = list[int]()
-    for part in parts:
-        text = part if isinstance(part, str) else part[1]
-        for match in _WORD.finditer(text.lower()):
-            word = match[0] + (match[1] or "")  # of unspaced scripts each pair of letters is one
-            hashes.append(zlib.crc32(word.encode(errors="replace")))
-    return hashes
+    name = modality.field.name
+    for batch in open_examples(examples, split, name):
+        for value in batch.column(name).to_pylist():
+            yield modality.content(value, shape)

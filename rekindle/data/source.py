@@ -16,15 +16,16 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.data import hub
-from rekindle.data.columns import RawBatch, Source, content_of
 from rekindle.data.files import Files, SourceFile, grouped, locate
 from rekindle.data.readers import READERS
 from rekindle.data.records import read_times
 from rekindle.data.reference import MOST_BYTES
-from rekindle.data.roles import Columns, Kind, time_column
-from rekindle.data.validate import Findings
+from rekindle.data.roles import reads_images, time_column
 from rekindle.data.window import Window
 from rekindle.errors import DataError, RequestError
+from rekindle.rows import Columns, Kind
+from rekindle.rows.columns import RawBatch, Source, content_of
+from rekindle.rows.findings import Findings
 from rekindle.spec.identity import digest, file_sha256
 from rekindle.spec.model import DataSpec
 
@@ -47,10 +48,11 @@ class FileSource(Source):
         """`files`: those to read, as they are; else those of the source in the window."""
         self._data = data
         self.files = files or locate(data)
-        self.names_files = modality == "image" and self.files.format != "images"
+        has_images = reads_images(data, modality)
+        self.names_files = has_images and self.files.format != "images"
         if files is None and window is not None and "{window" in data.source:
             self.files = self.files.within(window)
-        if self.files.format == "images" and modality != "image":
+        if self.files.format == "images" and not has_images:
             raise RequestError(
                 f"the source holds images, and the task reads {modality}s",
                 where="data.source",
@@ -168,7 +170,7 @@ class BundledSource(Source):
                 where="data.source",
                 fix=f"use {BUNDLED}digits",
             )
-        if modality != "image":
+        if not reads_images(data, modality):
             raise RequestError(
                 f"{data.source} holds images, and the task reads {modality}s",
                 where="data.source",

@@ -4,11 +4,11 @@ import logging
 from collections.abc import Collection
 from typing import NamedTuple
 
-from rekindle.data.columns import RawBatch, as_python, number_of, texts
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import asked_for_by, open_source
-from rekindle.data.validate import Findings
 from rekindle.errors import DataError, first_line
+from rekindle.rows.columns import RawBatch, as_python, number_of, texts
+from rekindle.rows.findings import Findings
 from rekindle.spec.model import ColumnsSpec, DataSpec, SplitSpec
 
 log = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ from typing import Any
 import mlflow
 import pandas as pd
 
+from rekindle.modalities.turns import ROLE_OF_FORM
 from rekindle.registry.signature import MAX_NEW_TOKENS
 from rekindle.serve.work import RefusedError, WritingOptions
 from rekindle.tasks import TokenTask
@@ -37,16 +38,17 @@ class RegisteredModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     def predict(self, context: Any, model_input: Any, params: Any = None) -> pd.DataFrame:
         if isinstance(self.model.task, TokenTask):
             return self._written(self.model.task, list(model_input["text"]), params or {})
-        modality = self.model.task.modality
-        inputs = list(model_input if modality == "image" else model_input[modality])
-        answers = self.classifier.answers(inputs, WritingOptions())
+        contents = model_input  # an array of images, unless it is a table
+        if isinstance(model_input, pd.DataFrame | dict):
+            contents = model_input[self.model.task.modality]
+        answers = self.classifier.answers(list(contents), WritingOptions())
         for refused in answers:
             if isinstance(refused, RefusedError):
                 raise refused
         return pd.DataFrame(answers, columns=list(self.model.task.kind.answer_fields))
 
     def _written(self, task: TokenTask, texts: list[str], params: dict[str, Any]) -> pd.DataFrame:
-        role = {"chat": "user", "completion": "prompt"}.get(self.model.settings["form"], "text")
+        role = ROLE_OF_FORM.get(self.model.settings["form"], "text")
         length = int(params.get("max_new_tokens", MAX_NEW_TOKENS))
         prompts = [[(role, text)] for text in texts]
         answers = task.generate(self.network, prompts, self.model.settings, self.model.path, length)

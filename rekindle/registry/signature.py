@@ -60,9 +60,9 @@ def signature(model: ModelFolder) -> ModelSignature:
     }
     fields = model.task.kind.answer_fields
     answer = Schema([ColSpec(types[kind], name) for name, kind in fields.items()])
-    if model.task.modality == "words":
+    if model.task.kind.label == "class of each word":
         return ModelSignature(Schema([ColSpec(Array(DataType.string), "words")]), answer)
-    if model.task.modality == "text":
-        return ModelSignature(text, answer)
+    if "image_shape" not in model.settings:
+        return ModelSignature(Schema([ColSpec("string", model.task.modality)]), answer)
     pixels = TensorSpec(np.dtype(np.uint8), (-1, *model.settings["image_shape"]))
     return ModelSignature(Schema([pixels]), answer)

@@ -4,7 +4,6 @@ A part is there whole or not at all, and parts follow from the input and the mod
 the same command goes on behind the parts that a killed one left, and ends with the same
 bytes. `_predictions.json`, written last, says that all are there."""
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
@@ -14,13 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rekindle.data.columns import RawBatch, Source, as_python, content_of, texts
-from rekindle.data.normalise import prompts, with_roles
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import FileSource, asked_for_by, open_source
-from rekindle.data.validate import Findings
 from rekindle.errors import DataError, Problem, RequestError, StepError
 from rekindle.outputs import Predicted
+from rekindle.rows.columns import RawBatch, Source, texts
+from rekindle.rows.findings import Findings
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.load import load_served
 from rekindle.serve.messages import ServedModel
@@ -66,7 +64,7 @@ def predict(
     suffix = _suffix_of(output)
     model, inputs, _ = load_served(served)
     data = _spec_of_input(data, source)
-    modality = inputs.modality
+    modality = inputs.modality.field.name
     findings = Findings()
     storage = storage_of(output, about("the predictions"))
     opened = open_source(data, modality)
@@ -150,26 +148,8 @@ def _rows(raw: RawBatch, inputs: Inputs, names: ColumnsSpec, findings: Findings)
         ids = keys.values
         for row in np.flatnonzero(keys.blank).tolist():
             findings.add("empty key", raw.place(row))
-    values: Any = raw.columns[inputs.column]
-    if inputs.modality == "text" or inputs.form in ("text", "completion"):
-        values = texts(raw, inputs.column, "text", findings).values
-        if inputs.form == "completion":
-            values, _ = prompts(raw, values, names.input, findings)
-    value_of: Callable[[Any], Any] = _question
-    if inputs.modality == "image":
-        value_of = functools.partial(content_of, raw)
-    for i, value in enumerate(values):
-        yield raw.place(i), str(ids[i]), value_of(value)
-
-
-def _question(value: object) -> Any:
-    """A value of a column; of a chat that ends with an answer, the turns before it."""
-    question = with_roles(as_python(value))
-    if isinstance(question, list) and len(question) > 1:
-        last_turn = question[-1]
-        if isinstance(last_turn, dict) and last_turn.get("role") == "assistant":
-            return question[:-1]
-    return question
+    for i, value in enumerate(inputs.question.values(raw, findings)):
+        yield raw.place(i), str(ids[i]), value
 
 
 def _answered_rows(model: Model, inputs: Inputs, part: list[Row]) -> list[Prediction]:

@@ -2,7 +2,7 @@
 
 A row is an instance that was answered: `id` (the column `data.columns.key` of the
 instance, "" for none), `time` (UTC), `version`, `model` (the digest of its files),
-`seconds` its request took, its signals (data/signals.py), of classes `label` and
+`seconds` its request took, its signals (`Modality.signals`), of classes `label` and
 `probability`, `hash` of the content, and `text` where it is wanted. The rows that prove a
 deployment are left out. A file appears whole, the first after `FLUSH_SECONDS`, later ones
 after up to `MOST_SECONDS`; a server that is killed loses what waits. Up to `MOST_ROWS`
@@ -23,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rekindle.data.signals import LOGGED, signals, words_of
+from rekindle.data.signals import LOGGED, words_of
+from rekindle.modalities.base import Modality
 from rekindle.records import Evidence
 from rekindle.serve.messages import LogTo, ServedModel
 from rekindle.serve.work import Prediction
@@ -49,8 +50,9 @@ class _LoggedRow(NamedTuple):
 class PredictionLog:
     """`dropped` counts rows that are not in the log."""
 
-    def __init__(self, to: LogTo, model: ServedModel) -> None:
+    def __init__(self, to: LogTo, model: ServedModel, modality: Modality[Any, Any]) -> None:
         self.to = to
+        self._modality = modality
         self.dropped = 0
         self._version = {"version": model.version, "model": model.digest}
         self._words = frozenset[int]()
@@ -148,7 +150,7 @@ class PredictionLog:
             "label": row.prediction.get("label"),
             "probability": row.prediction.get("probability"),
             "value": row.prediction.get("value"),
-            **signals(row.content, self._words),
+            **self._modality.signals(row.content, self._words),
             "hash": _hash_of(row.content),
             "text": text if self.to.text else None,
         }

@@ -7,7 +7,6 @@ server proves itself by are then those of the evidence, with their answers in th
 precision."""
 
 import dataclasses
-import json
 import logging
 import math
 import time
@@ -15,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -23,6 +21,7 @@ from torch.nn import functional as F
 
 from rekindle.data.examples import open_examples
 from rekindle.errors import RequestError
+from rekindle.modalities import load_modality
 from rekindle.records import Check, Evidence, Smoke, SmokeRow
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.load import model_for
@@ -134,7 +133,7 @@ def _loss_of_tokens(
     seconds = [0.0, 0.0]
     nats = [0.0, 0.0]
     count = 0
-    for batch in open_examples(examples, TEST, "document"):
+    for batch in open_examples(examples, TEST, opened.task.modality):
         rows = pa.table(opened.task.encode(batch, opened.settings, opened.path))
         rows = rows.filter(pc.is_valid(rows.column("input_ids")))
         for i in range(len(rows)):  # one at a time, as scores of a large vocabulary take memory
@@ -156,20 +155,13 @@ def _loss_of_tokens(
 
 def _batches(opened: ModelFolder, examples: Path) -> Iterator[tuple[list[Any], list[list[str]]]]:
     """Contents, and the labels of each: one, or one a word."""
-    modality = opened.task.modality
+    modality = load_modality(opened.task.modality)
+    name = modality.field.name
     shape = opened.settings.get("image_shape")
-    for batch in open_examples(examples, TEST, "label", modality):
-        contents, labels = (batch.column(name).to_pylist() for name in (modality, "label"))
-        if modality == "image":
-            contents = [np.frombuffer(pixels, np.uint8).reshape(shape) for pixels in contents]
-        if modality == "words":
-            yield [_words(content) for content in contents], labels
-        else:
-            yield contents, [[label] for label in labels]
-
-
-def _words(content: Any) -> Any:
-    return json.loads(content) if isinstance(content, str) else content
+    for batch in open_examples(examples, TEST, "label", name):
+        contents = [modality.content(stored, shape) for stored in batch.column(name).to_pylist()]
+        labels = batch.column("label").to_pylist()
+        yield contents, [label if isinstance(label, list) else [label] for label in labels]
 
 
 def _labels_in(answer: Answer, count: int) -> list[str | None]:

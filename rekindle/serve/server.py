@@ -125,7 +125,7 @@ class Shadow:
         self, works: list[Work], predictions: list[Prediction], seconds: float, reread: Reread
     ) -> None:
         try:
-            if self.inputs.modality == "image":  # which take a while to decode
+            if self.inputs.question.is_slow:
                 contents, options = await asyncio.to_thread(reread, self.inputs)
             else:
                 contents, options = reread(self.inputs)
@@ -208,7 +208,7 @@ class Server:
         self.figures = Figures(self.waiting)
         self.smoke = self._smoke_rows() if job.smoke else None
         self.shadow = Shadow() if job.model.shadow else None
-        self.log = PredictionLog(self.model.log, self.model) if self.model.log else None
+        self.log: PredictionLog | None = None  # once the model is loaded
         self.inputs: Inputs
         self.decode: Decode
         self.loop: asyncio.AbstractEventLoop
@@ -263,6 +263,9 @@ class Server:
             (self.inputs, self.decode), *others = await asyncio.gather(*started)
             if self.shadow:
                 self.shadow.inputs = others[0][0]
+            if self.model.log:
+                modality = self.inputs.modality
+                self.log = PredictionLog(self.model.log, self.model, modality)
             if self.smoke:
                 if self.state == "loading":  # a signal may have come meanwhile
                     self.state = "proving"
@@ -453,7 +456,7 @@ class Server:
                 again = read(inputs)
                 return again.contents, again.options
 
-            if self.inputs.modality == "image":  # which take a while to decode
+            if self.inputs.question.is_slow:
                 parsed = await asyncio.to_thread(read, self.inputs)
             else:
                 parsed = read(self.inputs)

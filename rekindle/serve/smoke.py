@@ -19,13 +19,7 @@ from rekindle.train.pieces import HALF
 
 def instance_of(row: SmokeRow, inputs: Inputs) -> dict[str, object]:
     """A row of the evidence as an instance."""
-    if inputs.modality != "document":
-        return {inputs.column: inputs.encoded(row.content, row.id)}
-    turns = json.loads(row.content)
-    if inputs.form == "chat":
-        return {inputs.column: [{"role": role, "content": text} for role, text in turns]}
-    _, text = turns[-1]
-    return {inputs.column: text}
+    return {inputs.column: inputs.question.value(row.content)}
 
 
 def smoke(host: str, port: int, headers: dict[str, str], proof: Smoke, inputs: Inputs) -> None:

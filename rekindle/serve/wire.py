@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rekindle.data.columns import scalar_text
 from rekindle.objectives import KINDS
+from rekindle.rows.columns import scalar_text
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.work import Prediction, RefusedError, WritingOptions
 
@@ -128,7 +128,7 @@ def invocations(
         lines = b",".join(line for line in body.split(b"\n") if line.strip())
         request = predict(b'{"instances":[' + lines + b"]}", headers, inputs, about)
         return dataclasses.replace(request, render=_as_json_lines, media=media)
-    if media != CSV or inputs.modality in ("words", "image") or inputs.form == "chat":
+    if media != CSV or not inputs.question.in_csv:
         raise RefusedError(415, f"{media} is not read here: send {JSON} or {JSON_LINES}")
     try:
         rows = [row for row in csv.reader(io.StringIO(body.decode())) if row]
@@ -335,8 +335,7 @@ def json_bytes(value: object) -> bytes:
 
 def document(about: Mapping[str, str], inputs: Inputs) -> dict[str, object]:
     """`POST /predict` as an OpenAPI document."""
-    kind = "array" if inputs.modality == "words" or inputs.form == "chat" else "string"
-    column = {inputs.column: {"type": kind}}
+    column = {inputs.column: {"type": inputs.question.json_type}}
     body = Predict.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas = body.pop("$defs", {})
     instance = {"type": "object", "properties": column, "required": [inputs.column]}

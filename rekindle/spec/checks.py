@@ -24,6 +24,7 @@ Finding = tuple[KeyPath, str, str]
 NUMERIC = "text_regression"
 _NO_TIME = "a window needs to know a record's time"
 _ONE_SOURCE = "set data.source, or data.sources for a mixture"
+# columns of examples; a test compares the last four with the modalities, which stand above spec
 RESERVED = ("id", "hash", "split", "label", "text", "words", "image", "document")
 
 _PASSWORD = re.compile(rf"://[^/?#@]*:[^/?#@]+@|{DATABASE_LOGIN}")

@@ -24,7 +24,7 @@ _BELOW = (
     "objectives",
     "spec",
 )
-TRAINING = (*_BELOW, "data", "tasks", "launch", "engines", "train")
+TRAINING = (*_BELOW, "rows", "modalities", "data", "tasks", "launch", "engines", "train")
 DATA_PLANE = (*TRAINING, "evaluate", "registry")
 _PIECE_BYTES = 1 << 20
 _LARGE_BYTES = 64 << 20

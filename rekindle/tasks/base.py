@@ -11,15 +11,11 @@ the columns
     id         string       the record's key, or its position in the source
     hash       binary [16]  of the content that the model sees (not of the label)
     split      string       train, validation or test
-    label      string       as the source has it; not where `modality` is "document"; a list of
-                            them, one for each word, where it is "words"; a float64 to predict
-                            where `data.columns.target` is set
-    text       string       where `modality` is "text"
-    words      string       where `modality` is "words": JSON, a list of strings
-    image      binary       where `modality` is "image": uint8 pixels, row by row, channels last
-    document   string       where `modality` is "document": JSON, a list of [role, content]; a plain
-                            text has the role `text`, others `prompt` and `completion`, or those of
-                            a chat: `system`, `user`, `assistant`
+    label      string       as the source has it, or a list of them: `label_type` of the modality,
+                            where it has one; a float64 to predict where `data.columns.target`
+                            is set
+    MODALITY                the content, in a column with the name and the type that
+                            rekindle/modalities says: `text`, `words`, `image`, `document`
 
 and the slice columns, as strings. Shards hold id, hash, `label` as int32 class index (or
 a list of them, or a float64), the slice columns, and what `encode` returns."""
@@ -27,16 +23,14 @@ a list of them, or a float64), the slice columns, and what `encode` returns."""
 from __future__ import annotations
 
 import abc
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from rekindle.modalities import load_modality
 from rekindle.objectives import KINDS
 from rekindle.objectives.kind import ObjectiveKind
 from rekindle.records import Objective
-
-Modality = Literal["text", "words", "image", "document"]
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,7 +55,8 @@ class Task(abc.ABC):
     """One learning objective.
     Subclass it in a file of yours, `path.py:Class` in the YAML."""
 
-    modality: ClassVar[Modality]
+    modality: ClassVar[str]
+    """What its examples hold: a name of `rekindle.modalities`."""
     objective: ClassVar[Objective] = "classes"
     shares_sequences: ClassVar[bool] = False
     """Whether its network takes several texts in one sequence, each with a position and a
@@ -151,18 +146,12 @@ class Task(abc.ABC):
         return
 
     def encode_raw(self, inputs: list[Any], settings: Settings, assets: Path) -> pa.Table:
-        """Shard rows of texts, lists of words, or uint8 pixels (H, W) or (H, W, C)."""
-        import numpy as np
+        """Shard rows of contents: texts, lists of words, or uint8 pixels (H, W) or (H, W, C)."""
         import pyarrow as pa
 
-        if self.modality == "text":
-            column = pa.array(inputs, pa.string())
-        elif self.modality == "words":
-            column = pa.array([json.dumps(list(words)) for words in inputs], pa.string())
-        else:
-            pixels = [np.asarray(image, np.uint8).tobytes() for image in inputs]
-            column = pa.array(pixels, pa.binary())
-        return pa.table(self.encode(pa.record_batch({self.modality: column}), settings, assets))
+        modality = load_modality(self.modality)
+        stored = pa.array([modality.stored(content) for content in inputs], modality.field.type)
+        return pa.table(self.encode(pa.record_batch({self.modality: stored}), settings, assets))
 
 
 class TokenTask(Task):

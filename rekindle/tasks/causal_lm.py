@@ -23,7 +23,7 @@ from rekindle.errors import DataError, Problem, RequestError, UnsupportedError, 
 from rekindle.objectives.columns import flattened
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import REFUSED, Labels, Modality, Settings, TokenTask
+from rekindle.tasks.base import REFUSED, Labels, Settings, TokenTask
 from rekindle.tasks.chat import TEMPLATE, ChatTemplate, Ending, Span, Turn, template_in
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _EXAMPLE = "{model_type: llama, hidden_size: 128, intermediate_size: 352, num_hi
 
 
 class CausalLM(pretrained.HubTask, TokenTask):
-    modality: ClassVar[Modality] = "document"
+    modality: ClassVar[str] = "document"
     head: ClassVar[str] = "AutoModelForCausalLM"
     _held: tuple[tokenizers.Tokenizer, ChatTemplate | None] | None = None
 

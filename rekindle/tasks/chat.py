@@ -21,7 +21,6 @@ from rekindle.errors import DataError, first_line
 if TYPE_CHECKING:
     import jinja2
 
-ROLES = ("system", "user", "assistant")
 TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>\\n' + message['content'] + eos_token }}"

@@ -30,7 +30,7 @@ from rekindle.objectives.numbers import SCALE
 from rekindle.records import Objective
 from rekindle.spec.model import DataSpec, ModelSpec, TokenizerSpec
 from rekindle.tasks import pretrained
-from rekindle.tasks.base import SAME_NUMBER, Labels, Modality, Settings
+from rekindle.tasks.base import SAME_NUMBER, Labels, Settings
 from rekindle.tasks.pretrained import TOKENIZER, read_tokenizer
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def _continuing_pieces(tokenizer: tokenizers.Tokenizer, texts: Iterable[list[str
 
 
 class TextClassification(EncoderTask):
-    modality: ClassVar[Modality] = "text"
+    modality: ClassVar[str] = "text"
     shares_sequences: ClassVar[bool] = True
     head: ClassVar[str] = "AutoModelForSequenceClassification"
     problem_type: ClassVar[str | None] = "single_label_classification"
@@ -312,7 +312,7 @@ NO_PLACE = -1
 
 
 class TokenClassification(EncoderTask):
-    modality: ClassVar[Modality] = "words"
+    modality: ClassVar[str] = "words"
     objective: ClassVar[Objective] = "tags"
     head: ClassVar[str] = "AutoModelForTokenClassification"
     _held: tokenizers.Tokenizer | None = None

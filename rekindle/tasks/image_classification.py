@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rekindle.errors import RequestError
-from rekindle.tasks.base import Labels, Modality, Settings, Task
+from rekindle.tasks.base import Labels, Settings, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +34,7 @@ DEFAULTS: dict[str, Any] = {"channels": [32, 64], "hidden": 128, "dropout": 0.1}
 
 
 class ImageClassification(Task):
-    modality: ClassVar[Modality] = "image"
+    modality: ClassVar[str] = "image"
 
     def check(self, data: DataSpec, model: ModelSpec) -> None:
         _architecture(model)

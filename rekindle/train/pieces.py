@@ -20,13 +20,11 @@ them, with what the candidate made of them, are the smoke test of a server: rows
 where the answer's probability is above the next one's by more than rounding can change.
 Nothing here imports torch."""
 
-import base64
 import contextlib
 import dataclasses
 import hashlib
-import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -37,8 +35,9 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from rekindle.data.examples import ExamplesFile, open_examples
-from rekindle.data.signals import prompt_of
 from rekindle.errors import DataError, RequestError
+from rekindle.modalities import load_modality
+from rekindle.modalities.turns import prompt_of
 from rekindle.objectives import answers_of
 from rekindle.records import Sample, Smoke, SmokeRow, canonical_json
 from rekindle.spec.identity import TRAINING, digest, source_hash
@@ -242,7 +241,7 @@ def golden_of(job: ScoreJob) -> tuple[str, pa.Table] | None:
     if job.must_pass is None:
         return None
     from rekindle.data.golden import examples_of
-    from rekindle.data.validate import Findings
+    from rekindle.rows.findings import Findings
 
     model = job.model()
     if not model.labels:
@@ -349,8 +348,10 @@ def _predicted(
 ) -> Iterator[SmokeRow]:
     """Examples of the first piece whose answer is a number, or clear by `margin`."""
     examples = open_examples(Path(job.examples), TEST)
+    modality = load_modality(model.task.modality)
     shape = model.settings.get("image_shape")
-    if not len(examples) or (model.task.modality == "image" and shape is None):
+    has_pixels = pa.types.is_binary(modality.field.type)
+    if not len(examples) or (has_pixels and shape is None):
         return
     rows = read_piece(examples, 0)
     answers = answers_of(model.task.objective)
@@ -359,24 +360,9 @@ def _predicted(
     for row in np.flatnonzero(keep_N[: len(rows)]).tolist():
         answer = answers.of_scores(scores[row], model.labels, margin)
         if answer is not None:
+            stored = rows.column(modality.field.name)[row].as_py()
             yield SmokeRow(
                 id=rows.column("id")[row].as_py(),
-                content=_text(rows.column(model.task.modality)[row], shape),
+                content=modality.evidence(modality.content(stored, shape)),
                 answer=answer,
             )
-
-
-def _text(content: pa.Scalar, shape: Sequence[int] | None) -> str:
-    """Texts and JSON as they are, pixels as base64 of a PNG."""
-    value = content.as_py()
-    if isinstance(value, str):
-        return value
-    from PIL import Image
-
-    assert shape is not None
-    pixels = np.frombuffer(value, np.uint8).reshape(shape)
-    if pixels.shape[2] == 1:
-        pixels = pixels[:, :, 0]  # PIL's grey images have no axis of channels
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()

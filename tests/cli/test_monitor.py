@@ -14,6 +14,7 @@ import yaml
 from rekindle.app.monitor import check
 from rekindle.app.triggers import due, moved
 from rekindle.cli.main import invoke
+from rekindle.modalities import load_modality
 from rekindle.records import Monitored, Signal
 from rekindle.serve.log import PredictionLog
 from rekindle.serve.messages import LogTo
@@ -58,7 +59,8 @@ def logged(model, count, unknown=0.1, seed=5, version=""):
     """Have so many predictions logged, a third of each class."""
     if version:
         model = dataclasses.replace(model, version=version, digest=version)
-    log = PredictionLog(LogTo(str(Path("log").absolute()), "id"), model)
+    to = LogTo(str(Path("log").absolute()), "id")
+    log = PredictionLog(to, model, load_modality("text"))
     draw, asked = np.random.default_rng(seed), texts(count, seed, unknown)
     found = [
         {"label": models.LABELS[i % 3], "probability": float(draw.uniform(0.5, 1))}
@@ -76,7 +78,8 @@ def look(*words, check=True):
 
 def requests_of(model, seconds, ago):
     """So many requests, each of one text, logged at a time."""
-    log = PredictionLog(LogTo(str(Path("log").absolute()), "id"), model)
+    to = LogTo(str(Path("log").absolute()), "id")
+    log = PredictionLog(to, model, load_modality("text"))
     for i, (text, took) in enumerate(zip(texts(len(seconds), 5), seconds, strict=True)):
         answer = {"label": models.LABELS[i % 3], "probability": 0.5 + i % 50 / 100}
         log.put([f"r{i}"], [text], [answer], float(took))

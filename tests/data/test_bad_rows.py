@@ -109,7 +109,7 @@ def test_what_is_no_fault_of_single_rows_is_refused(tmp_path, name, text, messag
 
 def test_a_long_list_is_cut_and_the_count_is_not(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(quarantine, "MOST", 3)
-    monkeypatch.setattr("rekindle.data.validate.MOST", 3)
+    monkeypatch.setattr("rekindle.rows.findings.MOST", 3)
     lines = [
         json.dumps({**row, "text": ""} if i % 10 == 0 else row) for i, row in enumerate(rows())
     ]

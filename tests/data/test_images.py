@@ -15,8 +15,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from rekindle.data.fingerprint import fingerprint
-from rekindle.data.images import to_pixels
 from rekindle.errors import DataError
+from rekindle.modalities.pixels import to_pixels
 from rekindle.spec.load import load_target
 from rekindle.spec.model import ModelSpec, TrainSpec
 from tests.data.corpora import all_examples, ingested, text_spec, write_jsonl

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rekindle.data import readers
 from rekindle.data.files import SourceFile
-from rekindle.data.validate import Findings
+from rekindle.rows.findings import Findings
 from tests.data.corpora import all_examples, content, ingested, rows, text_spec, write_jsonl
 
 FIELDS = {"columns": {"key": "id"}, "slices": ["category"]}

@@ -9,7 +9,9 @@ import pytest
 
 from rekindle.data import signals as module
 from rekindle.data.examples import ExamplesWriter, schema_of
-from rekindle.data.signals import firsts, prompt_of, reference_of, signals, words_of
+from rekindle.data.signals import firsts, reference_of, words_of
+from rekindle.modalities import load_modality
+from rekindle.modalities.turns import prompt_of
 
 
 def hashed(*words):
@@ -17,15 +19,16 @@ def hashed(*words):
 
 
 @pytest.mark.parametrize(
-    ("content", "length", "unknown"),
+    ("modality", "content", "length", "unknown"),
     [
-        ("Good MORNING, don't worry", 4.0, 0.25),
-        (["good", "x", "evil"], 2.0, 0.5),  # one letter is no word
-        ([("user", "good morning"), ("assistant", "evil day")], 4.0, 0.5),
-        ("?!", 0.0, 0.0),
+        ("text", "Good MORNING, don't worry", 4.0, 0.25),
+        ("words", ["good", "x", "evil"], 2.0, 0.5),  # one letter is no word
+        ("document", [("user", "good morning"), ("assistant", "evil day")], 4.0, 0.5),
+        ("text", "?!", 0.0, 0.0),
     ],
 )
-def test_texts_words_and_turns_have_a_length_and_unknown_words(content, length, unknown):
+def test_texts_words_and_turns_have_a_length_and_unknown_words(modality, content, length, unknown):
+    signals = load_modality(modality).signals
     known = hashed("good", "morning", "don't", "day") - hashed("day")
     assert signals(content, known) == {"length": length, "unknown": unknown}
     assert signals(content, ()) == {"length": length}
@@ -33,6 +36,7 @@ def test_texts_words_and_turns_have_a_length_and_unknown_words(content, length, 
 
 def test_scripts_without_spaces_are_known_by_pairs_of_characters():
     """Not by whole sentences, of which each would be an unknown word."""
+    signals = load_modality("text").signals
     known = hashed("电池", "池很", "很好", "好", "good")
     assert signals("电池很好，Good", known) == {"length": 5.0, "unknown": 0.0}
     assert signals("屏幕很好", known) == {"length": 4.0, "unknown": 0.5}
@@ -40,6 +44,7 @@ def test_scripts_without_spaces_are_known_by_pairs_of_characters():
 
 
 def test_images_have_brightness_and_contrast():
+    signals = load_modality("image").signals
     pixels = np.array([[[0], [255]], [[0], [255]]], np.uint8)
     assert signals(pixels, ()) == {"brightness": 0.5, "contrast": 0.5}
     assert signals(np.full((4, 4, 3), 51, np.uint8), ()) == {
@@ -79,7 +84,8 @@ def test_the_reference_is_of_rows_that_decide_and_of_training_words(tmp_path):
     assert words_of(found) == hashed("known", "words", "here")
     assert found.inputs["length"] == (1, 2, 4, 6)
     assert found.inputs["unknown"] == (0, 0.5, 0.75, 0.8333)
-    assert signals("known other", words_of(found))["unknown"] == 0.5
+    now = load_modality("text").signals("known other", words_of(found))
+    assert now["unknown"] == 0.5
 
 
 def test_only_the_most_frequent_words_and_few_rows_are_kept(tmp_path, monkeypatch):

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rekindle.data.signals import _hashes, signals
 from rekindle.errors import DataError
 from rekindle.evaluate.compare import holm
+from rekindle.modalities import load_modality
+from rekindle.modalities.vocabulary import word_hashes
 from rekindle.monitor.labels import Label, read_labels
 from rekindle.monitor.log import read_log
 from rekindle.monitor.verdict import MOST_SLICES, distinct, expected_accuracy, judge
@@ -144,7 +145,10 @@ def test_images_that_become_darker_are_found():
 
     def pictures(darker, count=200):
         shades = draw.integers(40, 216, (count, 1, 1, 1)) + draw.integers(-40, 40, (count, 8, 8, 1))
-        rows = [signals((pixels * (1 - darker)).astype(np.uint8), ()) for pixels in shades]
+        rows = [
+            load_modality("image").signals((pixels * (1 - darker)).astype(np.uint8), ())
+            for pixels in shades
+        ]
         return [{**row, "probability": 0.9} for row in rows], ["a"] * count
 
     evidence = evidence_of(*pictures(0.0))
@@ -519,11 +523,11 @@ def test_the_vocabulary_drift_of_the_reviews_is_found_from_july_on():
         vectors = TfidfVectorizer(ngram_range=(1, 2))
         model = LogisticRegression(C=10, max_iter=500)
         model.fit(vectors.fit_transform([r["text"] for r in train]), [r["label"] for r in train])
-        words = frozenset(one for row in train for one in _hashes(row["text"]))
+        words = frozenset(word_hashes(row["text"] for row in train))
 
         def answered(part):
             odds = model.predict_proba(vectors.transform([row["text"] for row in part]))
-            found = [signals(row["text"], words) for row in part]
+            found = [load_modality("text").signals(row["text"], words) for row in part]
             sure = [
                 {**row, "probability": float(p)} for row, p in zip(found, odds.max(1), strict=True)
             ]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rekindle.data.signals import _hashes, signals
+from rekindle.modalities import load_modality
+from rekindle.modalities.vocabulary import word_hashes
 from rekindle.records import CalibrationBin, ClassResult, Evidence, Reference, Slice
 from rekindle.serve.messages import LogTo, ServedModel
 from tests.serve import models
@@ -30,8 +31,8 @@ def texts(count: int, seed: int, unknown: float = 0.1) -> list[str]:
 def watched(folder: Path, log: Path | str, text: bool = False) -> ServedModel:
     """A classifier of texts with a reference of 300 rows, right in 80 of 100, that logs."""
     model = models.made(folder, "text")
-    words = frozenset(one for word in COMMON for one in _hashes(word))
-    rows = [signals(one, words) for one in texts(300, seed=1)]
+    words = frozenset(word_hashes(COMMON))
+    rows = [load_modality("text").signals(one, words) for one in texts(300, seed=1)]
     reference = Reference(
         words=base64.b64encode(np.array(sorted(words), "<u4").tobytes()).decode(),
         inputs={name: tuple(round(row[name], 4) for row in rows) for name in ("length", "unknown")},

@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from rekindle.data.source import open_source
-from rekindle.data.validate import Findings
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.ir import condition as conditions
 from rekindle.ir.read.pipeline import read
 from rekindle.ir.read.raw import MAX_LEVELS, MAX_VALUES, documents
+from rekindle.rows.findings import Findings
 from tests.data.corpora import text_spec
 
 

@@ -16,7 +16,6 @@ from rekindle import masking
 from rekindle.app.runs import find_run
 from rekindle.cli.doctor import _print_checks
 from rekindle.cli.main import invoke
-from rekindle.data.columns import RawBatch
 from rekindle.data.hub import HubSource
 from rekindle.data.normalise import label_order
 from rekindle.errors import DataError, RequestError
@@ -27,6 +26,7 @@ from rekindle.platforms.launcher import Attempt
 from rekindle.platforms.vertex.launcher import RUN, TASK, VertexLauncher
 from rekindle.records import ArtifactRecord, Registration, RunRecord, StepRecord, Submission
 from rekindle.report.ledger import ledger
+from rekindle.rows.columns import RawBatch
 from rekindle.spec.model import DataSpec
 
 ERASE = "\x1b[2J\x1b[1;1H"

@@ -53,7 +53,7 @@ from pathlib import Path
 from rekindle.data.normalise import Normaliser
 from rekindle.data.source import open_source
 from rekindle.data.roles import wanted_columns
-from rekindle.data.validate import Findings
+from rekindle.rows.findings import Findings
 from rekindle.spec.model import DataSpec
 data = DataSpec.model_validate({"source": sys.argv[1], "columns": {"words": "words", "label": "tags", "key": "id"}})
 before, rows = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0

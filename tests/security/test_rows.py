@@ -21,8 +21,8 @@ from rekindle.data import reference
 from rekindle.data.files import SourceFile
 from rekindle.data.roles import wanted_columns
 from rekindle.data.source import open_source
-from rekindle.data.validate import Findings
 from rekindle.errors import DataError
+from rekindle.rows.findings import Findings
 from tests.data.corpora import ingested, text_spec, write_jsonl
 from tests.support.data_images import png
 

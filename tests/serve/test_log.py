@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from rekindle.modalities import load_modality
 from rekindle.records import Evidence
 from rekindle.serve import log
 from rekindle.serve.inputs import Inputs
@@ -78,7 +79,7 @@ def test_a_log_that_takes_nothing_costs_no_answer_and_is_counted(tmp_path, monke
         assert server.ended() == 0
         assert "predictions cannot be logged at" in server.log.read_text()
     monkeypatch.setattr(log, "MOST_ROWS", 5)
-    kept = PredictionLog(model.log, model)
+    kept = PredictionLog(model.log, model, load_modality("text"))
     kept.put([], ["x"] * 8, [{"label": "other", "probability": 0.5}] * 8, 0.1)
     assert kept.dropped == 3
     kept.close(1)
@@ -88,7 +89,8 @@ def test_contents_that_wait_are_bounded_in_bytes(tmp_path, monkeypatch):
     """A queue of images would else take gigabytes where the storage is away."""
     monkeypatch.setattr(log, "MOST_BYTES", 10 * 3 * 8 * 8)
     (tmp_path / "log").write_text("a file")
-    kept = PredictionLog(LogTo(str(tmp_path / "log"), ""), models.made(tmp_path / "m", "image"))
+    model = models.made(tmp_path / "m", "image")
+    kept = PredictionLog(LogTo(str(tmp_path / "log"), ""), model, load_modality("image"))
     for _ in range(4):
         pixels = [np.zeros((8, 8, 3), np.uint8)] * 4
         kept.put([], pixels, [{"label": "other", "probability": 0.5}] * 4, 0.1)
@@ -109,14 +111,14 @@ def test_images_are_scaled_as_the_version_was_trained(tmp_path):
     """Also where the config of today has another size."""
     model = dataclasses.replace(models.made(tmp_path / "m", "image"), image_size=(16, 16))
     inputs = Inputs.of(model, open_model(Path(model.path), model.code))
-    assert (inputs.image_size, inputs.image_shape) == ((8, 8), (8, 8, 1))
+    assert (inputs.question.size, inputs.question.shape) == ((8, 8), (8, 8, 1))
 
 
 def test_texts_are_kept_only_where_they_are_wanted(tmp_path):
     model = watched(tmp_path / "m", tmp_path / "log")
     for text, wanted in ((True, "the text"), (False, None)):
         folder = tmp_path / f"log-{text}"
-        kept = PredictionLog(LogTo(str(folder), "", text), model)
+        kept = PredictionLog(LogTo(str(folder), "", text), model, load_modality("text"))
         kept.put([], ["the text"], [{"label": "other", "probability": 0.5}], 0.1)
         kept.close()
         assert [row["text"] for row in rows_in(folder)] == [wanted]
@@ -126,7 +128,7 @@ def test_the_end_writes_all_that_waits_in_several_files(tmp_path, monkeypatch):
     monkeypatch.setattr(log, "FILE_ROWS", 3)
     monkeypatch.setattr(log, "FLUSH_SECONDS", 60)
     model = watched(tmp_path / "m", tmp_path / "log")
-    kept = PredictionLog(model.log, model)
+    kept = PredictionLog(model.log, model, load_modality("text"))
     contents = [f"text {i}" for i in range(8)]
     kept.put([], contents, [{"label": "other", "probability": 0.5}] * 8, 0.1)
     kept.close()

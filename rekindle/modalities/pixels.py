@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from rekindle.data.validate import Findings
+from rekindle.rows.findings import Findings
 
 Pixels = npt.NDArray[np.uint8]
 _UNREADABLE = (

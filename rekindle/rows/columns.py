@@ -13,9 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rekindle.data.encodings import encodable
-from rekindle.data.roles import Columns, Kind
-from rekindle.data.validate import Findings
+from rekindle.rows import Columns, Kind
+from rekindle.rows.findings import Findings
 
 Mask = npt.NDArray[np.bool_]
 
@@ -145,6 +144,11 @@ def texts(raw: RawBatch, column: str, kind: Kind, findings: Findings) -> Texts:
         first = int(np.argmax(present))
         findings.add("type", raw.place(first), f"{column}: {values.type}", int(present.sum()))
     return Texts(pa.nulls(len(values), pa.string()), present)
+
+
+def encodable(text: str) -> bool:
+    """Whether the text has a UTF-8 form: it holds no half of a surrogate pair."""
+    return text.encode(errors="ignore").decode() == text
 
 
 def scalar_text(value: object) -> str | None:
