@@ -15,7 +15,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rekindle.objectives.registry import KINDS, LOWER_IS_BETTER
+from rekindle.objectives.kind import LOWER_IS_BETTER
+from rekindle.objectives.registry import KINDS
 
 if TYPE_CHECKING:
     from rekindle.objectives.answers import Answers

@@ -9,6 +9,11 @@ from typing import Literal
 AnswerType = Literal["text", "number", "count", "texts", "numbers"]
 Label = Literal["class", "number", "class of each word", "none"]
 
+LOWER_IS_BETTER = frozenset(
+    {"log_loss", "calibration_error", "perplexity", "bits_per_byte", "rmse", "mae"}
+)
+"""The metrics of any objective of which less is better."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveKind:
@@ -25,8 +30,6 @@ class ObjectiveKind:
     """What a model's predictions consist of."""
     metrics: tuple[str, ...]
     """What models are judged by; `evaluate.metrics` chooses among them."""
-    lower_is_better: frozenset[str]
-    """Those of the metrics of which less is better."""
     counts_right: bool = True
     """Whether a prediction is right or wrong, and nothing between."""
     divided_by_cp: bool = False

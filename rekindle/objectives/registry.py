@@ -8,5 +8,3 @@ from rekindle.objectives.kind import ObjectiveKind
 KINDS: Mapping[str, ObjectiveKind] = {
     kind.name: kind for kind in (classes.KIND, numbers.KIND, tags.KIND, tokens.KIND)
 }
-LOWER_IS_BETTER = frozenset().union(*(kind.lower_is_better for kind in KINDS.values()))
-"""The metrics of any kind of which less is better."""

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rekindle.objectives.registry import LOWER_IS_BETTER
+from rekindle.objectives.kind import LOWER_IS_BETTER
 from rekindle.records import CalibrationBin, Check, ClassResult, Contender
 
 Floats = NDArray[np.float64]

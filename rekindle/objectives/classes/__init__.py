@@ -11,5 +11,4 @@ KIND = ObjectiveKind(
     label="class",
     answer_fields={"label": "text", "probability": "number"},
     metrics=("accuracy", "macro_f1", "log_loss", "calibration_error", *OF_CURVES),
-    lower_is_better=frozenset({"log_loss", "calibration_error"}),
 )

@@ -11,6 +11,5 @@ KIND = ObjectiveKind(
     label="number",
     answer_fields={"value": "number"},
     metrics=("r2", "rmse", "mae"),
-    lower_is_better=frozenset({"rmse", "mae"}),
     counts_right=False,
 )

@@ -8,5 +8,4 @@ KIND = ObjectiveKind(
     label="class of each word",
     answer_fields={"tags": "texts", "probabilities": "numbers"},
     metrics=("entity_f1", "entity_precision", "entity_recall", "token_accuracy", "log_loss"),
-    lower_is_better=frozenset({"log_loss"}),
 )

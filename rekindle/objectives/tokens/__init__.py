@@ -25,6 +25,5 @@ KIND = ObjectiveKind(
         "finish_reason": "text",
     },
     metrics=("log_loss", "perplexity", "token_accuracy", "bits_per_byte"),
-    lower_is_better=frozenset({"log_loss", "perplexity", "bits_per_byte"}),
     divided_by_cp=True,
 )
