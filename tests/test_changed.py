@@ -29,6 +29,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", CASES)
 def test_what_a_change_can_break_is_run_and_the_rest_is_not(changed):
     near_test, far_test, other_test = CASES[changed]

@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.figures import figures
 
 TESTS = Path(__file__).parent
@@ -77,6 +79,7 @@ def test_what_scripts_in_strings_import_from_us_is_there() -> None:
     assert found == []
 
 
+@pytest.mark.slow  # `make check` finds circles, too
 def test_nothing_imports_in_circles_and_few_commands_import_late() -> None:
     found = figures(ROOT)
     assert found["circles, imports inside functions counted"] == 0
