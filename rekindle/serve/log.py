@@ -16,7 +16,7 @@ import logging
 import secrets
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,20 +48,26 @@ class _LoggedRow(NamedTuple):
 
 
 class PredictionLog:
-    """`dropped` counts rows that are not in the log."""
+    """`dropped` counts rows that are not in the log; `proofs` are the contents that prove a
+    deployment."""
 
-    def __init__(self, to: LogTo, model: ServedModel, modality: Modality[Any, Any]) -> None:
+    def __init__(
+        self,
+        to: LogTo,
+        model: ServedModel,
+        modality: Modality[Any, Any],
+        proofs: Iterable[object] = (),
+    ) -> None:
         self.to = to
         self._modality = modality
         self.dropped = 0
         self._version = {"version": model.version, "model": model.digest}
         self._words = frozenset[int]()
-        self._proofs = set[str]()
+        # by hash, as contents are logged: the evidence has them as text, images as base64
+        self._proofs = {_hash_of(content) for content in proofs}
         evidence = Evidence.read(model.evidence) if model.evidence else None
         if evidence and evidence.reference:
             self._words = words_of(evidence.reference)
-        if evidence and evidence.smoke:
-            self._proofs = {row.content for row in evidence.smoke.rows}
         root = f"{to.root.rstrip('/')}/{model.name}"
         self._storage = storage_of(root, about("the log of predictions"))
         self._rows = deque[_LoggedRow]()
@@ -131,9 +137,9 @@ class PredictionLog:
     def _write(self, rows: list[_LoggedRow]) -> None:
         table = list[dict[str, object]]()
         for row in rows:
-            text = _text_of(row.content)
-            if text not in self._proofs:
-                table.append(self._logged(row, text))
+            content_hash = _hash_of(row.content)
+            if content_hash not in self._proofs:
+                table.append(self._logged(row, content_hash))
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist(table, LOGGED), sink, compression="zstd")
         first = rows[0].time
@@ -141,7 +147,7 @@ class PredictionLog:
         name = f"date={first:%Y-%m-%d}/hour={first:%H}/{secrets.token_hex(8)}.parquet"
         self._storage.put_new(name, sink.getvalue().to_pybytes())
 
-    def _logged(self, row: _LoggedRow, text: str) -> dict[str, object]:
+    def _logged(self, row: _LoggedRow, content_hash: str) -> dict[str, object]:
         return {
             "id": row.id,
             "time": row.time,
@@ -151,8 +157,8 @@ class PredictionLog:
             "probability": row.prediction.get("probability"),
             "value": row.prediction.get("value"),
             **self._modality.signals(row.content, self._words),
-            "hash": _hash_of(row.content),
-            "text": text if self.to.text else None,
+            "hash": content_hash,
+            "text": _text_of(row.content) if self.to.text else None,
         }
 
 

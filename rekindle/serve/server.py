@@ -36,7 +36,7 @@ from rekindle.serve.listening import http_server
 from rekindle.serve.load import load_served
 from rekindle.serve.log import PredictionLog
 from rekindle.serve.messages import ASK_SHADOW, BOUNDS_MS, ServedModel, ServeJob, Shadowed
-from rekindle.serve.smoke import instance_of, smoke
+from rekindle.serve.smoke import instance_of, proof_contents, smoke
 from rekindle.serve.work import (
     Answer,
     Event,
@@ -264,8 +264,9 @@ class Server:
             if self.shadow:
                 self.shadow.inputs = others[0][0]
             if self.model.log:
+                proofs = proof_contents(self.model, self.inputs)
                 modality = self.inputs.modality
-                self.log = PredictionLog(self.model.log, self.model, modality)
+                self.log = PredictionLog(self.model.log, self.model, modality, proofs)
             if self.smoke:
                 if self.state == "loading":  # a signal may have come meanwhile
                     self.state = "proving"

@@ -2,6 +2,7 @@
 own HTTP route, are answered as the model was judged. Other weights, another tokenizer,
 other processing of images do not."""
 
+import contextlib
 import http.client
 import json
 import math
@@ -13,6 +14,7 @@ from rekindle.errors import StepError
 from rekindle.records import Evidence, Smoke, SmokeRow
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.messages import ServedModel
+from rekindle.serve.work import RefusedError
 from rekindle.train.modelfolder import open_model
 from rekindle.train.pieces import HALF
 
@@ -20,6 +22,19 @@ from rekindle.train.pieces import HALF
 def instance_of(row: SmokeRow, inputs: Inputs) -> dict[str, object]:
     """A row of the evidence as an instance."""
     return {inputs.column: inputs.question.value(row.content)}
+
+
+def proof_contents(model: ServedModel, inputs: Inputs) -> list[Any]:
+    """The contents that prove a deployment of the version, as requests for them bring them."""
+    rows = Evidence.read(model.evidence).smoke if model.evidence else None
+    if rows is None:
+        return []
+    contents = []
+    for row in rows.rows:
+        # what this server would refuse proves nothing here
+        with contextlib.suppress(RefusedError):
+            contents += inputs.contents([instance_of(row, inputs)])
+    return contents
 
 
 def smoke(host: str, port: int, headers: dict[str, str], proof: Smoke, inputs: Inputs) -> None:

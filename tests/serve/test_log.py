@@ -16,6 +16,7 @@ from rekindle.serve import log
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.log import PredictionLog
 from rekindle.serve.messages import LogTo
+from rekindle.serve.smoke import instance_of, proof_contents
 from rekindle.serve.wire import predict
 from rekindle.train.modelfolder import open_model
 from tests.monitor.watched import texts, watched
@@ -122,6 +123,27 @@ def test_texts_are_kept_only_where_they_are_wanted(tmp_path):
         kept.put([], ["the text"], [{"label": "other", "probability": 0.5}], 0.1)
         kept.close()
         assert [row["text"] for row in rows_in(folder)] == [wanted]
+
+
+@pytest.mark.parametrize("kind", ["text", "words", "image", "chat"])
+def test_rows_that_prove_a_deployment_are_no_requests_whatever_they_hold(kind, tmp_path):
+    """The proofs of a deployment elsewhere come as requests do; the evidence has images as base64, and words as JSON."""
+    model = models.made(tmp_path / "m", kind)
+    inputs = Inputs.of(model, open_model(Path(model.path), model.code))
+    rows = Evidence.read(model.evidence).smoke.rows
+    requested = inputs.contents([instance_of(row, inputs) for row in rows])
+    others = {
+        "text": "no proof",
+        "words": ["no", "proof"],
+        "image": np.zeros((8, 8, 1), np.uint8),
+        "chat": [("user", "no proof")],
+    }
+    to = LogTo(str(tmp_path / "log"), "")
+    kept = PredictionLog(to, model, inputs.modality, proof_contents(model, inputs))
+    contents = [*requested, others[kind]]
+    kept.put([], contents, [{"label": "other", "probability": 0.5}] * len(contents), 0.1)
+    kept.close()
+    assert len(rows_in(tmp_path / "log")) == 1
 
 
 def test_the_end_writes_all_that_waits_in_several_files(tmp_path, monkeypatch):
