@@ -46,6 +46,7 @@ def figures(root: Path) -> dict[str, int]:
             if file.relative_to(root).parts[:2] in (("rekindle", "cli"), ("rekindle", "app"))
         ),
         "circles, imports inside functions counted": len(_circles(root, trees)),
+        "circles, imports for types counted, too": len(_circles(root, trees, types=True)),
         "entries of ignore_imports": len(
             re.findall(r'^\s+"[\w.*]+ -> [\w.*]+",?$', settings, re.M)
         ),
@@ -82,14 +83,18 @@ def _imports_of_ours(tree: ast.AST) -> Iterator[ast.stmt]:
             yield node
 
 
-def _circles(root: Path, trees: dict[Path, ast.Module]) -> list[set[str]]:
+def _circles(root: Path, trees: dict[Path, ast.Module], types: bool = False) -> list[set[str]]:
     """Sets of modules that import each other in a loop (Tarjan's strongly connected components);
-    imports for types alone do not count."""
+    imports for types alone count with `types`."""
     names = {
         ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file
         for file in trees
     }
-    graph = {name: targets(trees[file], names) - {name} for name, file in names.items()}
+    # the package itself, of which modules read the version
+    aside = {"rekindle"}
+    graph = {
+        name: targets(trees[file], names, types) - {name} - aside for name, file in names.items()
+    }
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -118,9 +123,9 @@ def _circles(root: Path, trees: dict[Path, ast.Module]) -> list[set[str]]:
     return found
 
 
-def targets(tree: ast.Module, names: Mapping[str, Path]) -> set[str]:
+def targets(tree: ast.Module, names: Mapping[str, Path], types: bool = False) -> set[str]:
     """Those of the modules `names` that a module imports, also inside functions; imports for types
-    alone do not count."""
+    alone count with `types`."""
     typed = {
         id(inner)
         for node in ast.walk(tree)
@@ -129,7 +134,7 @@ def targets(tree: ast.Module, names: Mapping[str, Path]) -> set[str]:
     }
     found: set[str] = set()
     for node in ast.walk(tree):
-        if id(node) in typed:
+        if id(node) in typed and not types:
             continue
         if isinstance(node, ast.ImportFrom) and node.module:
             each = {f"{node.module}.{alias.name}" for alias in node.names}

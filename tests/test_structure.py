@@ -83,4 +83,5 @@ def test_what_scripts_in_strings_import_from_us_is_there() -> None:
 def test_nothing_imports_in_circles_and_few_commands_import_late() -> None:
     found = figures(ROOT)
     assert found["circles, imports inside functions counted"] == 0
+    assert found["circles, imports for types counted, too"] == 0
     assert found["of these in cli and app"] < 40

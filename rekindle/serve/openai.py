@@ -21,8 +21,8 @@ from rekindle.serve.wire import JSON, Body, json_bytes, parse, read_body
 from rekindle.serve.work import MOST_TOKENS, Answer, Prediction, RefusedError, Work, WritingOptions
 
 if TYPE_CHECKING:
+    from rekindle.serve.answering import Answering, Reread
     from rekindle.serve.inputs import Inputs
-    from rekindle.serve.server import Reread, Server
 
 _LIMITS = AliasChoices("max_tokens", "max_completion_tokens")
 
@@ -60,7 +60,7 @@ class Chat(_TextRequest):
 
 
 async def answer_request(
-    server: Server, kind: type[Completion | Chat], request: Request
+    server: Answering, kind: type[Completion | Chat], request: Request
 ) -> Response:
     """The response to a text that is to go on, or a chat that is to be answered."""
     body = parse(kind, await read_body(request))
@@ -92,7 +92,7 @@ async def answer_request(
 
 
 async def _begin_stream(
-    server: Server,
+    server: Answering,
     request: Request,
     body: Completion | Chat,
     content: Any,
@@ -145,7 +145,7 @@ def _contents(body: Completion | Chat, inputs: Inputs) -> tuple[list[Any], Writi
     return inputs.contents([{inputs.column: content}]), options
 
 
-def model_list(server: Server, path: str) -> dict[str, object]:
+def model_list(server: Answering, path: str) -> dict[str, object]:
     """`GET /v1/models`, and of one of them."""
     model = {"id": server.model.name, "object": "model", "created": 0, "owned_by": "rekindle"}
     return {"object": "list", "data": [model]} if path == "/v1/models" else model
@@ -178,7 +178,7 @@ def _usage(prediction: Prediction) -> dict[str, int]:
 class _Stream:
     """The server-sent events of one text; `head` is what all of them have."""
 
-    server: Server
+    server: Answering
     request: Request
     work: Work
     answer: asyncio.Future[Answer]
@@ -241,7 +241,7 @@ def _data(event: dict[str, object]) -> bytes:
 
 
 async def _texts(
-    server: Server, pieces: asyncio.Queue[int | None], token: int | None
+    server: Answering, pieces: asyncio.Queue[int | None], token: int | None
 ) -> AsyncIterator[str]:
     """The text as it is written, in pieces of whole characters."""
     ids = list[int]()

@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -31,14 +30,14 @@ import rekindle
 from rekindle.errors import RequestError, StepError
 from rekindle.records import Evidence, Smoke
 from rekindle.serve import openai, wire
+from rekindle.serve.answering import Figures, Reread, Shadow
 from rekindle.serve.inputs import Inputs
 from rekindle.serve.listening import http_server
 from rekindle.serve.load import load_served
 from rekindle.serve.log import PredictionLog
-from rekindle.serve.messages import ASK_SHADOW, BOUNDS_MS, ServedModel, ServeJob, Shadowed
+from rekindle.serve.messages import ASK_SHADOW, ServedModel, ServeJob
 from rekindle.serve.smoke import instance_of, proof_contents, smoke
 from rekindle.serve.work import (
-    Answer,
     Event,
     Prediction,
     RefusedError,
@@ -54,136 +53,14 @@ MOST_FAILED = 20
 """Requests in a row that a model may fail before it has to prove itself again."""
 DOUBT_SECONDS = 1.0
 """Between two proofs of a model that fails them."""
-_LATEST = 1_000  # answers whose latency is kept
 _PATIENCE_SECONDS = 0.1  # for which nothing looks whether the client is still there
 # header of the requests by which the server proves itself, with a token that only it has
 _PROOF = "x-rekindle-proof"
 _ABOUT = ("/openapi.json", "/v2", "/v1/models", "/v1/models/{name}")
-_DECISION = ("label", "tags", "text")
 _ASK_SHADOW = next(iter(ASK_SHADOW)).encode()
 Decode = Callable[[list[int]], str]
 Started = asyncio.Future[tuple[Inputs, Decode]]
-Reread = Callable[[Inputs], tuple[list[Any], WritingOptions]]
-"""What the body of a request asks of a model with these inputs; raises RefusedError."""
 Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-class Figures:
-    """What `/metrics` shows."""
-
-    def __init__(self, waiting: Waiting) -> None:
-        # a registry of its own: the process-wide one
-        # would refuse a second server in a process
-        self.registry = prometheus.CollectorRegistry()
-        histogram = functools.partial(prometheus.Histogram, registry=self.registry)
-        counter = functools.partial(prometheus.Counter, registry=self.registry)
-        gauge = functools.partial(prometheus.Gauge, registry=self.registry)
-        self.seconds = histogram(
-            "rekindle_request_seconds",
-            "whole answers",
-            ("route", "status"),
-            buckets=[bound / 1_000 for bound in BOUNDS_MS],
-        )
-        sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-        self.batch = histogram("rekindle_batch_instances", "taken at once", buckets=sizes)
-        self.refused = counter("rekindle_refused", "requests without an answer", ("reason",))
-        self.dropped = counter("rekindle_dropped", "instances whose client went away")
-        self.unlogged = gauge("rekindle_unlogged", "instances that the log of predictions dropped")
-        queue = gauge("rekindle_waiting_instances", "in the queue")
-        queue.set_function(lambda: len(waiting))
-
-
-class Shadow:
-    """The version in the shadow: what waits for it, and the counts of its answers."""
-
-    def __init__(self) -> None:
-        self.waiting = Waiting()
-        self.inputs: Inputs
-        # an endpoint may have several servers: their counts are added up by this name
-        self.replica = secrets.token_hex(8)
-        self.answered = 0
-        self.failed = 0
-        self.differed = 0
-        self.spared = 0
-        self.refused = 0
-        self.seconds = deque[tuple[float, float]](maxlen=_LATEST)  # of it, and of the one before
-        # asyncio holds tasks by weak references alone
-        self.giving = set[asyncio.Task[None]]()
-
-    def give(
-        self, works: list[Work], predictions: list[Prediction], seconds: float, reread: Reread
-    ) -> None:
-        """Have it answer, too, a request that took so long to be answered so; not where
-        it has not kept up. It reads the body itself: it may refuse what the version
-        before takes."""
-        giving = self._give(works, predictions, seconds, reread)
-        task = asyncio.get_running_loop().create_task(giving)
-        self.giving.add(task)
-        task.add_done_callback(self.giving.discard)
-
-    async def _give(
-        self, works: list[Work], predictions: list[Prediction], seconds: float, reread: Reread
-    ) -> None:
-        try:
-            if self.inputs.question.is_slow:
-                contents, options = await asyncio.to_thread(reread, self.inputs)
-            else:
-                contents, options = reread(self.inputs)
-            if len(contents) != len(works):
-                raise RefusedError(400, "there are other instances in the body")
-        except RefusedError:
-            self.answered += len(works)
-            self.refused += len(works)
-            return
-        loop = asyncio.get_running_loop()
-        began = time.perf_counter()
-        again = list[Work]()
-        answers = list[asyncio.Future[Answer]]()
-        for content, work in zip(contents, works, strict=True):
-            answer: asyncio.Future[Answer] = loop.create_future()
-            # the same seed: texts that are drawn differ by the models alone
-            again.append(Work(content, options, answer, seed=work.seed))
-            answers.append(answer)
-        try:
-            self.waiting.put(again)
-        except RefusedError:
-            self.spared += len(again)
-            return
-        for answer, expected in zip(answers, predictions, strict=True):
-            answer.add_done_callback(functools.partial(self._count, expected))
-        asyncio.gather(*answers).add_done_callback(
-            lambda _: self.seconds.append((time.perf_counter() - began, seconds))
-        )
-
-    def _count(self, expected: Prediction, answered: asyncio.Future[Answer]) -> None:
-        answer = answered.result()
-        self.answered += 1
-        if isinstance(answer, RefusedError):
-            self.failed += 1
-        elif any(answer.get(name) != expected.get(name) for name in _DECISION):
-            self.differed += 1
-
-    @property
-    def shadowed(self) -> Shadowed:
-        return Shadowed(
-            self.replica,
-            self.answered,
-            self.failed,
-            self.differed,
-            self.spared,
-            _p50_p99_ms([seconds for seconds, _ in self.seconds]),
-            _p50_p99_ms([seconds_before for _, seconds_before in self.seconds]),
-            self.refused,
-        )
-
-
-def _p50_p99_ms(seconds: list[float]) -> tuple[float, ...]:
-    """How long 50 and 99 of 100 answers took at most, in ms; nothing of no answers."""
-    if not seconds:
-        return ()
-    times_ms = sorted(1e3 * one_answer for one_answer in seconds)
-    last = len(times_ms) - 1
-    return times_ms[int(0.5 * last)], times_ms[int(0.99 * last)]
 
 
 class Server:

@@ -427,7 +427,7 @@ class Deployments:
         return [pod for pod in pods if selector.items() <= pod["metadata"]["labels"].items()]
 
     def figures_of(self, pod: Any) -> Any:
-        from rekindle.serve.server import Figures
+        from rekindle.serve.answering import Figures
 
         key = pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"]
         if key not in self.figures:
