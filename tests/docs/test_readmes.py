@@ -150,6 +150,7 @@ def test_a_yaml_block_asks_for_what_can_run(block, tmp_path):
         assert look(Question(task=spec.task, data=spec.data, model=spec.model)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [b for b in blocks("yaml") if "\npipeline:" in b.text], ids=_name)
 def test_a_pipeline_of_ones_own_runs(block, tmp_path, sh):
     lay_out(block.readme, tmp_path)

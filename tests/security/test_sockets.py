@@ -77,6 +77,7 @@ def run(tmp_path):
         os.killpg(made[0].process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_our_ranks_listen_on_loopback_only_and_meet_in_a_private_file(run):
     met = run(OURS, {})
     listening = met.listening()

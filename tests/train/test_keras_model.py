@@ -52,6 +52,7 @@ def test_scores_and_probabilities_mean_the_same(keras, saved):
         np.testing.assert_allclose(found.softmax(1), scores.softmax(1), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_subclassed_or_functional_model_is_taken_as_well(keras, tmp_path):
     pixels = keras.Input(SHAPE, name="pixels")
     flat = keras.layers.Flatten()(pixels)

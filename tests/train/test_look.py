@@ -144,6 +144,7 @@ def test_an_inline_config_is_built():
     ]
 
 
+@pytest.mark.slow
 def test_a_process_answers_as_json(folder):
     wrap(folder)
     data = DataSpec(source="texts.jsonl", max_length=32)

@@ -73,6 +73,7 @@ def test_its_pipeline_goes_with_a_schedule_unless_it_has_runs(
     assert account.runs[started["PipelineExecutionArn"]].status == "Executing"
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_was_left_without_its_schedule_goes_too(
     account: Account, scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,7 @@ def test_a_task_that_is_cancelled_by_itself_takes_its_job_along(task: Task) -> N
     only(task.service).wait_for("CANCELLED")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", first(1, ["the run goes on", "nobody knows"]))
 def test_a_drained_launcher_leaves_its_job_to_the_next(asked: str, task: Task) -> None:
     task.behave = "wait"
