@@ -22,7 +22,7 @@ from rekindle.records import HistoryRow, RunRecord
 from rekindle.report.collect import collect, history_beside
 from rekindle.report.plan_vs_actual import FEWEST, measured, otherwise_trained
 from rekindle.spec.layout import Layout
-from rekindle.spec.model import Spec
+from rekindle.spec.model import recorded_spec
 
 
 def calibrate(home: Path, wanted_run: str) -> Calibration:
@@ -97,7 +97,7 @@ def lines(calibration: Calibration) -> list[str]:
 
 def _planned(run: RunRecord, planned: PlannedLayout) -> tuple[Work, Cluster]:
     """What every rank of the run did, on which machines, as its plan has it."""
-    spec = Spec.model_validate(run.spec)
+    spec = recorded_spec(run.spec)
     layout = Layout(
         **planned.degrees,
         schedule=planned.schedule,  # type: ignore[arg-type]
@@ -123,6 +123,6 @@ def _sequence(rows: Sequence[HistoryRow], work: Work, run: RunRecord) -> int:
     tokens_by_step = [row.tokens for row in rows if row.tokens]
     if not tokens_by_step:
         return work.sequence
-    examples = Spec.model_validate(run.spec).train.global_batch_size
+    examples = recorded_spec(run.spec).train.global_batch_size
     mean = round(statistics.mean(tokens_by_step) / examples)
     return max(1, min(work.sequence, mean))

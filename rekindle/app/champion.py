@@ -22,7 +22,7 @@ from rekindle.registry.history import existing
 from rekindle.registry.models import Registry
 from rekindle.report.collect import collect
 from rekindle.report.ledger import ledger
-from rekindle.spec.model import Spec
+from rekindle.spec.model import Spec, recorded_spec
 
 
 def registry_of(spec: Spec, home: Path) -> Registry:
@@ -51,7 +51,7 @@ def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registratio
             f"the gate refused the candidate of {record.run_id}: {evidence.reason}",
             fix=fix,
         )
-    spec = Spec.model_validate(record.spec)
+    spec = recorded_spec(record.spec)
     registry = registry_of(spec, home)
     version = registration.version
     champion_before = models.aliases(registry).get("champion", "")

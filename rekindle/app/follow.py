@@ -32,7 +32,7 @@ from rekindle.records import (
     Submission,
 )
 from rekindle.report.collect import HISTORY, PROFILE
-from rekindle.spec.platforms import PlatformsSpec
+from rekindle.spec.platforms import recorded_sections
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def place_of(record: RunRecord) -> tuple[ConfiguredPlatform, Submission]:
             "confirmed it",
             fix=f"rerun the command to continue it: {record.command}",
         )
-    sections = PlatformsSpec.model_validate(record.spec["platforms"])
+    sections = recorded_sections(record.spec["platforms"])
     return platform_of(record.platform, sections), submission
 
 

@@ -17,7 +17,7 @@ from rekindle.records import Ignored, RunRecord, RunSummary
 from rekindle.report.collect import collect, summarised
 from rekindle.report.ledger import Entry, ledger, record_in
 from rekindle.spec.load import load_target
-from rekindle.spec.model import Spec
+from rekindle.spec.model import Spec, recorded_spec
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ def load_target_spec(target: str | None, home: Path) -> tuple[Spec, str]:
     if target is not None and (Path(target).is_file() or target.endswith((".yaml", ".yml"))):
         return load_target(target), ""
     for record in newest_first(home):
-        spec = Spec.model_validate(record.spec)
+        spec = recorded_spec(record.spec)
         if target in (None, spec.model_name):
             return spec, ""
     ids = [entry.run_id for entry in ledger(home).entries]
@@ -156,7 +156,7 @@ def load_target_spec(target: str | None, home: Path) -> tuple[Spec, str]:
             f"the run {record.run_id} registered no model",
             fix="name a run that did; `rekindle runs` lists them",
         )
-    return Spec.model_validate(record.spec), registration.version
+    return recorded_spec(record.spec), registration.version
 
 
 def new_record(

@@ -9,13 +9,12 @@ import functools
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from rekindle.errors import RequestError
-from rekindle.spec.installed import installed_platforms
+from rekindle.spec.installed import Verdict, installed_platforms
 from rekindle.tables import rows
 
-Verdict = Literal["native", "emulated", "ignored", "refused"]
 # Docker Hub, by any of the names that its images may have in front
 _LOCAL_COLUMN = Path(__file__).parents[1] / "platforms" / "local" / "features.yaml"
 _HUB = re.compile(r"(index\.|registry-1\.)?docker\.io/")

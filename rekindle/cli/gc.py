@@ -15,7 +15,7 @@ from rekindle.records import RunRecord
 from rekindle.registry.models import Registry, aliased, aliases
 from rekindle.report.index import render_index
 from rekindle.report.retention import Retention
-from rekindle.spec.model import Spec
+from rekindle.spec.model import recorded_spec
 
 
 def _days(_context: click.Context, _option: click.Parameter, value: str | None) -> int | None:
@@ -54,7 +54,7 @@ def command(keep_runs: int | None, days: int | None, yes: bool, home: Path, as_j
     root = home.resolve()
 
     def registry(run: RunRecord) -> Registry:
-        return registry_of(Spec.model_validate(run.spec), root)
+        return registry_of(recorded_spec(run.spec), root)
 
     retention = Retention(
         root,

@@ -15,7 +15,7 @@ from rekindle.errors import RequestError
 from rekindle.platforms.local.store import is_alive
 from rekindle.platforms.snapshot import ENDED_RUN
 from rekindle.records import RunRecord
-from rekindle.spec.model import Spec
+from rekindle.spec.model import recorded_spec
 
 
 @click.command("resume")
@@ -38,7 +38,7 @@ def _resume_here(record: RunRecord, home: Path, as_json: bool) -> int:
         raise RequestError(f"{record.run_id} runs", fix=f"rekindle logs -f {record.run_id}")
     arguments = shlex.split(record.command)
     overrides = [word.removeprefix("--set=") for word in arguments if word.startswith("--set=")]
-    spec = Spec.model_validate(record.spec)
+    spec = recorded_spec(record.spec)
     # so that the new record repeats the command
     spec._origin = (record.config, tuple(overrides))
     result = carry_out(spec, RunOptions(home), as_json)

@@ -219,7 +219,7 @@ def platform_class(name: str) -> type[ConfiguredPlatform]:
     installed = installed_platforms()
     if name in installed.classes:
         found_class = installed.classes[name]
-        assert issubclass(found_class, Platform)
+        assert issubclass(found_class, Platform)  # as was looked at when it was found
         return found_class
     refuse_left_out(name)
     fix = f"one of {', '.join(platform_names())}"

@@ -9,12 +9,16 @@ import functools
 import importlib
 import importlib.metadata
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol, get_args
+
+from pydantic import BaseModel
 
 from rekindle.spec.section import PlatformSection
 
 # the version of the seam that a platform of another package has to be written for
 SEAM = 1
+PLATFORM = "rekindle.platforms.api.Platform"
+Verdict = Literal["native", "emulated", "ignored", "refused"]
 ENTRY_POINTS = "rekindle.platforms"
 BUILT_IN = {  # in the order that their sections have in the schema
     "kubeflow": "rekindle.platforms.kubeflow.platform:Kubeflow",
@@ -85,15 +89,17 @@ def installed_platforms() -> InstalledPlatforms:
             continue
         try:
             classes[name] = _class_of(name, target)
-        except Exception as error:  # noqa: BLE001 - another author's code, which must not stop ours
+        # another author's code, which must not stop ours: not by `sys.exit` either
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             reason = str(error) or type(error).__name__
             left_out.append(LeftOut(name, package, reason))
     return InstalledPlatforms(classes, tuple(left_out))
 
 
 def _class_of(name: str, target: str) -> type[PlatformFacts]:
-    """The class `module:Class`; raises what importing raises, and ValueError for one that
-    is not a platform of this seam."""
+    """The class `module:Class`; raises what importing it and asking it raises, and ValueError
+    for one that is not a platform of this seam. All that is asked of it where no object of it
+    is there yet is asked here, so that what is installed can be used."""
     module, _, attribute = target.partition(":")
     platform_class: type[PlatformFacts] = getattr(importlib.import_module(module), attribute)
     seam = getattr(platform_class, "seam", None)
@@ -101,13 +107,35 @@ def _class_of(name: str, target: str) -> type[PlatformFacts]:
         raise ValueError(f"it was written for version {seam} of the seam, and this is {SEAM}")
     if platform_class.name != name:
         raise ValueError(f"its class calls itself `{platform_class.name}`")
+    # the name of a section, and of a field of the object that holds all sections
+    if not name.isidentifier() or hasattr(BaseModel, name):
+        raise ValueError(f"`{name}` cannot be the name of a section")
+    bases = {f"{base.__module__}.{base.__qualname__}" for base in platform_class.__mro__}
+    if PLATFORM not in bases:
+        raise ValueError(f"{attribute} is not a {PLATFORM}")
+    abstract = sorted(getattr(platform_class, "__abstractmethods__", ()))
+    if abstract:
+        raise ValueError(f"{attribute} has no {', '.join(abstract)}")
     section = platform_class.section
     if not (isinstance(section, type) and issubclass(section, PlatformSection)):
         raise ValueError(f"{section!r} is not a PlatformSection")
     missing = {"image", "artifact_root"} - section.model_fields.keys()
     if missing:
         raise ValueError(f"{section.__name__} has no {', '.join(sorted(missing))}")
+    section.model_validate({})  # a config that does not name the platform has its defaults
+    _check_features(platform_class.features())
+    platform_class.gpu_machines()
+    platform_class.publishes()
     return platform_class
+
+
+def _check_features(column: Mapping[str, str | Mapping[str, str]]) -> None:
+    """ValueError for a cell without one of the verdicts."""
+    for feature, cell in column.items():
+        words = {cell} if isinstance(cell, str) else set(cell)
+        if len(words.intersection(get_args(Verdict))) != 1:
+            verdicts = ", ".join(get_args(Verdict))
+            raise ValueError(f"its feature `{feature}` has none of the verdicts {verdicts}")
 
 
 def platform_names() -> tuple[str, ...]:

@@ -6,6 +6,7 @@ The field docstrings are the reference: `configs/README.md` and `configs/schema.
 generated from them. The sections of platforms are in `platforms.py`, checks that need
 more than one field in `checks.py`, reading and overrides in `load.py`."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, WithJsonSchema
@@ -13,7 +14,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, Wit
 from rekindle.records import Record
 from rekindle.spec.deploy import DeploySpec, MonitorSpec
 from rekindle.spec.installed import publishing_platforms
-from rekindle.spec.platforms import PlatformsSpec
+from rekindle.spec.platforms import PlatformsSpec, recorded_sections
 from rekindle.spec.schedule import Duration, ScheduleSpec, TriggersSpec
 from rekindle.spec.section import SecretReference, Section
 from rekindle.spec.tasks import BUILT_IN_TASKS
@@ -785,3 +786,10 @@ class Spec(Section):
     def model_name(self) -> str:
         """Name in the registry."""
         return self.registration.model_name or self.name
+
+
+def recorded_spec(values: Mapping[str, Any]) -> Spec:
+    """The spec that a run recorded, without sections of platforms that are not installed any
+    more: a record has one of each that was installed then."""
+    sections: Mapping[str, Any] = values.get("platforms", {})
+    return Spec.model_validate({**values, "platforms": recorded_sections(sections)})

@@ -1,7 +1,8 @@
 """The sections of a config about where a pipeline may run: this machine's, and that of each
 platform that is installed (installed.py), which has it in its folder."""
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, create_model
 
@@ -50,3 +51,10 @@ else:
             for name, platform_class in installed_platforms().classes.items()
         },
     )
+
+
+def recorded_sections(values: Mapping[str, Any]) -> PlatformsSpec:
+    """The sections that a run recorded, of the platforms that are still installed."""
+    names = PlatformsSpec.model_fields
+    kept = {name: section for name, section in values.items() if name in names}
+    return PlatformsSpec.model_validate(kept)
