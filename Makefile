@@ -57,7 +57,7 @@ demo: install  ## retrain, judge and register a digits model here and now
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml=build/tests.xml
 
-test: install  ## the tests, within six minutes
+test: install  ## the tests that are not slow
 	$(PYTEST) -m "not slow" --durations=15
 
 # the branch or commit that a change is compared with
@@ -65,7 +65,7 @@ BASE ?= origin/main
 test-changed: install  ## the tests that a change since BASE=origin/main can break, the slow ones near it too
 	$(BIN)/python -m tests.changed $(BASE) -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=15
 
-test-all: install .venv/models  ## the slow tests, too, but for those of `make layouts engines clouds`: an hour
+test-all: install .venv/models  ## the slow tests, too, but for those of `make layouts engines clouds`
 	$(PYTEST) -m "not matrix" --durations=25
 
 layouts: install  ## every proven layout against one process, and both depths of every stored trace of memory: half an hour
