@@ -11,7 +11,7 @@ as imported. Tests are of two kinds:
 - far: they reach a changed module through others. Those that are not slow run.
 
 `--list` prints both without running them. What has effects that no import shows (the suite's own
-settings, dependencies) runs every test that is not slow."""
+settings, dependencies) runs every test that is not slow beside those."""
 
 from __future__ import annotations
 
@@ -131,8 +131,7 @@ def distances(graph: Mapping[str, set[str]], changed: Iterable[str]) -> dict[str
 def affected(changed: set[str]) -> tuple[list[str], list[str]]:
     """Files of tests near a change, and those further away, as paths for pytest."""
     tests = sorted(str(f.relative_to(ROOT)) for f in (ROOT / "tests").rglob("test_*.py"))
-    if changed & set(EVERYTHING):
-        return [], tests
+    may_break_all = bool(changed & set(EVERYTHING))
     graph = import_graph()
     reached = distances(graph, _changed_modules(changed, graph))
     folders = _tested_folders(changed)
@@ -144,7 +143,7 @@ def affected(changed: set[str]) -> tuple[list[str], list[str]]:
         mirrors = any(test == folder or test.startswith(f"{folder}/") for folder in folders)
         if mirrors or (distance is not None and distance <= 2) or _names_any(test, platforms):
             near.append(test)
-        elif distance is not None:
+        elif may_break_all or distance is not None:
             far.append(test)
     return near, far
 
@@ -210,6 +209,7 @@ def main() -> int:
     try:
         changed = changed_files(base)
     except subprocess.CalledProcessError:
+        sys.stderr.write(f"name a branch or a commit that git knows here, not {base}\n")
         return 2
     near, far = affected(changed)
     sys.stderr.write(

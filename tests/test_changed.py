@@ -30,6 +30,13 @@ CASES = {
 
 
 @pytest.mark.slow
+def test_what_may_break_everything_leaves_what_is_near_its_slow_tests():
+    near, far = affected({"pyproject.toml", "rekindle/serve/wire.py"})
+    assert "tests/serve/test_routes.py" in near
+    assert "tests/ir/test_compile.py" in far
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", CASES)
 def test_what_a_change_can_break_is_run_and_the_rest_is_not(changed):
     near_test, far_test, other_test = CASES[changed]
