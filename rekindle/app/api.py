@@ -219,17 +219,18 @@ def run(
     """Run the spec's pipeline here and now; unchanged steps come from the cache. `spec`
     is a spec, the path of a config, or a pipeline (`path.py:function`), which are loaded
     with `overrides`. Raises RekindleError; the same call goes on where it stopped."""
+    from rekindle.app.prepared import prepare_here
     from rekindle.app.progress import Progress
     from rekindle.app.run import RunOptions, execute
 
-    resolved = _resolved(spec, overrides)
     root = home_of(home)
+    prepared = prepare_here(_resolved(spec, overrides), root)
     options = RunOptions(root, fresh, from_step)
     if quiet:
-        record = execute(resolved, options)
+        record = execute(prepared, options)
     else:
         with Progress() as progress:
-            record = execute(resolved, options, progress.changed, progress.event)
+            record = execute(prepared, options, progress.changed, progress.event)
     return Run(record, root.resolve())
 
 
@@ -272,11 +273,13 @@ def submit(
 
     Raises RekindleError; the same call continues what was cut off. Does not ask for
     consent, which `rekindle submit` does."""
-    from rekindle.app.submit import submit_spec
+    from rekindle.app.prepared import prepare_for
+    from rekindle.app.submit import submit_prepared
 
     resolved = _resolved(spec, overrides)
     root = home_of(home)
-    record, _, _ = submit_spec(resolved, platform, root, token, lambda outline, plan: None)
+    prepared = prepare_for(platform, resolved, root)
+    record, _, _ = submit_prepared(prepared, root, token, lambda outline, plan: None)
     return Run(record, root.resolve())
 
 

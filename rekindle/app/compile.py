@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from rekindle.app.pipeline import ON_MACHINES, ON_PIECES, arguments_of
+from rekindle.app.pipeline import ON_MACHINES, ON_PIECES, CompiledPipeline, arguments_of
 from rekindle.app.plan import settled
 from rekindle.catalog.tables import feature_rows
 from rekindle.errors import Problem, RequestError, collected
@@ -22,10 +22,11 @@ log = logging.getLogger(__name__)
 _CHECKPOINT = "artifact_root"  # the components' input that says where they save and resume
 
 
-def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
+def compiled(platform: str, spec: Spec, pipeline: CompiledPipeline) -> Definition:
     """The definition for one platform; RequestError with everything that is wrong."""
     problems = list(_problems_of_the_shipped_pipeline(platform, spec))
     target = platform_of(platform, spec.platforms)
+    graph = pipeline.graph
     # each block on its own: what is wrong in one does not hide what is wrong in the next
     with collected(problems):
         spec = settled(spec, platform)
@@ -38,7 +39,7 @@ def compiled(platform: str, spec: Spec, text: str, graph: Graph) -> Definition:
         graph = spread(spec, graph)
     with collected(problems):
         arguments = arguments_of(spec, graph, target.settings.artifact_root, platform)
-        definition = target.compile(text, graph, arguments)
+        definition = target.compile(pipeline.text, graph, arguments)
     if problems:
         raise RequestError(dict.fromkeys(problems))
     _warn_of_containers(platform, graph)

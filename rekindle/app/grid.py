@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rekindle.app.pipeline import TRAINING, training_of
+from rekindle.app.prepared import prepare_here
 from rekindle.app.run import OnChange, OnEvent, RunOptions, execute, windows
 from rekindle.errors import RequestError, SpecError, StepError
 from rekindle.records import RunRecord, TrainingSummary
@@ -123,7 +124,8 @@ def train(
         )
     until_training = dataclasses.replace(options, until=TRAINING, settings=point.settings)
     newest_window = windows(point.spec)[-1]
-    record = execute(newest_window, until_training, on_change, on_event)
+    prepared = prepare_here(newest_window, options.home)
+    record = execute(prepared, until_training, on_change, on_event)
     return GridTraining(point, record, TrainingSummary.read(training_of(record)))
 
 

@@ -8,6 +8,7 @@ legitimate value; recognising a copy of the shipped pipeline by its parameters; 
 in the pipeline's code. The cost is one more line in such a config; a required parameter
 without a value is an error that says which line."""
 
+import dataclasses
 import subprocess
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -55,8 +56,16 @@ def pipeline_of(spec: Spec, here: bool = False) -> str:
     return f"{shipped(path)}:{function}"
 
 
-def graph_of(spec: Spec, here: bool = False) -> tuple[str, Graph]:
-    """The IR of the spec's pipeline, and the Graph read from it.
+@dataclasses.dataclass(frozen=True)
+class CompiledPipeline:
+    """A compiled pipeline: its IR, and the Graph read from it."""
+
+    text: str
+    graph: Graph
+
+
+def read_pipeline(spec: Spec, here: bool = False) -> CompiledPipeline:
+    """The spec's pipeline, compiled and read.
 
     `here` as in `pipeline_of`."""
     target = pipeline_of(spec, here)
@@ -65,7 +74,7 @@ def graph_of(spec: Spec, here: bool = False) -> tuple[str, Graph]:
         text = precompiled(Path(target.rpartition(":")[0]))
     if not text:
         text = compile_pipeline(target)  # which starts a process, and imports kfp
-    return text, read(text)
+    return CompiledPipeline(text, read(text))
 
 
 def sources_line(path: Path) -> str:

@@ -14,11 +14,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rekindle.app.pipeline import TRAINING, arguments_of, graph_of, training_of
-from rekindle.app.plan import planned_here
-from rekindle.app.preflight import preflight
+from rekindle.app.pipeline import TRAINING, arguments_of, training_of
+from rekindle.app.prepared import Prepared, prepare_here
 from rekindle.app.progress import Progress
-from rekindle.app.run import environment_of, resolved
+from rekindle.app.run import environment_of
 from rekindle.app.runs import new_record
 from rekindle.errors import PreemptedError, RequestError, StepError
 from rekindle.launch import heartbeats
@@ -60,14 +59,14 @@ class RehearsedTraining:
 def rehearse(spec: Spec, fault: RehearsedFault, home: Path) -> RehearsalRecord:
     """Train twice, the second time with the fault, and compare. RequestError where the
     fault cannot be caused; StepError where a training fails otherwise."""
-    preflight(spec, home)
+    prepared = prepare_here(spec, home)
     if spec.train.entrypoint:
         raise RequestError(
             "a rehearsal needs rekindle's own training loop, which causes the fault",
             where="train.entrypoint",
             fix="try your script with `kill` by hand; the launcher restarts it the same way",
         )
-    stage = _Stage(spec, home.resolve())
+    stage = _Stage(prepared, home.resolve())
     try:
         return _rehearse(stage, fault)
     # its folder stays, so that the user can look at the logs
@@ -99,19 +98,18 @@ def _rehearsed_spec(spec: Spec) -> Spec:
 class _Stage:
     """Scratch homes of one rehearsal, below the real one; removed when it succeeds."""
 
-    def __init__(self, spec: Spec, home: Path) -> None:
-        self.spec, _ = planned_here(resolved(_rehearsed_spec(spec), home), home)
-        _, graph = graph_of(self.spec, here=True)
-        if TRAINING not in graph.dag.nodes:
+    def __init__(self, prepared: Prepared, home: Path) -> None:
+        self.spec = _rehearsed_spec(prepared.spec)
+        if TRAINING not in prepared.graph.dag.nodes:
             raise RequestError(
                 f"the pipeline has no step `{TRAINING}` to rehearse",
                 where="pipeline",
                 fix="a rehearsal knows the shipped component `finetune` only",
             )
-        self.graph = graph.until(TRAINING)
+        self.graph = prepared.graph.until(TRAINING)
         self.home = home
         self.started = datetime.datetime.now(datetime.UTC)
-        self.name = f"{spec.name}-{self.started:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        self.name = f"{self.spec.name}-{self.started:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         self.folder = home / "rehearsals" / self.name
 
     def train(self, name: str, fault: RehearsedFault | None) -> RehearsedTraining:

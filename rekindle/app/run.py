@@ -10,19 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.app.notify import push, tell_of
-from rekindle.app.pipeline import arguments_of, graph_of
-from rekindle.app.plan import planned_here
-from rekindle.app.preflight import preflight
-from rekindle.app.runs import find_run, new_record, numbered, read_run, write_card
-from rekindle.errors import RequestError
+from rekindle.app.prepared import Prepared
+from rekindle.app.runs import new_record, numbered, read_run, write_card
 from rekindle.launch.preloaded import Preloaded
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.platforms.local import execute as local
 from rekindle.platforms.local.containers import prepare
-from rekindle.platforms.local.content import describe, digest, local_path
 from rekindle.platforms.local.step import StepSettings
 from rekindle.platforms.user_code import hashes, included_hash
-from rekindle.records import ArtifactRecord, Ignored, RunRecord
+from rekindle.records import Ignored, RunRecord
 from rekindle.spec.identity import source_hash
 from rekindle.spec.imports import INCLUDED
 from rekindle.spec.model import Spec
@@ -62,30 +58,28 @@ _RANK_IMPORTS = (
 
 
 def execute(
-    spec: Spec,
+    prepared: Prepared,
     options: RunOptions,
     on_change: OnChange = lambda record: None,
     on_event: OnEvent = lambda step, event: None,
 ) -> RunRecord:
-    """Run the spec's pipeline on this machine; the record says what happened.
+    """Run a prepared config's pipeline on this machine; the record says what happened.
 
     RequestError before anything is written; StepError, PreemptedError or
     InterruptedRunError after record and card are."""
-    preflight(spec, options.home)
-    spec, plan = planned_here(resolved(spec, options.home), options.home)
-    _, graph = graph_of(spec, here=True)
+    spec = prepared.spec
+    graph = prepared.graph
+    arguments = prepared.arguments
     # a grid trains many times, and judges only its best model
     if options.until is not None:
         graph = graph.until(options.until)
-    hashes(spec, graph)  # refuses what cannot be read before anything is written
     home = options.home.resolve()
     environment = environment_of(spec)
     local_section = spec.platforms.local
     secret_names = tuple(local_section.secrets)
     containers = prepare(graph, local_section.containers, environment, secret_names)
-    arguments = arguments_of(spec, graph, str(home))
     ignored = local.ignored(graph, containers, arguments) + _ignored(spec)
-    record = numbered(new_record(spec, ignored, plan=plan), home)
+    record = numbered(new_record(spec, ignored, plan=prepared.plan), home)
     record = record.model_copy(update={"settings": options.settings, "because": options.because})
     task_imports = load_task(spec.task).imports if spec.task in TASKS else ()
     preloaded = Preloaded((*_RANK_IMPORTS, *task_imports))
@@ -159,38 +153,6 @@ def environment_of(spec: Spec) -> dict[str, str]:
     if code_hash:
         environment[INCLUDED] = code_hash
     return environment
-
-
-def resolved(spec: Spec, home: Path) -> Spec:
-    """The spec with a run's model folder in the place of `model.init_from: run:ID`."""
-    if not spec.model.init_from.startswith("run:"):
-        return spec
-    run = find_run(home, spec.model.init_from.removeprefix("run:"))
-    artifact = _model_of(run)
-    if artifact is None:
-        raise RequestError(
-            f"the run {run.run_id} left no model",
-            where="model.init_from",
-            fix="name a run whose finetune step succeeded",
-        )
-    path = local_path(artifact.uri)
-    if path and artifact.digest and digest(describe(path)) != artifact.digest:
-        raise RequestError(
-            f"the model of the run {run.run_id} changed on disk, or is gone",
-            where=str(path),
-            fix="run that run's config again: the model is made again",
-        )
-    model = spec.model.model_copy(update={"init_from": artifact.uri})
-    return spec.model_copy(update={"model": model})
-
-
-def _model_of(run: RunRecord) -> ArtifactRecord | None:
-    """The first model that a step of the run left."""
-    for step in run.steps:
-        for artifact in step.artifacts.values():
-            if artifact.schema_title == "system.Model":
-                return artifact
-    return None
 
 
 def _ignored(spec: Spec) -> tuple[Ignored, ...]:

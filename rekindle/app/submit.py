@@ -8,13 +8,12 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from rekindle.app.plan import on_machines, planned
-from rekindle.app.preflight import compile_for, refuse_early
+from rekindle.app.prepared import PreparedSubmission
 from rekindle.app.runs import DEFINITION, new_record, newest_first, numbered
 from rekindle.errors import PlatformError, RequestError
 from rekindle.outputs import Planned
 from rekindle.platforms import submission as naming
-from rekindle.platforms.api import ConfiguredPlatform, platform_of
+from rekindle.platforms.api import ConfiguredPlatform
 from rekindle.platforms.local.store import make_home
 from rekindle.platforms.submission import (
     Definition,
@@ -23,41 +22,39 @@ from rekindle.platforms.submission import (
     SubmittedRun,
 )
 from rekindle.records import RunRecord, StepRecord, Submission
-from rekindle.spec.model import Spec
 
 Consent = Callable[[SubmissionPreview, Planned | None], None]
 
 
-def submit_spec(
-    spec: Spec,
-    platform: str,
+def submit_prepared(
+    prepared: PreparedSubmission,
     home: Path,
     token: str | None,
     consent: Consent,
     because: str = "",
 ) -> tuple[RunRecord, SubmittedRun, SubmissionPreview]:
-    """Submit a spec once; returns its record, where it runs, and the preview.
+    """Submit a prepared config once; returns its record, where it runs, and the preview.
 
     `consent` is called with the preview, and with the plan if there is one, before
     anything is written or sent, and may raise."""
     if token is not None and not naming.TOKEN.fullmatch(token):
         fix = "up to 63 of a-z, 0-9, - and _"
         raise RequestError(f"`{token}` is not a token", where="--token", fix=fix)
-    target = platform_of(platform, spec.platforms)
-    spec = on_machines(spec, platform, home)
-    definition = compile_for(platform, spec)
-    plan = planned(spec, platform, home)
+    target = prepared.platform
+    platform = target.name
+    definition = prepared.definition
+    plan = prepared.plan
     digest = naming.digest_of(definition.files)
     record = begun(home, platform, digest, token)
     if record is None:
         submission = Submission(definition=digest, token=token or secrets.token_hex(8))
-        record = numbered(new_record(spec, (), platform, plan), home)
+        record = numbered(new_record(prepared.spec, (), platform, plan), home)
         update = {"status": "submitting", "submission": submission, "because": because}
         record = record.model_copy(update=update)
     assert record.submission is not None
     preview = target.preview(definition, record.submission.token)
     consent(preview, plan)
-    refuse_early(target, definition)
+    prepared.refuse_early()
     if not record.steps:
         record = _with_steps(record, preview)
     record, submitted_run = _send(record, target, definition, home)

@@ -5,8 +5,7 @@ from pathlib import Path
 import click
 
 from rekindle.app.alarms import compared, monitoring, write
-from rekindle.app.plan import on_machines
-from rekindle.app.preflight import compile_for
+from rekindle.app.prepared import prepare_for
 from rekindle.cli.options import (
     Decorated,
     Overrides,
@@ -19,7 +18,6 @@ from rekindle.cli.options import (
 )
 from rekindle.outputs import Alarm, Alarms
 from rekindle.platforms.alarms import Monitoring, Watch
-from rekindle.platforms.api import platform_of
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 
@@ -108,10 +106,10 @@ def _service(
     config: Path, overrides: Overrides, platform: str, home: Path
 ) -> tuple[Monitoring, Spec]:
     """The monitoring service of a config on a platform, and its spec."""
-    spec = on_machines(load_target(config, overrides), platform, home)
-    target = platform_of(platform, spec.platforms)
-    definition = compile_for(platform, spec, whole=False)
-    return monitoring(target, spec, definition, home), spec
+    spec = load_target(config, overrides)
+    prepared = prepare_for(platform, spec, home, trains=False)
+    service = monitoring(prepared.platform, prepared.spec, prepared.definition, home)
+    return service, prepared.spec
 
 
 def _print_states(

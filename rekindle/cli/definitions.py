@@ -5,10 +5,9 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.compile import compiled, spread
-from rekindle.app.pipeline import arguments_of, graph_of
-from rekindle.app.plan import on_any_machine, on_machines
-from rekindle.app.preflight import wrong_anywhere
+from rekindle.app.compile import spread
+from rekindle.app.pipeline import arguments_of, read_pipeline
+from rekindle.app.prepared import prepare_for
 from rekindle.app.runs import files_in, last_sent
 from rekindle.cli.options import (
     FOLDER,
@@ -21,7 +20,7 @@ from rekindle.cli.options import (
 )
 from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Compiled, Difference
-from rekindle.platforms.api import platform_of, refuse_left_out
+from rekindle.platforms.api import refuse_left_out
 from rekindle.platforms.cache_diff import compare
 from rekindle.platforms.feature_checks import parity_report
 from rekindle.records import write_atomically
@@ -78,20 +77,21 @@ def compile(
     PIPELINE.parity.md, a table of how each platform carries every step. The same input
     gives the same bytes."""
     loaded = load_target(config, overrides)
-    text, graph = graph_of(loaded)
+    pipeline = read_pipeline(loaded)
     files: dict[str, bytes] = {}
     problems: list[Problem] = []
     for name in platforms:
-        spec = on_any_machine(loaded, name, home, problems)
-        problems += wrong_anywhere(spec, whole=False)
         with collected(problems):
-            files |= compiled(name, spec, text, graph).files
+            prepared = prepare_for(name, loaded, home, pipeline, is_sent=False, trains=False)
+            files |= prepared.definition.files
     # nothing is written unless all platforms can have it
     if problems:
         raise RequestError(dict.fromkeys(problems))
     if len(platforms) > 1:
         # of all platforms, so that it is the same whichever were asked for
-        table = parity_report(spread(spec, graph), platform_names(), arguments_of(spec, graph, ""))
+        spec = prepared.spec
+        graph = spread(spec, pipeline.graph)
+        table = parity_report(graph, platform_names(), arguments_of(spec, graph, ""))
         files[f"{graph.name}{PARITY}"] = table.encode()
     texts = {str(output / name): content.decode() for name, content in files.items()}
     _refuse_to_replace(config, texts)
@@ -150,11 +150,12 @@ def diff(
 ) -> None:
     """Say which steps of CONFIG the platform will run again, compared with what was
     submitted last, and why. Steps that it takes from its cache are listed as such."""
-    spec = on_machines(load_target(config, overrides), platform, home)
+    spec = load_target(config, overrides)
     against = against or last_sent(spec.name, platform, home)
     before = files_in(against)
-    target = platform_of(platform, spec.platforms)
-    after = compiled(platform, spec, *graph_of(spec))
+    prepared = prepare_for(platform, spec, home, is_sent=False, trains=False)
+    target = prepared.platform
+    after = prepared.definition
     if after.entry not in before:
         fix = f"rekindle compile {config} --platform {platform} -o {against}"
         raise RequestError(f"{against} holds no {after.entry}", where="--against", fix=fix)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.preflight import readiness_here, readiness_on
+from rekindle.app.readiness import readiness_here, readiness_on
 from rekindle.cli.options import (
     Overrides,
     answer,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rekindle.app.pipeline import graph_of
+from rekindle.app.pipeline import read_pipeline
 from rekindle.cli.definitions import parse_platforms
 from rekindle.cli.options import Overrides, answer, of_config, shared
 from rekindle.errors import Problem, RequestError
@@ -89,7 +89,7 @@ def push(
 def _read(config: Path, overrides: Overrides) -> tuple[Spec, Code]:
     """The spec, with images as it names them, and the code that its steps need."""
     spec = load_target(config, overrides, pinned=False)
-    return spec, code_of(spec, graph_of(spec)[1])
+    return spec, code_of(spec, read_pipeline(spec).graph)
 
 
 def _image_names(spec: Spec, platforms: tuple[str, ...]) -> list[str]:

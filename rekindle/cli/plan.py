@@ -9,7 +9,7 @@ import click
 from rekindle.app import calibrate
 from rekindle.app.forecast import lines
 from rekindle.app.plan import figures
-from rekindle.app.preflight import first_look
+from rekindle.app.preflight.rows import first_look
 from rekindle.cli.options import (
     Overrides,
     maybe_config,

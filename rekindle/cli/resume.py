@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from rekindle.app.follow import place_of, refresh_from_platform, resume_on_platform
+from rekindle.app.prepared import prepare_here
 from rekindle.app.run import RunOptions
 from rekindle.app.runs import find_run
 from rekindle.cli.options import answer, shared, wait
@@ -41,7 +42,7 @@ def _resume_here(record: RunRecord, home: Path, as_json: bool) -> int:
     spec = recorded_spec(record.spec)
     # so that the new record repeats the command
     spec._origin = (record.config, tuple(overrides))
-    result = carry_out(spec, RunOptions(home), as_json)
+    result = carry_out(prepare_here(spec, home), RunOptions(home), as_json)
     if as_json:
         answer(result)
     return 0

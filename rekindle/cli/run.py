@@ -13,6 +13,7 @@ from rich.table import Table
 from rekindle import formats
 from rekindle.app.grid import GridTraining, Point, best_of, points, train
 from rekindle.app.pipeline import TRAINING
+from rekindle.app.prepared import Prepared, prepare_here
 from rekindle.app.progress import Progress, RunConsole, step_table
 from rekindle.app.rehearse import rehearse
 from rekindle.app.run import RunOptions, execute, windows
@@ -87,7 +88,11 @@ def command(
         require(*SERVING)
     if fault is not None:
         return run_rehearsal(windows(spec)[-1], fault, home, as_json)
-    *earlier, last = [carry_out(windowed, options, as_json) for windowed in windows(spec)]
+    results = []
+    for windowed in windows(spec):
+        prepared = prepare_here(windowed, home)
+        results.append(carry_out(prepared, options, as_json))
+    *earlier, last = results
     # one object on stdout: that of the last window names the others
     if as_json:
         answer(last.model_copy(update={"earlier": tuple(result.run_id for result in earlier)}))
@@ -112,12 +117,12 @@ def gate_text(decision: Decision, run_id: str) -> str:
     return texts[decision]
 
 
-def carry_out(spec: Spec, options: RunOptions, as_json: bool) -> RunSummary:
+def carry_out(prepared: Prepared, options: RunOptions, as_json: bool) -> RunSummary:
     """Execute one window, print how it ended, and deploy it where the config says so."""
     progress = Progress()
     try:
         with progress:
-            record = execute(spec, options, progress.changed, progress.event)
+            record = execute(prepared, options, progress.changed, progress.event)
     except RekindleError:  # once the live table is gone, which would erase what is printed
         if progress.record is not None and not as_json:
             conclude(progress.record, summary(progress.record, options.home))
@@ -125,16 +130,17 @@ def carry_out(spec: Spec, options: RunOptions, as_json: bool) -> RunSummary:
     result = summary(record, options.home)
     if not as_json:
         conclude(record, result)
-    if spec.deploy.after_promotion and result.gate and result.gate.promoted:
+    deploy_section = prepared.spec.deploy
+    if deploy_section.after_promotion and result.gate and result.gate.promoted:
         from rekindle.app import deploy
         from rekindle.cli.deploy import print_event, traffic_printer
 
         deploy_options = deploy.DeployOptions(
             wait=True,
             on_event=print_event,
-            on_traffic=traffic_printer(spec.deploy.min_requests),
+            on_traffic=traffic_printer(deploy_section.min_requests),
         )
-        deploy.deploy(spec, options.home, deploy_options)
+        deploy.deploy(prepared.spec, options.home, deploy_options)
     return result
 
 
@@ -198,7 +204,8 @@ def run_grid(grid: Sequence[Point], options: RunOptions, as_json: bool) -> RunSu
     console.print(_table(trained, best), "")
     # without `fresh`: what was trained above is not trained again
     to_the_end = RunOptions(options.home, settings=best.point.settings)
-    result = carry_out(windows(best.point.spec)[-1], to_the_end, as_json)
+    prepared = prepare_here(windows(best.point.spec)[-1], options.home)
+    result = carry_out(prepared, to_the_end, as_json)
     if as_json:
         answer(Grid(trainings=tuple(map(_row, trained)), best=result))
     return result

@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from rekindle.app.forecast import outlook
-from rekindle.app.plan import on_machines, planned
-from rekindle.app.preflight import compile_for, preflight, refuse_early
+from rekindle.app.prepared import PreparedSubmission, prepare_for, prepare_here
 from rekindle.app.run import windows
 from rekindle.cli.options import (
     Decorated,
@@ -27,7 +26,7 @@ from rekindle.errors import Problem, RequestError, collected
 from rekindle.outputs import Schedule, ScheduleDeleted, Schedules
 from rekindle.platforms.api import SchedulesPipelines, platform_of, schedules_of
 from rekindle.platforms.local.schedule import CronJob, Here
-from rekindle.platforms.submission import Definition, Lowered
+from rekindle.platforms.submission import Lowered
 from rekindle.spec.cron import starts, unsteady
 from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
@@ -84,20 +83,15 @@ def set_(
             where="--print",
             fix="use it with --platform local",
         )
-    spec = on_machines(spec, platform, home)
-    assert spec.schedule is not None
-    target = platform_of(platform, spec.platforms)
-    schedules = schedules_of(target)
-    definition, lowered = _compiled(platform, schedules, spec, spec.schedule)
-    show(target.preview(definition, ""), f"the schedule of {spec.name}")
-    for line in (
-        *outlook(planned(spec, platform, home)),
-        *_starts(spec.schedule, lowered),
-    ):
+    schedule = spec.schedule
+    schedules = schedules_of(platform_of(platform, spec.platforms))
+    prepared, lowered = _prepared(platform, schedules, spec, schedule, home)
+    show(prepared.platform.preview(prepared.definition, ""), f"the schedule of {spec.name}")
+    for line in (*outlook(prepared.plan), *_starts(schedule, lowered)):
         click.echo(line, err=True)
-    agree(yes, f"Start it at `{spec.schedule.cron}` ({spec.schedule.timezone})?")
-    refuse_early(target, definition)
-    created = schedules.set_schedule(definition, spec.schedule, spec.name)
+    agree(yes, f"Start it at `{schedule.cron}` ({schedule.timezone})?")
+    prepared.refuse_early()
+    created = schedules.set_schedule(prepared.definition, schedule, spec.name)
     _print_schedules(platform, [created], as_json)
 
 
@@ -161,17 +155,21 @@ def _set_here(
         click.echo(f"{path}:\n{text.rstrip()}\n", err=not printed)
     if printed:
         return
-    preflight(windows(spec)[-1], home)
+    prepare_here(windows(spec)[-1], home)
     for line in (*_starts(schedule, lowered), *scheduler.remarks()):
         click.echo(line, err=True)
     agree(yes, f"Start it at `{schedule.cron}` ({schedule.timezone})?")
     _print_schedules("local", [scheduler.set_schedule(job, schedule)], as_json)
 
 
-def _compiled(
-    platform: str, schedules: SchedulesPipelines, spec: Spec, schedule: ScheduleSpec
-) -> tuple[Definition, Lowered]:
-    """The definition, and the schedule as the platform takes it.
+def _prepared(
+    platform: str,
+    schedules: SchedulesPipelines,
+    spec: Spec,
+    schedule: ScheduleSpec,
+    home: Path,
+) -> tuple[PreparedSubmission, Lowered]:
+    """What is sent at each start, and the schedule as the platform takes it.
 
     RequestError with everything that is wrong with both."""
     problems: list[Problem] = []
@@ -179,11 +177,11 @@ def _compiled(
     with collected(problems):
         lowered = schedules.lowered(schedule)
     with collected(problems):
-        definition = compile_for(platform, spec)
+        prepared = prepare_for(platform, spec, home)
     if problems:
         raise RequestError(problems)
     assert lowered is not None
-    return definition, lowered
+    return prepared, lowered
 
 
 def _starts(schedule: ScheduleSpec, lowered: Lowered) -> Iterator[str]:

@@ -9,9 +9,10 @@ import click
 
 from rekindle.app.follow import wait_until_ended
 from rekindle.app.forecast import outlook
+from rekindle.app.prepared import prepare_for
 from rekindle.app.progress import Progress
 from rekindle.app.runs import summary
-from rekindle.app.submit import submit_spec
+from rekindle.app.submit import submit_prepared
 from rekindle.cli.options import (
     Overrides,
     agree,
@@ -56,7 +57,8 @@ def command(
     platform."""
     spec = load_target(config, overrides)
     consent = functools.partial(ask_to_submit, yes)
-    record, submitted_run, preview = submit_spec(spec, platform, home, token, consent)
+    prepared = prepare_for(platform, spec, home)
+    record, submitted_run, preview = submit_prepared(prepared, home, token, consent)
     return report_submission(record, submitted_run, home, wait, as_json, preview)
 
 

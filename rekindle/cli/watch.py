@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from rekindle.app.prepared import prepare_for, prepare_here
 from rekindle.app.run import RunOptions, windows
-from rekindle.app.submit import submit_spec
+from rekindle.app.submit import submit_prepared
 from rekindle.app.watch import Act, turn
 from rekindle.cli.options import Overrides, moment, of_config, platform, shared, tell, yes
 from rekindle.cli.run import carry_out, gate_text
@@ -90,7 +91,9 @@ def _act(spec: Spec, platform: str | None, home: Path, yes: bool, as_json: bool)
     """What runs a turn that is due: on the platform, or here where it is None."""
 
     def run_here(begun: Turn) -> tuple[str, str, Outcome | None]:
-        result = carry_out(spec, RunOptions(home, because=begun.because), as_json)
+        result = carry_out(
+            prepare_here(spec, home), RunOptions(home, because=begun.because), as_json
+        )
         if result.gate is None:
             return result.run_id, result.status, "success"
         decision = gate_text(result.gate.decision, result.run_id)
@@ -100,8 +103,9 @@ def _act(spec: Spec, platform: str | None, home: Path, yes: bool, as_json: bool)
     def submit(begun: Turn) -> tuple[str, str, Outcome | None]:
         assert platform is not None
         consent = functools.partial(ask_to_submit, yes)
+        prepared = prepare_for(platform, spec, home)
         # the turn is the token: a turn that is completed later submits nothing twice
-        record, _, _ = submit_spec(spec, platform, home, begun.turn, consent, begun.because)
+        record, _, _ = submit_prepared(prepared, home, begun.turn, consent, begun.because)
         return (
             record.run_id,
             f"submitted to {platform}",

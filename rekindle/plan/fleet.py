@@ -26,7 +26,7 @@ from rekindle.catalog.machines import (
     machines,
 )
 from rekindle.catalog.prices import Price, PriceBook
-from rekindle.errors import RequestError
+from rekindle.errors import RequestError, first_line
 from rekindle.launch.process import driver_says
 from rekindle.plan.cluster import Cluster
 from rekindle.plan.constants import CPU
@@ -248,17 +248,7 @@ def _cpu(ranks: int) -> Gpu:
     cores = os.cpu_count()
     if hasattr(os, "sched_getaffinity"):  # of Linux alone
         cores = len(os.sched_getaffinity(0))
-    # all at once, because cores share caches and the memory's bandwidth
-    probes = [
-        subprocess.Popen(
-            [sys.executable, "-c", _PROBE],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **_ONE_THREAD},
-        )
-        for _ in range(min(ranks, cores or 1))
-    ]
-    speeds = [json.loads(probe.communicate(timeout=PATIENCE_SECONDS)[0]) for probe in probes]
+    speeds = _measured_speeds(min(ranks, cores or 1))
     flops_per_second = sum(flops for flops, _ in speeds) / ranks
     bytes_per_second = sum(moved for _, moved in speeds) / ranks
     memory_bytes = machines()[THIS_CPU].memory_bytes or 0
@@ -272,3 +262,33 @@ def _cpu(ranks: int) -> Gpu:
         match=CPU,
         asked_as=CPU,
     )
+
+
+def _measured_speeds(cores: int) -> list[tuple[float, float]]:
+    """Operations and bytes a second of each of so many cores, all busy at once, because
+    they share caches and the memory's bandwidth. RequestError where they do not answer."""
+    probes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _PROBE],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **_ONE_THREAD},
+        )
+        for _ in range(cores)
+    ]
+    speeds: list[tuple[float, float]] = []
+    try:
+        for probe in probes:
+            answer, _ = probe.communicate(timeout=PATIENCE_SECONDS)
+            flops_per_second, bytes_per_second = json.loads(answer)
+            speeds.append((flops_per_second, bytes_per_second))
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        raise RequestError(
+            f"the speed of this processor could not be measured: {first_line(error)}",
+            fix="look at what else runs on this machine, and retry the command",
+        ) from None
+    finally:
+        for probe in probes:
+            probe.kill()
+            probe.wait()
+    return speeds

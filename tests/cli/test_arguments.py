@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
-from rekindle.app.pipeline import arguments_of, graph_of
+from rekindle.app.pipeline import arguments_of, read_pipeline
 from rekindle.errors import RequestError, SpecError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
@@ -98,7 +98,7 @@ def test_the_shipped_pipeline_receives_everything(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("name: x\ntask: text_classification\ndata: {source: 'sklearn:digits'}\n")
     spec = load_target(path)
-    assert arguments_of(spec, graph_of(spec)[1], "/root").keys() == NAMES
+    assert arguments_of(spec, read_pipeline(spec).graph, "/root").keys() == NAMES
 
 
 def test_every_parameter_without_a_value_is_named_with_what_to_write(graphs, tmp_path):

@@ -14,7 +14,7 @@ from kfp import dsl
 
 from rekindle import distribute
 from rekindle.app.compile import compiled
-from rekindle.app.pipeline import precompiled
+from rekindle.app.pipeline import CompiledPipeline, precompiled
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
@@ -300,7 +300,7 @@ def test_what_the_image_of_a_command_needs_is_said_when_it_is_compiled(
 
     text = compile_function(shelled)
     (tmp_path / "p.yaml").write_text(text)
-    compiled(platform, load_target(tmp_path / "p.yaml"), text, read(text))
+    compiled(platform, load_target(tmp_path / "p.yaml"), CompiledPipeline(text, read(text)))
     said = [record.getMessage().split(" on ")[0] for record in caplog.records]
     assert said == warned
     assert all("needs python3" in record.getMessage() for record in caplog.records)
@@ -331,7 +331,7 @@ def test_what_a_platform_refuses_and_what_its_section_lacks_are_said_at_once(pla
     text = compile_function(refused)
     (tmp_path / "p.yaml").write_text(text)
     with pytest.raises(RequestError) as caught:
-        compiled(platform, load_target(tmp_path / "p.yaml"), text, read(text))
+        compiled(platform, load_target(tmp_path / "p.yaml"), CompiledPipeline(text, read(text)))
     problems = caught.value.problems
     assert {p.where for p in problems if p.where.startswith("platforms.")} == LACKS[platform]
     assert any(f"which {platform} refuses" in p.what for p in problems)

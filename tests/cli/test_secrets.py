@@ -259,7 +259,7 @@ def test_what_a_service_sends_back_is_not_passed_on(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    from rekindle.app import submit
+    from rekindle.app.prepared import PreparedSubmission
     from rekindle.platforms import reads
 
     monkeypatch.setattr(reads, "_PAUSE_SECONDS", 0.0)
@@ -274,7 +274,7 @@ def test_what_a_service_sends_back_is_not_passed_on(
         found += leaks((captured.out + captured.err).encode(), verb)
         assert captured.out + captured.err
     # past the questions, the platform's own client says what it was told, and a record keeps it
-    monkeypatch.setattr(submit, "refuse_early", lambda *_: None)
+    monkeypatch.setattr(PreparedSubmission, "refuse_early", lambda _: None)
     for verb, more in (("submit", ["--yes", "--json"]), ("submit", ["--yes", "-v"])):
         assert invoke([verb, *words, *more]) == 1
         captured = capfd.readouterr()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.app.run import resolved
+from rekindle.app.prepared import with_model_of_run
 from rekindle.errors import RequestError
 from rekindle.platforms.local.content import describe, digest
 from rekindle.records import ArtifactRecord, RunRecord, StepRecord
@@ -33,7 +33,7 @@ def test_a_model_that_changed_since_its_run_is_refused(tmp_path: Path) -> None:
     RunRecord(
         run_id="one", name="m", platform="local", status="succeeded", started_at="", steps=(step,)
     ).write(tmp_path / "home" / "runs" / "one" / "run.json")
-    assert resolved(spec, tmp_path / "home").model.init_from == str(model)
+    assert with_model_of_run(spec, tmp_path / "home").model.init_from == str(model)
     (model / "model.safetensors").write_bytes(b"weighty")
     with pytest.raises(RequestError, match="the model of the run one changed on disk"):
-        resolved(spec, tmp_path / "home")
+        with_model_of_run(spec, tmp_path / "home")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rekindle.app import preflight
+from rekindle.app.preflight.rows import first_look
 from rekindle.cli.main import invoke
 from rekindle.data.quarantine import QUARANTINE
 from rekindle.errors import DataError
@@ -134,7 +134,7 @@ def test_doctor_renders_the_first_chats_by_the_tokenizer_of_a_folder(
     saved(ALTERNATING, tmp_path / "tokenizer")
     chats(tmp_path, odd=odd)
     (tmp_path / "c.yaml").write_text(CONFIG.replace("ON_BAD_ROWS", drop))
-    problems = preflight.first_look(load_target(tmp_path / "c.yaml"))
+    problems = first_look(load_target(tmp_path / "c.yaml"))
     assert [problem.what for problem in problems] == expected
     assert all("chats.jsonl:" in problem.where for problem in problems)
 

@@ -33,7 +33,7 @@ import rekindle
 from rekindle import errors
 from rekindle.app.api import Run
 from rekindle.app.grid import points
-from rekindle.app.preflight import wrong_anywhere
+from rekindle.app.preflight import ANYWHERE, check_all, problems_in
 from rekindle.cli.main import VERBS, cli
 from rekindle.spec.load import load_target
 from rekindle.spec.model import BUILTIN_TASKS
@@ -139,7 +139,7 @@ def test_a_yaml_block_asks_for_what_can_run(block, tmp_path):
     spec = rekindle.load(tmp_path / "config.yaml")
     if spec.model.source == {}:
         pytest.skip("it shows some sections, and names no model")
-    assert wrong_anywhere(spec, whole=False) == []
+    assert problems_in(check_all(ANYWHERE, spec, tmp_path)) == []
     texts = spec.task in BUILTIN_TASKS and spec.task != "image_classification"
     if (
         texts

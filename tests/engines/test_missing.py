@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.app.preflight import problems_by_check
+from rekindle.app.preflight.machine import EngineCheck
 from rekindle.engines import ENGINES
 from rekindle.errors import StepError
 from rekindle.launch.rendezvous import Rendezvous
@@ -19,7 +19,7 @@ OFFLOADED = {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "
 
 def said(tmp_path, **train):
     spec = Spec.model_validate({"name": "x", "task": "causal_lm", "train": train})
-    return [problem.what for problem in problems_by_check(spec, tmp_path)["engine"]]
+    return [problem.what for problem in EngineCheck().problems(spec, tmp_path)]
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_offload_needs_a_compiler(tmp_path, path):
 def test_a_base_in_4_bits_needs_its_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     given = {"name": "x", "task": "causal_lm", "model": {"lora": {"base": "4bit"}}}
-    (problem,) = problems_by_check(Spec.model_validate(given), tmp_path)["engine"]
+    (problem,) = EngineCheck().problems(Spec.model_validate(given), tmp_path)
     assert problem.what == "a base in 4 bits needs the package bitsandbytes"
     assert problem.fix == "pip install 'rekindle[qlora]'"
 

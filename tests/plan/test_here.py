@@ -59,3 +59,22 @@ def test_gpus_that_do_not_suffice_or_nobody_knows_are_refused(driver, said, rank
     driver(said)
     with pytest.raises(RequestError, match=says):
         local_devices(ranks)
+
+
+@pytest.mark.parametrize("probe", ["import time; time.sleep(60)", "raise SystemExit(1)"])
+def test_a_processor_that_cannot_be_measured_is_an_error_and_leaves_no_process(
+    driver, monkeypatch, probe
+):
+    driver("No devices were found", code=6)
+    monkeypatch.setattr(module, "_PROBE", probe)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 1)
+    started = []
+    start = module.subprocess.Popen
+    monkeypatch.setattr(
+        module.subprocess, "Popen", lambda *a, **k: started.append(start(*a, **k)) or started[-1]
+    )
+    module._cpu.cache_clear()
+    with pytest.raises(RequestError, match="the speed of this processor could not be measured"):
+        local_devices(2)
+    assert started
+    assert all(each.poll() is not None for each in started)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rekindle.app.preflight import compile_for, needs_of
+from rekindle.app.prepared import prepare_for
+from rekindle.app.readiness import needs_of
 from rekindle.outputs import ReadinessCheck
 from rekindle.platforms.api import platform_of
 from rekindle.platforms.checks import Needs, run_checks
@@ -49,7 +50,7 @@ def asked(platform: str, early: bool = False, **settings: str) -> tuple[Readines
         settings = {"secrets": f"{{HF_TOKEN: '{SECRETS[platform]}'}}", **settings}
     sets = tuple(f"platforms.{platform}.{name}={value}" for name, value in settings.items())
     spec = load_target(Path("c.yaml"), sets)
-    definition = compile_for(platform, spec)
+    definition = prepare_for(platform, spec, Path("home")).definition
     return run_checks(platform_of(platform, spec.platforms).checks(definition, Needs()), early)
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from rekindle.app.compile import compiled
-from rekindle.app.pipeline import pipeline_of
+from rekindle.app.pipeline import CompiledPipeline, pipeline_of
 from rekindle.errors import RequestError
 from rekindle.ir.compile import compile_pipeline
-from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.user_code import code_of, hashes, placed
 from rekindle.spec import lock
@@ -65,15 +64,15 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-_COMPILED: dict[str, tuple[str, Graph]] = {}  # by the text of the file: KFP takes a second each
+_COMPILED: dict[str, CompiledPipeline] = {}  # by the text of the file: KFP takes a second each
 
 
-def graph_of(spec: Spec) -> tuple[str, Graph]:
+def pipeline_at(spec: Spec) -> CompiledPipeline:
     target = pipeline_of(spec)
     text = Path(target.rpartition(":")[0]).read_text()
     if text not in _COMPILED:
         ir = compile_pipeline(target)
-        _COMPILED[text] = ir, read(ir)
+        _COMPILED[text] = CompiledPipeline(ir, read(ir))
     return _COMPILED[text]
 
 
@@ -84,7 +83,7 @@ def spec_of(project: Path, *overrides: str) -> Spec:
 def pin(project: Path, *overrides: str) -> None:
     """Say of every image that it has the code that is here."""
     spec = spec_of(project, *overrides)
-    code = code_of(spec, graph_of(spec)[1]).digest
+    code = code_of(spec, pipeline_at(spec).graph).digest
     plain = load_target(project / "configs" / "own.yaml", overrides, pinned=False).platforms
     images = [getattr(plain, platform).image for platform in PLATFORMS]
     pins = {image: Pin(digest=DIGEST, code=code) for image in images}
@@ -92,7 +91,7 @@ def pin(project: Path, *overrides: str) -> None:
 
 
 def compile_for(platform: str, spec: Spec) -> str:
-    definition = compiled(platform, spec, *graph_of(spec))
+    definition = compiled(platform, spec, pipeline_at(spec))
     return "".join(content.decode() for content in definition.files.values())
 
 
@@ -125,7 +124,7 @@ def test_the_files_are_those_named_those_imported_and_those_included(project: Pa
         f"image.include=[{project}/prompts]",
         f"train.entrypoint={project}/train.py --lr 1",
     )
-    code = code_of(spec, graph_of(spec)[1])
+    code = code_of(spec, pipeline_at(spec).graph)
     assert sorted(code.files) == [
         "lib/words.py",
         "prompts/a.txt",
@@ -141,7 +140,7 @@ def test_the_hash_is_of_the_content_and_not_of_the_place(project: Path, tmp_path
     other = tmp_path / "elsewhere" / "copy"
     shutil.copytree(project, other, ignore=shutil.ignore_patterns("elsewhere"))
     here, there = spec_of(project), spec_of(other)
-    graph = graph_of(here)[1]
+    graph = pipeline_at(here).graph
     assert code_of(here, graph).digest == code_of(there, graph).digest
     (other / "tasks" / "shapes.py").write_text("from lib import words  # changed\n")
     assert code_of(here, graph).digest != code_of(there, graph).digest
@@ -152,7 +151,7 @@ def test_the_cache_here_knows_the_files_behind_a_task_and_a_component(project: P
     (project / "pipelines").mkdir()
     (project / "pipelines" / "own.py").write_text(PIPELINE.replace("{image}", "python:3.11"))
     spec = spec_of(project, f"pipeline={project}/pipelines/own.py:own", "data=null")
-    graph = graph_of(spec)[1]
+    graph = pipeline_at(spec).graph
     before = hashes(spec, graph)
     assert list(before) == [spec.task, "count"]
     (project / "tasks" / "shapes.py").write_text("from lib import words  # changed\n")
@@ -162,7 +161,7 @@ def test_the_cache_here_knows_the_files_behind_a_task_and_a_component(project: P
 
 def test_two_modules_that_change_places_are_other_code(project: Path) -> None:
     spec = spec_of(project)
-    graph = graph_of(spec)[1]
+    graph = pipeline_at(spec).graph
     shapes, words = project / "tasks" / "shapes.py", project / "lib" / "words.py"
     (project / "tasks" / "linear.py").write_text("import shapes\nfrom lib import words\n")
     found = []
@@ -175,7 +174,7 @@ def test_two_modules_that_change_places_are_other_code(project: Path) -> None:
 
 def test_ones_own_script_is_called_where_the_image_has_it(project: Path) -> None:
     spec = spec_of(project, f"train.entrypoint={project}/train.py --data {{data}} --name 'a b'")
-    inside = placed(spec, code_of(spec, graph_of(spec)[1]))
+    inside = placed(spec, code_of(spec, pipeline_at(spec).graph))
     assert inside.train.entrypoint == "/opt/rekindle/code/train.py --data '{data}' --name 'a b'"
     assert inside.task == "/opt/rekindle/code/tasks/linear.py:Linear"
 
@@ -260,4 +259,4 @@ def test_an_image_by_tag_is_warned_of_once_and_one_by_digest_is_not(
 def test_what_is_included_has_to_be_there(project: Path) -> None:
     spec = spec_of(project, f"image.include=[{os.sep}nowhere{os.sep}x]")
     with pytest.raises(RequestError, match="no such file or folder: /nowhere/x"):
-        code_of(spec, graph_of(spec)[1])
+        code_of(spec, pipeline_at(spec).graph)

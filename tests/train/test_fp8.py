@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from rekindle.app.preflight import problems_by_check
+from rekindle.app.preflight.machine import EngineCheck, LayoutCheck
 from rekindle.errors import RequestError, SpecError, StepError, UnsupportedError
 from rekindle.plan.plan import make
 from rekindle.records import TrainingSummary
@@ -115,7 +115,7 @@ def test_without_torchao_the_extra_is_named_before_and_in_the_step(tmp_path, mon
         quantised.convert(nn.Linear(16, 16), torch.device("cpu"))
     assert "rekindle[fp8]" in refused.value.problems[0].fix
     monkeypatch.delitem(sys.modules, "torchao")
-    problems = [p.what for p in problems_by_check(spec, tmp_path)["engine"]]
+    problems = [p.what for p in EngineCheck().problems(spec, tmp_path)]
     assert problems == ["fp8 needs the package torchao"]
 
 
@@ -132,7 +132,7 @@ def test_layouts_that_no_test_has_trained_in_it_are_refused(tmp_path):
         ROOT / "configs" / "reviews-lm.yaml",
         ["train.precision=fp8", "train.layout={tp: 2}", "platforms.local.ranks=2"],
     )
-    (problem,) = problems_by_check(spec, tmp_path)["layout"]
+    (problem,) = LayoutCheck().problems(spec, tmp_path)
     assert "fp8" in problem.what
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rekindle.app.pipeline import graph_of
+from rekindle.app.pipeline import read_pipeline
 from rekindle.errors import PreemptedError, RequestError, StepError
 from rekindle.ir.read.pipeline import read
 from rekindle.platforms.local.execute import ignored
@@ -271,7 +271,8 @@ def test_what_this_machine_does_not_honour_is_said() -> None:
 
 
 def test_the_image_of_the_shipped_pipeline_is_no_news() -> None:
-    _, shipped = graph_of(load_target(Path(__file__).parents[3] / "configs" / "digits.yaml"))
+    spec = load_target(Path(__file__).parents[3] / "configs" / "digits.yaml")
+    shipped = read_pipeline(spec).graph
     assert [row for row in ignored(shipped) if "mage" in row.what] == []
 
 

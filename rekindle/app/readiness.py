@@ -1,0 +1,66 @@
+"""What `rekindle doctor` answers: whether a config, this machine and a platform are ready
+for each other, with every problem at once."""
+
+from pathlib import Path
+
+from rekindle.app.prepared import NotReadyError, prepare_for, prepare_here
+from rekindle.errors import Problem, RequestError
+from rekindle.outputs import Readiness, ReadinessCheck, rows_of
+from rekindle.platforms.api import platform_of
+from rekindle.platforms.checks import Needs, run_checks
+from rekindle.platforms.checks import problems as problems_of
+from rekindle.spec.model import Spec
+from rekindle.spec.platforms import PlatformsSpec
+
+
+def readiness_here(spec: Spec, home: Path) -> Readiness:
+    """What this machine and the config lack for a run on this machine."""
+    try:
+        findings = prepare_here(spec, home, thorough=True).findings
+        problems: tuple[Problem, ...] = ()
+    except NotReadyError as error:
+        findings = error.findings
+        problems = error.problems
+    checks: list[ReadinessCheck] = []
+    for finding in findings:
+        if finding.problems:
+            check = ReadinessCheck(name=finding.name, where="", state="problem", said="")
+        else:
+            check = ReadinessCheck(name=finding.name, where="", state="ok", said="no problem found")
+        checks.append(check)
+    errors = rows_of(RequestError(problems)) if problems else ()
+    return Readiness(platform="local", checks=tuple(checks), errors=errors)
+
+
+def readiness_on(spec: Spec | None, platform: str, home: Path) -> Readiness:
+    """What a platform and the config lack for each other, and the steps' permissions."""
+    sections = spec.platforms if spec else PlatformsSpec()
+    target = platform_of(platform, sections)
+    definition = None
+    needs = Needs()
+    problems: list[Problem] = []
+    if spec is not None:
+        try:
+            definition = prepare_for(platform, spec, home).definition
+        except NotReadyError as error:
+            problems += error.problems
+        needs = needs_of(spec, platform)
+    checks = run_checks(target.checks(definition, needs))
+    problems += problems_of(checks)
+    errors = rows_of(RequestError(dict.fromkeys(problems))) if problems else ()
+    return Readiness(
+        platform=platform,
+        permissions=target.permissions(needs),
+        checks=checks,
+        errors=errors,
+    )
+
+
+def needs_of(spec: Spec, platform: str) -> Needs:
+    """What the config asks of the platform beyond training."""
+    return Needs(
+        model=spec.model_name,
+        deploys="deploy" in spec.model_fields_set,
+        publishes=platform in spec.registration.publish,
+        deploys_in_steps=spec.deploy.after_promotion and spec.pipeline is None,
+    )
