@@ -16,10 +16,10 @@ from rekindle.serve.inputs import Inputs
 from rekindle.serve.messages import BOUNDS_MS, ServedModel, Shadowed
 from rekindle.serve.work import (
     Answer,
+    PendingInstance,
     Prediction,
     RefusedError,
     Waiting,
-    Work,
     WritingOptions,
 )
 
@@ -56,13 +56,13 @@ class Answering(Protocol):
     def judge(self, answers: Sequence[Prediction | RefusedError]) -> None:
         """Note whether the model answered a request, or failed it."""
 
-    def watch(self, request: Request, works: list[Work]) -> asyncio.Task[None]:
+    def watch(self, request: Request, works: list[PendingInstance]) -> asyncio.Task[None]:
         """A task that drops the works when their client goes away."""
 
     def note(
         self,
         request: Request,
-        works: list[Work],
+        works: list[PendingInstance],
         predictions: list[Prediction],
         seconds: float,
         reread: Reread,
@@ -70,7 +70,7 @@ class Answering(Protocol):
     ) -> None:
         """Give what was answered to the shadow and the log."""
 
-    def drop(self, works: list[Work]) -> None:
+    def drop(self, works: list[PendingInstance]) -> None:
         """Mark works whose client went away, and count them."""
 
 
@@ -117,7 +117,11 @@ class Shadow:
         self.giving = set[asyncio.Task[None]]()
 
     def give(
-        self, works: list[Work], predictions: list[Prediction], seconds: float, reread: Reread
+        self,
+        works: list[PendingInstance],
+        predictions: list[Prediction],
+        seconds: float,
+        reread: Reread,
     ) -> None:
         """Have it answer, too, a request that took so long to be answered so; not where
         it has not kept up. It reads the body itself: it may refuse what the version
@@ -128,7 +132,11 @@ class Shadow:
         task.add_done_callback(self.giving.discard)
 
     async def _give(
-        self, works: list[Work], predictions: list[Prediction], seconds: float, reread: Reread
+        self,
+        works: list[PendingInstance],
+        predictions: list[Prediction],
+        seconds: float,
+        reread: Reread,
     ) -> None:
         try:
             if self.inputs.question.is_slow:
@@ -143,12 +151,12 @@ class Shadow:
             return
         loop = asyncio.get_running_loop()
         began = time.perf_counter()
-        again = list[Work]()
+        again = list[PendingInstance]()
         answers = list[asyncio.Future[Answer]]()
         for content, work in zip(contents, works, strict=True):
             answer: asyncio.Future[Answer] = loop.create_future()
             # the same seed: texts that are drawn differ by the models alone
-            again.append(Work(content, options, answer, seed=work.seed))
+            again.append(PendingInstance(content, options, answer, seed=work.seed))
             answers.append(answer)
         try:
             self.waiting.put(again)

@@ -19,8 +19,8 @@ from rekindle.serve.work import (
     Answer,
     Event,
     Model,
+    PendingInstance,
     RefusedError,
-    Work,
     failure_of,
     not_finite,
 )
@@ -57,7 +57,7 @@ class Classifier(Model):
             self.cutter.no_truncation()
 
     @torch.inference_mode()
-    def turn(self, new: list[Work]) -> list[Event]:
+    def turn(self, new: list[PendingInstance]) -> list[Event]:
         """The answers to all."""
         task = self.opened.task
         settings = self.opened.settings
@@ -90,7 +90,7 @@ class Classifier(Model):
                 events += zip(works, answers, strict=True)
         return events
 
-    def _retry_alone(self, works: list[Work], error: Exception) -> list[Event]:
+    def _retry_alone(self, works: list[PendingInstance], error: Exception) -> list[Event]:
         """The answers to works that failed together, each tried alone, so that one
         client's instance does not fail those of others. `turn_with_retry` goes on where
         memory was short."""
@@ -124,7 +124,7 @@ class Classifier(Model):
             answers.append(prediction)
         return answers
 
-    def _longer(self, works: list[Work], lengths_B: np.ndarray) -> set[int]:
+    def _longer(self, works: list[PendingInstance], lengths_B: np.ndarray) -> set[int]:
         """Which texts have more tokens than a text can
         have: looked for among those that have as many."""
         # an answer to words says itself which of them are cut off

@@ -18,7 +18,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from rekindle.serve.wire import JSON, Body, json_bytes, parse, read_body
-from rekindle.serve.work import MOST_TOKENS, Answer, Prediction, RefusedError, Work, WritingOptions
+from rekindle.serve.work import (
+    MOST_TOKENS,
+    Answer,
+    PendingInstance,
+    Prediction,
+    RefusedError,
+    WritingOptions,
+)
 
 if TYPE_CHECKING:
     from rekindle.serve.answering import Answering, Reread
@@ -104,7 +111,7 @@ async def _begin_stream(
     ClientDisconnect, for what ends before its first token."""
     answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     pieces: asyncio.Queue[int | None] = asyncio.Queue()
-    work = Work(content, options, answer, pieces)
+    work = PendingInstance(content, options, answer, pieces)
     began = time.perf_counter()
     server.waiting.put([work])
     watching = server.watch(request, [work])
@@ -180,7 +187,7 @@ class _Stream:
 
     server: Answering
     request: Request
-    work: Work
+    work: PendingInstance
     answer: asyncio.Future[Answer]
     began: float
     head: dict[str, object]

@@ -39,10 +39,10 @@ from rekindle.serve.messages import ASK_SHADOW, ServedModel, ServeJob
 from rekindle.serve.smoke import instance_of, proof_contents, smoke
 from rekindle.serve.work import (
     Event,
+    PendingInstance,
     Prediction,
     RefusedError,
     Waiting,
-    Work,
     WritingOptions,
 )
 
@@ -202,7 +202,7 @@ class Server:
             self.loop.call_soon_threadsafe(done.set_exception, error)
             return
         self.loop.call_soon_threadsafe(done.set_result, (inputs, decode))
-        unanswered = set[Work]()
+        unanswered = set[PendingInstance]()
         try:
             while True:
                 new = waiting.take(model.room, wait=not model.busy)
@@ -359,7 +359,7 @@ class Server:
         ClientDisconnect where the client went away, and RefusedError where one of them
         could not be answered."""
         loop = asyncio.get_running_loop()
-        works = [Work(content, options, loop.create_future()) for content in contents]
+        works = [PendingInstance(content, options, loop.create_future()) for content in contents]
         began = time.perf_counter()
         self.waiting.put(works)
         watching: list[asyncio.Task[None]] = []
@@ -389,7 +389,7 @@ class Server:
     def note(
         self,
         request: Request,
-        works: list[Work],
+        works: list[PendingInstance],
         predictions: list[Prediction],
         seconds: float,
         reread: Reread,
@@ -404,7 +404,7 @@ class Server:
             self.log.put(ids, contents, predictions, seconds)
             self.figures.unlogged.set(self.log.dropped)
 
-    def watch(self, request: Request, works: list[Work]) -> asyncio.Task[None]:
+    def watch(self, request: Request, works: list[PendingInstance]) -> asyncio.Task[None]:
         """A task that drops the works when their client goes away. It costs more than
         most answers take: start it only for what takes long."""
 
@@ -416,7 +416,7 @@ class Server:
 
         return asyncio.get_running_loop().create_task(watched())
 
-    def drop(self, works: list[Work]) -> None:
+    def drop(self, works: list[PendingInstance]) -> None:
         """Mark works whose client went away, and count them."""
         for work in works:
             work.gone = True

@@ -23,7 +23,7 @@ import shlex
 from typing import Any
 
 from rekindle.errors import RequestError, UnsupportedError
-from rekindle.serve.work import Answer, Event, Work, failure_of, not_finite
+from rekindle.serve.work import Answer, Event, PendingInstance, failure_of, not_finite
 from rekindle.serve.writer import LanguageModel, TextUnderWay
 from rekindle.tasks.causal_lm import CausalLM
 from rekindle.train.modelfolder import ModelFolder
@@ -49,7 +49,7 @@ class VllmWriter(LanguageModel):
         self.number = 0  # of the newest request, its name in the engine
         self.room = self.most
 
-    def turn(self, new: list[Work]) -> list[Event]:
+    def turn(self, new: list[PendingInstance]) -> list[Event]:
         """What one step writes of the texts under way, the new ones among them."""
         events: list[Event] = []
         new_texts = self.begin_texts(new, events)

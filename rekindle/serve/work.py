@@ -50,7 +50,7 @@ Answer = Prediction | RefusedError
 
 
 @dataclasses.dataclass(eq=False)
-class Work:
+class PendingInstance:
     """One instance. `answer` is set on the event loop; `pieces` gets tokens as they are
     written, then None, where they are wanted; `gone` drops it; `seed` draws where the
     options name none."""
@@ -63,7 +63,7 @@ class Work:
     seed: int = dataclasses.field(default_factory=functools.partial(random.getrandbits, 63))
 
 
-Event = tuple[Work, Answer | int]
+Event = tuple[PendingInstance, Answer | int]
 """An answer, a refusal, or the next token."""
 
 
@@ -76,14 +76,14 @@ class Model:
     busy = False
     broken = False
 
-    def turn(self, new: list[Work]) -> list[Event]:
+    def turn(self, new: list[PendingInstance]) -> list[Event]:
         """Answer the new instances, or begin with them. Never raises."""
         raise NotImplementedError
 
-    def turn_with_retry(self, new: list[Work]) -> list[Event]:
+    def turn_with_retry(self, new: list[PendingInstance]) -> list[Event]:
         """Turn, and try what memory did not suffice for once more, in two halves."""
         events = self.turn(new)
-        out_of_memory = set[Work]()
+        out_of_memory = set[PendingInstance]()
         for work, event in events:
             if isinstance(event, RefusedError) and event.reason == "out_of_memory":
                 out_of_memory.add(work)
@@ -100,9 +100,9 @@ class Model:
     def answers(self, contents: Iterable[Any], options: WritingOptions) -> list[Answer]:
         """The prediction, or RefusedError, of each content, in order;
         without a thread."""
-        works = [Work(content, options) for content in contents]
+        works = [PendingInstance(content, options) for content in contents]
         waiting = deque(works)
-        answer_of = dict[Work, Answer]()
+        answer_of = dict[PendingInstance, Answer]()
         while waiting or self.busy:
             count = min(self.room, len(waiting))
             new = [waiting.popleft() for _ in range(count)]
@@ -116,14 +116,14 @@ class Waiting:
     """The bounded queue."""
 
     def __init__(self) -> None:
-        self._works: deque[Work] = deque()
+        self._works: deque[PendingInstance] = deque()
         self._change = threading.Condition()
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._works)
 
-    def put(self, works: list[Work]) -> None:
+    def put(self, works: list[PendingInstance]) -> None:
         """Add all.
         RefusedError 429 where there is no room for them, 503 once it is closed."""
         with self._change:
@@ -134,7 +134,7 @@ class Waiting:
             self._works.extend(works)
             self._change.notify()
 
-    def close(self) -> list[Work]:
+    def close(self) -> list[PendingInstance]:
         """Take no more; returns what waits."""
         with self._change:
             self._closed = True
@@ -142,12 +142,12 @@ class Waiting:
             self._works.clear()
             return works
 
-    def take(self, most: int, *, wait: bool) -> list[Work]:
+    def take(self, most: int, *, wait: bool) -> list[PendingInstance]:
         """Up to so many whose client is still there;
         waits for the first one if `wait`."""
         with self._change:
             while True:
-                works: list[Work] = []
+                works: list[PendingInstance] = []
                 while self._works and len(works) < most:
                     work = self._works.popleft()
                     if not work.gone:

@@ -15,7 +15,15 @@ from transformers import DynamicCache
 
 from rekindle.errors import DataError
 from rekindle.serve.classifier import network_in
-from rekindle.serve.work import Event, Model, Prediction, RefusedError, Work, failure_of, not_finite
+from rekindle.serve.work import (
+    Event,
+    Model,
+    PendingInstance,
+    Prediction,
+    RefusedError,
+    failure_of,
+    not_finite,
+)
 from rekindle.tasks.causal_lm import CausalLM, stop_tokens
 from rekindle.train.modelfolder import ModelFolder
 
@@ -26,7 +34,7 @@ MOST_ROWS = 16
 class TextUnderWay:
     """An instance under way: its prompt, and what is written."""
 
-    work: Work
+    work: PendingInstance
     prompt: list[int]
     limit: int
     cut: bool
@@ -43,7 +51,7 @@ class LanguageModel(Model):
         self.positions = positions or 1 << 62
         self.stops = stop_tokens(opened.settings)
 
-    def text(self, work: Work) -> TextUnderWay:
+    def text(self, work: PendingInstance) -> TextUnderWay:
         """An instance that begins. A prompt that leaves no room is cut off in front, to
         half of the positions at least. Raises RekindleError for a chat that the template
         refuses."""
@@ -79,7 +87,7 @@ class LanguageModel(Model):
         """The text of tokens."""
         return self.task.decoded(ids, self.opened.path)
 
-    def begin_texts(self, new: list[Work], events: list[Event]) -> list[TextUnderWay]:
+    def begin_texts(self, new: list[PendingInstance], events: list[Event]) -> list[TextUnderWay]:
         """The texts of new instances; for those that cannot begin, `events` gets why."""
         texts = list[TextUnderWay]()
         for work in new:
@@ -108,7 +116,7 @@ class Writer(LanguageModel):
         self._keep([])
 
     @torch.inference_mode()
-    def turn(self, new: list[Work]) -> list[Event]:
+    def turn(self, new: list[PendingInstance]) -> list[Event]:
         """The next token of the texts under way, the first of new ones."""
         events: list[Event] = []
         try:

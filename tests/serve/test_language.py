@@ -14,7 +14,7 @@ import torch
 
 from rekindle.records import Evidence
 from rekindle.serve.messages import ASK_SHADOW, LogTo
-from rekindle.serve.work import Work, WritingOptions
+from rekindle.serve.work import PendingInstance, WritingOptions
 from rekindle.serve.writer import Writer
 from rekindle.train.modelfolder import open_model
 from tests.serve import models
@@ -60,7 +60,8 @@ def test_texts_of_uneven_length_join_and_leave(writer):
         for p, n in zip(PROMPTS, lengths, strict=False)
     ]
     works = [
-        Work(p, WritingOptions(max_new_tokens=n)) for p, n in zip(PROMPTS, lengths, strict=False)
+        PendingInstance(p, WritingOptions(max_new_tokens=n))
+        for p, n in zip(PROMPTS, lengths, strict=False)
     ]
     found, turn = {}, 0
     while len(found) < len(works):
@@ -76,7 +77,9 @@ def test_a_prompt_without_room_for_an_answer_is_cut_in_front_and_marked(writer):
     assert found["truncated"] is True
     assert found["prompt_tokens"] == 4_096 - 16
     room = len(
-        writer.text(Work([("text", "order " * 4_000)], WritingOptions(max_new_tokens=4_000))).prompt
+        writer.text(
+            PendingInstance([("text", "order " * 4_000)], WritingOptions(max_new_tokens=4_000))
+        ).prompt
     )
     assert room == 2_048, "however much may be written, half of the positions are the prompt's"
 
@@ -260,8 +263,8 @@ def test_a_chat_answers_whole_and_streamed(tmp_path):
 def test_a_temperature_next_to_nothing_fails_no_text(writer):
     """Scores divided by it would be infinite, and with them fail all texts under way."""
     works = [
-        Work(PROMPTS[0], WritingOptions(max_new_tokens=6)),
-        Work(PROMPTS[1], WritingOptions(max_new_tokens=6, temperature=1e-320)),
+        PendingInstance(PROMPTS[0], WritingOptions(max_new_tokens=6)),
+        PendingInstance(PROMPTS[1], WritingOptions(max_new_tokens=6, temperature=1e-320)),
     ]
     found = dict(writer.turn(works[:1]))
     events = writer.turn(works[1:])
@@ -272,7 +275,7 @@ def test_a_temperature_next_to_nothing_fails_no_text(writer):
 
 
 def test_texts_that_cannot_begin_leave_those_under_way_alone(writer, monkeypatch):
-    works = [Work(PROMPTS[i], WritingOptions(max_new_tokens=6)) for i in (0, 1)]
+    works = [PendingInstance(PROMPTS[i], WritingOptions(max_new_tokens=6)) for i in (0, 1)]
     events = writer.turn(works[:1])
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "argmax", lambda *_: 1 / 0)  # what a token is chosen by

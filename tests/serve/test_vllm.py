@@ -17,7 +17,7 @@ pytest.importorskip("vllm", reason="`make test-vllm` runs it where vLLM is")
 
 from rekindle.serve.load import load_served
 from rekindle.serve.vllm_writer import VLLM, VllmWriter
-from rekindle.serve.work import Work, WritingOptions
+from rekindle.serve.work import PendingInstance, WritingOptions
 from rekindle.train.modelfolder import open_model
 from tests.serve import models, servers
 from tests.serve.servers import Running, running
@@ -82,7 +82,7 @@ def test_a_seed_draws_the_same_text_alone_and_together(by_vllm):
 
 
 def test_tokens_come_one_after_another_and_a_client_that_left_makes_room(by_vllm):
-    works = [Work(prompt, WritingOptions(max_new_tokens=30)) for prompt in PROMPTS[:2]]
+    works = [PendingInstance(prompt, WritingOptions(max_new_tokens=30)) for prompt in PROMPTS[:2]]
     events = by_vllm.turn(works)
     while not events:
         events = by_vllm.turn([])

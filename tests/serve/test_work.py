@@ -1,6 +1,6 @@
 """What the inference thread makes of a turn that memory does not suffice for."""
 
-from rekindle.serve.work import Model, RefusedError, Work, WritingOptions
+from rekindle.serve.work import Model, PendingInstance, RefusedError, WritingOptions
 
 
 class Narrow(Model):
@@ -20,9 +20,9 @@ class Narrow(Model):
 def test_what_was_under_way_when_memory_ran_out_is_refused_and_not_forgotten():
     """Its client waited for ever: its refusal was dropped with those of the new instances, which are tried again."""
     model = Narrow()
-    under_way = Work("an earlier text", WritingOptions())
+    under_way = PendingInstance("an earlier text", WritingOptions())
     model.under_way = [under_way]
-    new = [Work("a", WritingOptions()), Work("b", WritingOptions())]
+    new = [PendingInstance("a", WritingOptions()), PendingInstance("b", WritingOptions())]
     events = dict(model.turn_with_retry(new))
     assert isinstance(events[under_way], RefusedError)
     assert [events[work] for work in new] == ["answer to a", "answer to b"]

@@ -59,13 +59,13 @@ def compile(
     known = known_secrets(graph, place.secrets, lambda step: _gets_secrets(step, place))
     place_problems = _problems_of_place(graph, place)
     problems = lacks(graph, "azureml", place_problems, known, arguments=arguments)
-    compiler = _Compiler(graph, bind(graph, arguments), place)
-    job = compiler.job()
-    problems += compiler.problems
+    builder = _JobBuilder(graph, bind(graph, arguments), place)
+    job = builder.job()
+    problems += builder.problems
     if problems:
         raise refusal(problems)
     text = yaml.dump(job, Dumper=_Dumper, sort_keys=True, allow_unicode=True, width=10_000)
-    return Definition({f"{graph.name}.azureml.yaml": text.encode(), **compiler.bundles})
+    return Definition({f"{graph.name}.azureml.yaml": text.encode(), **builder.bundles})
 
 
 def _problems_of_place(graph: Graph, place: AzureMLSpec) -> Iterator[Problem]:
@@ -117,7 +117,7 @@ class _Machine:
     has_gpus: bool
 
 
-class _Compiler:
+class _JobBuilder:
     """One compilation: the flat steps, the names of their jobs, and the problems found so
     far."""
 

@@ -168,7 +168,7 @@ class AzureMLEndpoint:
         split_at = datetime.datetime.fromisoformat(split.partition(" ")[2]) if split else now
         begin = f"{split_at + minute:%Y-%m-%dT%H:%M:00Z}"
         end = f"{now - LAG_MINUTES * minute:%Y-%m-%dT%H:%M:00Z}"
-        counts = {version: _Counts() for version in deployments}
+        counts = {version: _RequestCounts() for version in deployments}
         if begin < end:
             versions = {row["name"]: version for version, row in deployments.items()}
             for series in self._request_series(begin, end):
@@ -465,7 +465,7 @@ class AzureMLEndpoint:
 
 
 @dataclasses.dataclass
-class _Counts:
+class _RequestCounts:
     """Requests of a version."""
 
     requests: float = 0.0

@@ -55,9 +55,9 @@ def compile(
         # the jobs' problems are wanted, too: examples stand for the fields that are wrong
         examples = {name: needed.example for name, needed in place.needed().items()}
         place = place.model_copy(update=examples)
-    compiler = _Compiler(graph, bind(graph, arguments), place)
-    definition = compiler.definition()
-    problems += compiler.jobs.problems
+    builder = _PipelineBuilder(graph, bind(graph, arguments), place)
+    definition = builder.definition()
+    problems += builder.jobs.problems
     if problems:
         raise refusal(problems)
     text = json.dumps(definition, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
@@ -66,7 +66,7 @@ def compile(
         raise SpecError(message, where=graph.name, fix="divide the pipeline")
     files = {
         f"{graph.name}.sagemaker.json": f"{text}\n".encode(),
-        **compiler.jobs.bundles,
+        **builder.jobs.bundles,
     }
     return Definition(files)
 
@@ -98,7 +98,7 @@ def _problems_of_place(graph: Graph, place: SageMakerSpec) -> Iterator[Problem]:
         )
 
 
-class _Compiler:
+class _PipelineBuilder:
     """One compilation: the flat steps, their jobs, and the problems found so far."""
 
     def __init__(self, graph: Graph, values: Mapping[str, Any], place: SageMakerSpec) -> None:

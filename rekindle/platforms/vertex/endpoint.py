@@ -130,7 +130,7 @@ class VertexEndpoint:
         versions = _versions(endpoint)
         begin = float(endpoint.get("labels", {}).get(SINCE, 0))
         end = time.time() - LAG_SECONDS
-        counts = {deployed["id"]: _Counts() for deployed in versions.values()}
+        counts = {deployed["id"]: _ResponseCounts() for deployed in versions.values()}
         if 0 < begin < end:
             for series in self._response_series(begin, end):
                 labels = series["metric"]["labels"]
@@ -393,7 +393,7 @@ class VertexEndpoint:
 
 
 @dataclasses.dataclass
-class _Counts:
+class _ResponseCounts:
     """Responses of a version."""
 
     requests: int = 0
