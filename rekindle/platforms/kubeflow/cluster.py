@@ -38,6 +38,8 @@ _REFUSED_FIXES = {
     404: "install Kubeflow Trainer v2.3 or newer in the cluster",
 }
 
+_WEBHOOK = 'admission webhook "'
+
 
 class Conflict(Exception):
     """There is an object of that name already."""
@@ -169,6 +171,8 @@ class ApiServer:
                 ) from None
             message = f"the API server refuses with {error}"
             fix = _REFUSED_FIXES.get(error.status, "")
+            if _WEBHOOK in message:  # which answers 403, too: no right is missing
+                fix = "a policy of the cluster refuses it for the reason above"
             raise StepError(message, where=f"{method} {path}", fix=fix) from None
 
     def answer(

@@ -124,11 +124,21 @@ def _place_problems(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
 
 
 def _step_problems(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
-    """Steps that no TrainJob or pod can run, and variables with two secrets."""
+    """Steps that no TrainJob or pod can run, retries that Argo cannot count, and variables
+    with two secrets."""
     for step in graph.steps():
         if step.distribution is not None:
             yield from trainjob.problems(step, place)
             continue
+        # Argo reads the factor as an integer, and a step fails at its first retry
+        # (processNodeRetries in argo-workflows 4.0.5); pauses on nodes are the launcher's own
+        if step.retry.count and not step.retry.factor.is_integer():
+            yield Problem(
+                f"`{step.path}` grows its pauses by {step.retry.factor:g}, and Kubeflow can "
+                "only retry with a whole number",
+                step.path,
+                "set_retry(..., backoff_factor=2), or leave it out",
+            )
         for secret in step.secrets:
             reference = place.secrets.get(secret.env)
             if not reference:

@@ -6,6 +6,7 @@ gone, so the process that follows node rank 0 keeps the last lines."""
 
 import collections
 import contextlib
+import datetime
 import sys
 import threading
 import time
@@ -174,7 +175,7 @@ class Follower:
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
         query = {"container": NODE, "follow": "true", "timestamps": "true"}
         if since:
-            query["sinceTime"] = since.partition(".")[0].rstrip("Z") + "Z"  # whole seconds only
+            query["sinceTime"] = _in_whole_seconds(since)
         try:
             for line in self.cluster.lines(path, **query):
                 time_of_line, _, text = line.partition(" ")
@@ -187,3 +188,10 @@ class Follower:
         except OSError:
             return since, False
         return since, True
+
+
+def _in_whole_seconds(time: str) -> str:
+    """A time of a log as `sinceTime` takes it; kubelets write theirs with the offset of
+    their machine (cri-client/pkg/logs)."""
+    moment = datetime.datetime.fromisoformat(time).astimezone(datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

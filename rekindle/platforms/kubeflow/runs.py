@@ -1,29 +1,28 @@
 """A run of Kubeflow Pipelines: its steps, what they print and leave, stopping it, and
 trying again what failed.
 
-The API server shows Argo's nodes, flat: a task is a node of its name; its pod is a child
-that is called `executor`, or one a try where Argo tries again. Children are named by
-Argo's ids and nodes by their pods, which end alike. The turns of a loop are one step.
-Where several nested pipelines have a task of one name, what began before it tells which
-it is.
+The steps are Argo's nodes (argo.py): of a step its pods, one a try; the turns of a loop
+are one step. The API of version 2 has the run's state, the older one its Workflow.
 
 Artifacts lie under the pipeline's root, in the folder of run and task; who made them from
 the cache did so in another run, so nothing is known of those. A root in the cluster's own
 store cannot be read from outside.
 
-Authority: backend/src/apiserver (server/api_converter.go, main.go),
-backend/src/common/util/ workflow.go and backend/src/v2/metadata of kubeflow/pipelines. No
-cluster has been asked."""
+Authority: backend/src/apiserver of kubeflow/pipelines 2.17 (server/api_converter.go,
+server/run_log_server.go, storage/run_store.go, resource/resource_manager.go, main.go).
+What it answered stands in tests/platforms/kubeflow/recorded."""
 
 import contextlib
 import datetime
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from rekindle import records
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.rewrite import executors
+from rekindle.platforms.kubeflow.argo import ArgoNode, ArgoNodes
 from rekindle.platforms.kubeflow.client import KfpServer, connected, page, where
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.logs import LogPiece
@@ -32,27 +31,31 @@ from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, chec
 from rekindle.protojson import Json
 from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
 
+log = logging.getLogger(__name__)
+
 _RUN_STATES: Mapping[str, RunStatus] = {
     "SUCCEEDED": "succeeded",
     "SKIPPED": "succeeded",
     "FAILED": "failed",
     "CANCELED": "cancelled",
 }
-# states of Argo's nodes from the worst on: of the turns of a step the worst counts
-_NODE_STATES: Mapping[str, StepStatus] = {
-    "FAILED": "failed",
-    "CANCELED": "cancelled",
-    "RUNNING": "running",
-    "PAUSED": "running",
-    "CANCELING": "running",
-    "PENDING": "pending",
-    "SUCCEEDED": "succeeded",
-    "SKIPPED": "skipped",
+_CANCELING = "CANCELING"
+# phases of Argo's nodes from the worst on: of the turns of a step the worst counts
+_PHASES: Mapping[str, StepStatus] = {
+    "Failed": "failed",
+    "Error": "failed",
+    "Running": "running",
+    "Pending": "pending",
+    "Succeeded": "succeeded",
+    "Skipped": "skipped",
+    "Omitted": "skipped",
 }
 _NOT_REACHED = "a step before it failed, or a condition chose otherwise"
-_EXECUTOR = re.compile(r"executor(\(\d+\))?")
 # `minio://` is the cluster's own store, which is not reached from outside
 _READABLE = ("s3://", "gs://", "abfs://", "file://", "/")
+# what the server answers in place of the log of a pod that is gone
+_REFUSAL = '{"error_message"'
+_REFUSAL_KEYS = {"error_message", "error_details"}
 _LARGEST_RECORD_BYTES = 4 << 20  # what is larger is not fetched to see what it is
 _EPOCH = datetime.datetime(1971, 1, 1, tzinfo=datetime.UTC)  # Go's zero time is before it
 
@@ -64,54 +67,50 @@ class ApiStatus(Protocol):
     message: str | None
 
 
-class Child(Protocol):
-    pod_name: str
+class StateChange(Protocol):
+    """A state of a run's past: a V2beta1RuntimeStatus."""
 
-
-class WorkflowNode(Protocol):
-    """A node of Argo: a V2beta1PipelineTaskDetail."""
-
-    display_name: str
-    pod_name: str
     state: object
-    start_time: datetime.datetime | None
-    end_time: datetime.datetime | None
-    error: ApiStatus | None
-    child_tasks: Sequence[Child] | None
-
-
-class RunDetails(Protocol):
-    task_details: Sequence[WorkflowNode] | None
 
 
 class KfpRun(Protocol):
     """A V2beta1Run."""
 
     state: object
-    run_details: RunDetails | None
+    state_history: Sequence[StateChange] | None
     pipeline_spec: Json | None
 
 
 def describe(place: KubeflowSpec, id: str) -> RunSnapshot:
     with connected(place) as server:
         run = server.call(server.kfp.get_run, id)
-    status = _RUN_STATES.get(str(run.state), "running")
+        nodes = ArgoNodes(server.call(_workflow, server, id))
+    status = _status(run)
     now = datetime.datetime.now(datetime.UTC)
     ended = _moment(run.finished_at) if status != "running" else None
-    return RunSnapshot(status, tuple(_steps(run, now)), _message(run.error), ended)
+    return RunSnapshot(status, tuple(_steps(run, status, nodes, now)), _message(run.error), ended)
+
+
+def _status(run: KfpRun) -> RunStatus:
+    """The state of a run in our words.
+
+    KFP stores of a run that was terminated that it failed, as Argo does: that it was to
+    be cancelled stands in its history alone."""
+    status = _RUN_STATES.get(str(run.state), "running")
+    was_cancelled = any(str(change.state) == _CANCELING for change in run.state_history or ())
+    if status == "failed" and was_cancelled:
+        return "cancelled"
+    return status
 
 
 def read_log(place: KubeflowSpec, id: str, step: StepRecord, cursor: str) -> LogPiece:
     """What the step's pod printed since; the server only gives all of it."""
-    from kfp_server_api import ApiException
-
+    if not step.log:
+        return LogPiece("", cursor)  # no pod has begun
     with connected(place) as server:
-        try:
-            text = server.call(_pod_log, server, id, step.log)
-        except ApiException as error:
-            if error.status != 404:
-                raise
-            return LogPiece("", cursor)  # the pod has not begun, or is gone with its log
+        text = server.call(_pod_log, server, id, step.log)
+    if not text:
+        return LogPiece("", cursor)  # the pod has not begun, or is gone with its log
     begin = int(cursor or 0)
     if len(text) < begin:  # shorter than before: another pod's
         begin = 0
@@ -119,9 +118,21 @@ def read_log(place: KubeflowSpec, id: str, step: StepRecord, cursor: str) -> Log
 
 
 def cancel(place: KubeflowSpec, id: str) -> None:
+    from kfp_server_api import ApiException
+
+    def has_ended() -> bool:
+        state = str(server.call(server.kfp.get_run, id).state)
+        return state in _RUN_STATES or state == _CANCELING
+
     with connected(place) as server:
-        if str(server.call(server.kfp.get_run, id).state) not in _RUN_STATES:
+        if has_ended():
+            return
+        try:
             server.call(server.kfp.terminate_run, id)
+        except ApiException:
+            # refused where a call whose answer was lost took effect, or the run just ended
+            if not has_ended():
+                raise
 
 
 def resume(definition: Definition, place: KubeflowSpec, id: str, mark: RunTag) -> SubmittedRun:
@@ -170,86 +181,37 @@ def read(place: KubeflowSpec, uri: str) -> bytes:
         return bytes(store.cat_file(path))
 
 
-class _Nodes:
-    """Argo's nodes, by what their ids end with."""
-
-    def __init__(self, details: Iterable[WorkflowNode]) -> None:
-        self.all = sorted(
-            details, key=lambda node: (_moment(node.start_time) or _EPOCH, node.pod_name)
-        )
-        self.by_id = {_end(node.pod_name): node for node in self.all}
-        self.parents: dict[str, WorkflowNode] = {}
-        for node in self.all:
-            for child in node.child_tasks or ():
-                self.parents.setdefault(_end(child.pod_name), node)
-
-    def of(self, path: str, all_paths: Sequence[str]) -> list[WorkflowNode]:
-        """The nodes of the task at `path`; several where a loop is around it."""
-        name = _last(path)
-        same_name = [other for other in all_paths if _last(other) == name]
-        nodes = [node for node in self.all if node.display_name == name]
-        if len(same_name) == 1:
-            return nodes
-        # nodes do not name the pipeline that they are in; what began before them tells it
-        pipelines = {_last(other.rpartition("/")[0]) for other in same_name}
-        own_pipeline = _last(path.rpartition("/")[0])
-        return [node for node in nodes if self._nearest(node, pipelines) == own_pipeline]
-
-    def _nearest(self, node: WorkflowNode, names: set[str]) -> str:
-        """The first of `names` among what came before; "" is the pipeline itself."""
-        parent = self.parents.get(_end(node.pod_name))
-        while parent is not None:
-            if parent.display_name in names:
-                return parent.display_name
-            parent = self.parents.get(_end(parent.pod_name))
-        return ""
-
-    def executors(self, task: WorkflowNode) -> list[WorkflowNode]:
-        """The pods of a task, the first try first."""
-        pods = []
-        for child in task.child_tasks or ():
-            node = self.by_id.get(_end(child.pod_name))
-            if node is None or not _EXECUTOR.fullmatch(node.display_name):
-                continue
-            # where Argo tries again, the tries are children of a node of that name
-            pods += self.executors(node) or [node]
-        return pods
-
-
-def _steps(run: KfpRun, now: datetime.datetime) -> Iterator[StepRecord]:
-    """The steps of the run's pipeline that have begun, in its order."""
-    details = run.run_details.task_details if run.run_details else None
-    nodes = _Nodes(details or ())
+def _steps(
+    run: KfpRun, status: RunStatus, nodes: ArgoNodes, now: datetime.datetime
+) -> Iterator[StepRecord]:
+    """The steps of the run's pipeline that have begun or were left out, in its order."""
     spec = _spec(run)
     paths = [path for path, _ in executors(spec)] if spec else []
     for path in paths:
-        turns = nodes.of(path, paths)
+        turns = nodes.turns(path)
         if not turns:
             continue
-        step = _step(path, turns, nodes, now)
+        step = _step(path, turns, nodes.pods(path), now)
         # Argo says of a pod that it stopped that it failed
-        if step.status == "failed" and str(run.state) == "CANCELED":
+        if step.status == "failed" and status == "cancelled":
             step = step.model_copy(update={"status": "cancelled"})
-        # and skips what is behind one that failed as it does what a condition leaves out
-        if step.status == "skipped" and _RUN_STATES.get(str(run.state)) == "failed":
+        # and leaves out what is behind one that failed as it does what a condition leaves out
+        if step.status == "skipped" and status == "failed":
             step = step.model_copy(update={"reason": _NOT_REACHED})
         yield step
 
 
 def _step(
-    path: str, turns: Sequence[WorkflowNode], nodes: _Nodes, now: datetime.datetime
+    path: str, turns: Sequence[ArgoNode], pods: Sequence[ArgoNode], now: datetime.datetime
 ) -> StepRecord:
-    """A step from the nodes of its turns (one, but in a loop)."""
-    states = [_NODE_STATES.get(str(turn.state), "running") for turn in turns]
-    status = next(state for state in _NODE_STATES.values() if state in states)
-    pods: list[WorkflowNode] = []
-    for turn in turns:
-        pods += nodes.executors(turn)
+    """A step from the nodes of its turns (one, but in a loop), and their pods."""
+    states = [_PHASES.get(turn.phase, "running") for turn in turns]
+    status = next(state for state in _PHASES.values() if state in states)
     # KFP's driver skips the pods of what the cache has
-    are_skipped = bool(pods) and all(str(pod.state) == "SKIPPED" for pod in pods)
+    are_skipped = bool(pods) and all(pod.phase == "Skipped" for pod in pods)
     is_cached = status == "succeeded" and are_skipped
-    begun_pods = [pod for pod in pods if str(pod.state) not in ("SKIPPED", "PENDING")]
-    failed_pods = [pod for pod in begun_pods if str(pod.state) == "FAILED"]
+    begun_pods = [pod for pod in pods if pod.phase not in ("Skipped", "Omitted", "Pending")]
+    failed_pods = [pod for pod in begun_pods if pod.phase in ("Failed", "Error")]
     reason = ""
     if status == "skipped":
         reason = "a condition chose otherwise"
@@ -258,50 +220,85 @@ def _step(
     elif is_cached:
         reason = "taken from the cache"
     attempts = 0
-    log = ""
+    pod_name = ""
     if begun_pods:
         attempts = max(1, len(begun_pods) - len(turns) + 1)
-        log = (failed_pods or begun_pods)[-1].pod_name
-    messages = [_message(node.error) for node in (*failed_pods, *turns)]
+        pod_name = (failed_pods or begun_pods)[-1].pod
+    messages = []
+    if status == "failed":
+        messages = [node.message for node in (*failed_pods[::-1], *turns)]
     return StepRecord(
         name=path,
         status=status,
         cached=is_cached,
         reason=reason,
         attempts=attempts,
-        log=log,
+        log=pod_name,
         error=next(filter(None, messages), ""),
         **step_times(_began_at(turns), _ended_at(turns), now),
     )
 
 
-def _began_at(turns: Sequence[WorkflowNode]) -> datetime.datetime | None:
-    moments = [_moment(turn.start_time) for turn in turns]
-    return min((moment for moment in moments if moment), default=None)
+def _began_at(turns: Sequence[ArgoNode]) -> datetime.datetime | None:
+    return min((turn.began for turn in turns if turn.began), default=None)
 
 
-def _ended_at(turns: Sequence[WorkflowNode]) -> datetime.datetime | None:
+def _ended_at(turns: Sequence[ArgoNode]) -> datetime.datetime | None:
     """When the last turn ended; None while one has not."""
-    last = _EPOCH
-    for turn in turns:
-        moment = _moment(turn.end_time)
-        if moment is None:
-            return None
-        last = max(last, moment)
-    return last
+    ends = [turn.ended for turn in turns if turn.ended]
+    return max(ends) if len(ends) == len(turns) else None
+
+
+def _workflow(server: KfpServer, run: str) -> Json:
+    """The Workflow of a run, as it was last reported to the API server."""
+    from kfp_server_api import ApiException
+
+    # of the older API, which the generated client does not know
+    try:
+        answer = json.loads(_get(server, "/apis/v1beta1/runs/{run_id}", {"run_id": run}))
+    except ApiException as error:
+        if error.status != 404:
+            raise
+        log.warning("this server has no API v1beta1: what the steps of the run do is not known")
+        return {}
+    runtime = answer.get("pipeline_runtime") or {}
+    workflow: Json = json.loads(runtime.get("workflow_manifest") or "{}")
+    return workflow
 
 
 def _pod_log(server: KfpServer, run: str, pod: str) -> str:
     # a path beside the API proper (main.go), which the generated client does not know
+    path = "/apis/v1alpha1/runs/{run_id}/nodes/{node_id}/log"
+    return _without_refusal(_get(server, path, {"run_id": run, "node_id": pod}))
+
+
+def _get(server: KfpServer, path: str, values: Mapping[str, str]) -> str:
+    """The body of an answer, as text."""
     answer = server.runs.api_client.call_api(
-        "/apis/v1alpha1/runs/{run_id}/nodes/{node_id}/log",
+        path,
         "GET",
-        {"run_id": run, "node_id": pod},
+        values,
         auth_settings=["Bearer"],
         _preload_content=False,
         _return_http_data_only=True,
     )
     return str(answer.data.decode("utf-8", errors="replace"))
+
+
+def _without_refusal(text: str) -> str:
+    """A log without the refusal that the server may have put behind it, or in its place.
+
+    It answers 200 before it looks for the pod (run_log_server.go), and writes why it
+    cannot read on as JSON."""
+    begin = text.rfind(_REFUSAL)
+    if begin < 0:
+        return text
+    try:
+        refusal = json.loads(text[begin:])
+    except ValueError:
+        return text
+    is_refusal = isinstance(refusal, dict) and refusal.keys() == _REFUSAL_KEYS
+    return text[:begin] if is_refusal else text
 
 
 def _spec(run: KfpRun) -> Json:
@@ -349,9 +346,3 @@ def _moment(time: datetime.datetime | None) -> datetime.datetime | None:
 
 def _last(path: str) -> str:
     return path.rpartition("/")[2]
-
-
-def _end(id: str) -> str:
-    """What a node's id and its pod's name have in common."""
-    number = re.search(r"-(\d+)$", id or "")
-    return number[1] if number else id

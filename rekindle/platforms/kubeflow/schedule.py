@@ -61,7 +61,9 @@ def set_schedule(
     is_parallel = schedule.overlap == "parallel"
     catch_up = schedule.catch_up
     policy = f"{expression} {'parallel' if is_parallel else 'queue'} {catch_up}"
-    description = f"{_MARK} {digest_of(definition.files, policy)} {schedule.cron}"
+    # what KFP is settings beside the definition: a change of it is another schedule
+    settings = f"{policy} {place.pipeline_root} {place.service_account}"
+    description = f"{_MARK} {digest_of(definition.files, settings)} {schedule.cron}"
     with client.connected(place) as server, definition.written() as file:
         experiment = client.experiment_of(server, definition)
 
@@ -85,6 +87,7 @@ def set_schedule(
                 max_concurrency=_MOST if is_parallel else 1,
                 no_catchup=not catch_up,
                 pipeline_package_path=str(file),
+                pipeline_root=place.pipeline_root or None,
                 service_account=place.service_account,
             )
 

@@ -69,3 +69,22 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     with pytest.raises(RequestError) as caught:
         definition({"n": "x", "txt": "y"})
     assert {problem.where for problem in caught.value.problems} == {"n", "txt"}
+
+
+def retried(factor: float) -> str:
+    @dsl.pipeline(name="retried")
+    def pipeline():
+        ours(n=1, items=[1]).set_retry(2, backoff_duration="10s", backoff_factor=factor)
+
+    return compile_function(pipeline)
+
+
+def test_retries_that_argo_cannot_count_are_refused() -> None:
+    text = retried(2.0)
+    assert compile(text, read(text), {}, KubeflowSpec()).files
+    text = retried(1.5)
+    with pytest.raises(RequestError) as caught:
+        compile(text, read(text), {}, KubeflowSpec())
+    (problem,) = caught.value.problems
+    assert "grows its pauses by 1.5" in problem.what
+    assert problem.where == "ours"

@@ -24,7 +24,7 @@ from tests.platforms.marks import mark
 from tests.servers.kubeflow.rest import TOKEN, Server, serving
 from tests.servers.troubles import Fault
 
-MOST_SECONDS = 30
+MOST_SECONDS = 120
 Served = tuple[Server, KubeflowSpec]
 
 

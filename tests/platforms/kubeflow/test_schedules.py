@@ -186,3 +186,16 @@ def test_another_clock_than_the_clusters_is_refused() -> None:
         schedule.lowered(berlin, KubeflowSpec())
     there = schedule.lowered(berlin, KubeflowSpec(timezone="Europe/Berlin"))
     assert (there.expression, there.timezone) == ("0 0 3 * * 1", "Europe/Berlin")
+
+
+def test_scheduled_runs_keep_their_artifacts_where_submitted_ones_do(server: Served) -> None:
+    api, place = server
+    rooted = place.model_copy(update={"pipeline_root": "s3://team/root"})
+    schedule.set_schedule(definition(), place, MONDAYS, "digits")
+    schedule.set_schedule(definition(), rooted, MONDAYS, "digits")
+    (recurring_run,) = api.recurring.values()
+    assert recurring_run["runtime_config"]["pipeline_root"] == "s3://team/root"
+    as_other = rooted.model_copy(update={"service_account": "other"})
+    schedule.set_schedule(definition(), as_other, MONDAYS, "digits")
+    (recurring_run,) = api.recurring.values()
+    assert recurring_run["service_account"] == "other"

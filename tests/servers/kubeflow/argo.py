@@ -15,8 +15,7 @@ import subprocess
 import sys
 import threading
 import uuid
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,23 @@ from tests.servers.kubeflow.kubernetes import FakeCluster
 
 ROOT = Path(__file__).parents[3]
 _ZERO = "0001-01-01T00:00:00Z"  # Go's, of what has not ended
-_STATES = {
-    "running": "RUNNING",
-    "succeeded": "SUCCEEDED",
-    "failed": "FAILED",
-    "skipped": "SKIPPED",
-    "cancelled": "FAILED",
+_PHASES = {
+    "pending": "Pending",
+    "running": "Running",
+    "succeeded": "Succeeded",
+    "failed": "Failed",
+    "skipped": "Skipped",
+    "cancelled": "Failed",
 }
+# of a run's state; the API's conversion knows no Omitted, and leaves out what it does not know
+_STATES = {
+    "Pending": "PENDING",
+    "Running": "RUNNING",
+    "Succeeded": "SUCCEEDED",
+    "Failed": "FAILED",
+    "Skipped": "SKIPPED",
+}
+_OF_STATE = {"RUNNING": "Running", "CANCELING": "Running", "SUCCEEDED": "Succeeded"}
 
 
 class Workflow:
@@ -53,10 +62,12 @@ class Workflow:
         root: str,
         cluster: FakeCluster | None,
         environment: Mapping[str, str],
+        wraps: bool = True,
     ) -> None:
-        spec["defaultPipelineRoot"] = root or f"{folder}/store"
+        """`wraps`: each node is in one that tries again, as the defaults of KFP 2.17 have it."""
         spec["defaultPipelineRoot"] = root or f"{folder}/store"
         self.folder, self.id, self.cluster, self.environment = folder, id, cluster, environment
+        self.wraps = wraps
         self.name = f"{spec['pipelineInfo']['name']}-{id[:5]}"
         self.launchers: dict[str, dict[str, Any]] = {}  # by step
         folder.mkdir(parents=True)
@@ -76,12 +87,13 @@ class Workflow:
                     container["args"] = [*flags, *container["args"]]
                     self.launchers[name.removeprefix("exec-")] = container
         self.spec = spec
-        self.state, self.ended, self.terminating = "RUNNING", "", False
+        self.history: list[str] = []
         self.go()
 
     def go(self) -> None:
         """Run what has not succeeded."""
         self.state, self.ended, self.terminating = "RUNNING", "", False
+        self.history += ["PENDING", "RUNNING"]
         for step, container in self.launchers.items() if self.cluster else ():
             pod = self.cluster.start_pod(self.name, f"root.{step}.executor")
             container["env"] = [{"name": "KFP_POD_NAME", "value": pod}]
@@ -98,12 +110,15 @@ class Workflow:
     def follow(self) -> None:
         code = self.process.wait()
         self.ended = datetime.datetime.now(datetime.UTC).isoformat()
-        self.state = "CANCELED" if self.terminating else "FAILED" if code else "SUCCEEDED"
+        # of what was terminated, too, Argo says that it failed, and KFP stores that
+        self.state = "FAILED" if code or self.terminating else "SUCCEEDED"
+        self.history.append(self.state)
 
     def terminate(self) -> None:
         """As the API server does it: the Workflow gets a deadline, and every pod a SIGTERM."""
         if self.process.poll() is None:
-            self.terminating = True
+            self.terminating, self.state = True, "CANCELING"
+            self.history.append(self.state)
             if self.cluster:
                 self.cluster.terminate_run(self.name)
             self.process.send_signal(signal.SIGINT)
@@ -114,65 +129,158 @@ class Workflow:
         except FileNotFoundError:
             return None
 
-    def details(self) -> list[dict[str, Any]]:
-        """The nodes, as `run_details.task_details` has them."""
+    def manifest(self) -> dict[str, Any]:
+        """The Workflow, as Argo keeps it and the API server stores it."""
         record = self.record()
-        return [*self.nodes(record.steps)] if record else []
+        status = {"nodes": self.nodes(record.steps if record else ())}
+        return {"metadata": {"name": self.name}, "status": status}
 
-    def nodes(self, steps: tuple[StepRecord, ...]) -> Iterator[dict[str, Any]]:
-        begun = [step for step in steps if step.status != "pending"]
-        yield self.node(
-            "root", "DAG", self.name, self.state, None, [f"{s.name}-driver" for s in begun]
-        )
-        for step in begun:
-            name = step.name.rpartition("/")[2]
-            task, driver = step.name, f"{step.name}-driver"
-            yield self.node(driver, "driver", f"{name}-driver", "SUCCEEDED", step, [task])
-            state = _STATES[step.status]
-            children = [] if step.status == "skipped" else [f"{task}-executor"]
-            yield self.node(task, "task", name, state, step, children)
-            if children:
-                of_pod = "SKIPPED" if step.cached else state
-                yield self.node(children[0], "system-container-impl", "executor", of_pod, step, [])
+    def details(self) -> list[dict[str, Any]]:
+        """The nodes, as `run_details.task_details` has them: without ids, and without pods."""
+        return [
+            {
+                "run_id": self.id,
+                "task_id": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.id}{node['name']}")),
+                "display_name": node["displayName"],
+                "create_time": node["startedAt"],
+                "start_time": node["startedAt"],
+                "end_time": node["finishedAt"],
+                "child_tasks": [{"pod_name": child} for child in node["children"]],
+                **({"state": _STATES[node["phase"]]} if node["phase"] in _STATES else {}),
+            }
+            for node in self.manifest()["status"]["nodes"].values()
+        ]
 
-    def node(
+    def nodes(self, steps: tuple[StepRecord, ...]) -> dict[str, dict[str, Any]]:
+        """The nodes by id, of what has begun."""
+        nodes: dict[str, dict[str, Any]] = {}
+        phase = _OF_STATE.get(self.state, "Failed")
+        inside = self.add(nodes, self.name, "DAG", "entrypoint", phase, None)
+        self.add(nodes, f"{inside}.root", "DAG", "root", phase, None)
+        for step in steps:
+            if step.status == "pending":
+                continue
+            for inside in self.around(step):
+                self.add(nodes, inside, "DAG", "comp", phase, None)
+            self.add_step(nodes, self.whole_name(step), step)
+        return nodes
+
+    def around(self, step: StepRecord) -> list[str]:
+        """The names of the nested pipelines and turns that a step is in."""
+        tried = "(0)" if self.wraps else ""
+        name = f"{self.name}{tried}.root{tried}"
+        names = []
+        for part in step.name.split("/")[:-1]:
+            turn = f"iteration-iterations({part}:{part})"
+            for each in (turn, "iteration-item") if part.isdigit() else (part,):
+                names.append(f"{name}.{each}")
+                name = f"{name}.{each}{tried}"
+        return names
+
+    def whole_name(self, step: StepRecord) -> str:
+        """The name of a step's node."""
+        tried = "(0)" if self.wraps else ""
+        inside = [f"{self.name}{tried}.root", *self.around(step)][-1]
+        return f"{inside}{tried}.{step.name.rpartition('/')[2]}"
+
+    def add_step(self, nodes: dict[str, dict[str, Any]], name: str, step: StepRecord) -> None:
+        """The nodes of a step: its driver, itself, and its pods."""
+        phase = _PHASES[step.status]
+        if step.status == "skipped" and "failed" in step.reason:
+            phase = "Omitted"
+        if phase in ("Skipped", "Omitted"):
+            self.put(nodes, name, "Skipped", "system-container-executor", phase, step)
+            return
+        self.add(nodes, f"{name}-driver", "Pod", "system-container-driver", "Succeeded", step)
+        inside = self.add(nodes, name, "DAG", "system-container-executor", phase, step)
+        executor = f"{inside}.executor"
+        if step.cached:
+            self.put(nodes, executor, "Skipped", "system-container-impl", "Skipped", step)
+            return
+        self.add(nodes, executor, "Pod", "system-container-impl", phase, step, step.attempts)
+
+    def add(
         self,
-        key: str,
+        nodes: dict[str, dict[str, Any]],
+        name: str,
+        kind: str,
         template: str,
-        shown: str,
-        state: str,
+        phase: str,
         step: StepRecord | None,
-        children: list[str],
-    ) -> dict[str, Any]:
-        begin = step.started_at if step and step.started_at else _ZERO
-        end = _ZERO
-        if step and step.started_at and step.seconds is not None and state != "RUNNING":
+        tries: int = 1,
+    ) -> str:
+        """A node, and around it one that tries again; returns the name of the last try."""
+        if not self.wraps and tries <= 1:
+            self.put(nodes, name, kind, template, phase, step)
+            return name
+        last = max(tries, 1) - 1
+        names = [f"{name}({number})" for number in range(last + 1)]
+        self.put(nodes, name, "Retry", template, phase, step, names)
+        for number, each in enumerate(names):
+            self.put(nodes, each, kind, template, phase if number == last else "Failed", step)
+        return names[-1]
+
+    def put(
+        self,
+        nodes: dict[str, dict[str, Any]],
+        name: str,
+        kind: str,
+        template: str,
+        phase: str,
+        step: StepRecord | None,
+        children: Sequence[str] = (),
+    ) -> None:
+        begin = end = _ZERO
+        if step and step.started_at:
             began = datetime.datetime.fromisoformat(step.started_at)
-            end = (began + datetime.timedelta(seconds=step.seconds)).isoformat()
-        return {
-            "run_id": self.id,
-            "task_id": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.id}{key}")),
-            "display_name": shown,
-            "pod_name": f"{self.name}-{template}-{_number(key)}",
-            "state": state,
-            "create_time": begin,
-            "start_time": begin,
-            "end_time": end,
-            "child_tasks": [{"pod_name": f"{self.name}-{_number(child)}"} for child in children],
+            begin = _whole_seconds(began)
+            if step.seconds is not None and phase != "Running":
+                end = _whole_seconds(began + datetime.timedelta(seconds=step.seconds))
+        failed = kind in ("Pod", "Retry") and phase == "Failed" and ".executor" in name
+        nodes[self.node_id(name)] = {
+            "id": self.node_id(name),
+            "name": name,
+            "displayName": name.rpartition(".")[2],
+            "type": kind,
+            "templateName": template,
+            "phase": phase,
+            "startedAt": begin,
+            "finishedAt": end,
+            "children": [self.node_id(child) for child in children],
+            **({"message": "main: Error (exit code 1)"} if failed else {}),
         }
+
+    def node_id(self, name: str) -> str:
+        """Argo's: a hash of the name; the Workflow's own for its first node."""
+        return self.name if name == self.name else f"{self.name}-{_hash(name)}"
 
     def log(self, pod: str) -> str | None:
         """What a pod printed; None where there is no such pod."""
         record = self.record()
         for step in record.steps if record else ():
-            if pod.endswith(f"-{_number(f'{step.name}-executor')}") and Path(step.log).is_file():
+            pods = dict[str, dict[str, Any]]()
+            self.add_step(pods, self.whole_name(step), step)
+            names = [
+                f"{self.name}-{node['templateName']}-{_hash(node['name'])}"
+                for node in pods.values()
+                if node["type"] == "Pod" and "executor" in node["displayName"]
+            ]
+            if pod in names and Path(step.log).is_file():
                 return Path(step.log).read_text(errors="replace")
         return None
 
 
-def _number(key: str) -> int:
-    """What Argo's ids end with."""
-    return zlib.crc32(key.encode())
+def _whole_seconds(moment: datetime.datetime) -> str:
+    """As Kubernetes writes times."""
+    return moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _hash(name: str) -> int:
+    """FNV-1a in 32 bits, of which Argo makes its ids."""
+    number = 0x811C9DC5
+    for byte in name.encode():
+        number = (number ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return number
 
 
 def main(folder: str, id: str) -> int:

@@ -272,7 +272,10 @@ class FakeCluster:
             raise Refused(409, f'trainjobs.trainer.kubeflow.org "{name}" already exists')
         runtime = self.runtimes.get(body["spec"]["runtimeRef"]["name"])
         if runtime is None:
-            raise Refused(422, "spec.RuntimeRef: Invalid value: must be an existing runtime")
+            # a webhook's refusal is a 403 (controller-runtime, admission.Denied)
+            why = "spec.RuntimeRef: Invalid value: must be an existing runtime"
+            webhook = 'admission webhook "validator.trainjob.trainer.kubeflow.org"'
+            raise Refused(403, f"{webhook} denied the request: {why}")
         if wrong := list(pod_problems(template_of(runtime, body))):
             raise Refused(422, "; ".join(wrong))
         made = copy.deepcopy(body)

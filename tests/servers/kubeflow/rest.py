@@ -35,6 +35,7 @@ from tests.servers.troubles import Broken, Troubled
 
 ROOT = "/apis/v2beta1/"
 TOKEN = "of-who-submits"
+_OLDER_RUN = re.compile(r"/apis/v1beta1/runs/([^/]+)")
 _LOG = re.compile(r"/apis/v1alpha1/runs/([^/]+)/nodes/([^/]+)/log")
 
 
@@ -71,6 +72,8 @@ class Server(Troubled):
         path, query = urlsplit(url).path, dict(parse_qsl(urlsplit(url).query))
         if log := _LOG.fullmatch(path):
             path = f"{ROOT}log/{log[1]}:{log[2]}"
+        if older := _OLDER_RUN.fullmatch(path):
+            path = f"{ROOT}older/{older[1]}"
         if not path.startswith(ROOT):
             return 404, {"error": "Not Found"}
         words = re.split(r"[/:]", path.removeprefix(ROOT))
@@ -102,6 +105,7 @@ class Server(Troubled):
             "GET runs": lambda: self.look(self.runs, "runs", id, query),
             "POST runs": lambda: self.create_run(body),
             "GET log": lambda: self.log(id, words[2]),
+            "GET older": lambda: self.older(id),
             "POST runs:terminate": lambda: self.terminate(id),
             "POST runs:retry": lambda: self.retry(id),
             "GET recurringruns": lambda: self.look(self.recurring, "recurringRuns", id, query),
@@ -146,29 +150,42 @@ class Server(Troubled):
         """A run as it is now."""
         if workflow := self.workflows.get(run.get("run_id", "")):
             run |= {"state": workflow.state, "run_details": {"task_details": workflow.details()}}
-            run |= {"finished_at": workflow.ended} if workflow.ended else {}
+            run |= {"state_history": [{"state": state} for state in workflow.history]}
+            run |= {"finished_at": workflow.ended or "1970-01-01T00:00:00Z"}
         return run
 
+    def older(self, id: str) -> Any:
+        """A run as /apis/v1beta1 has it: with the Workflow as text."""
+        _known(self.runs, id)
+        runtime = {}
+        if workflow := self.workflows.get(id):
+            runtime = {"workflow_manifest": json.dumps(workflow.manifest())}
+        return {"run": {"id": id}, "pipeline_runtime": runtime}
+
     def terminate(self, id: str) -> Any:
-        run = _known(self.runs, id)
+        run = self.shown(_known(self.runs, id))
+        if run["state"] not in ("PENDING", "RUNNING"):  # run_store.go, TerminateRun
+            raise Refused(400, f"Failed to terminate run {id}. Row not found")
         if workflow := self.workflows.get(id):
             workflow.terminate()
         else:
-            run["state"] = "CANCELED"
+            run["state"] = "FAILED"
+            run["state_history"] = [{"state": "CANCELING"}, {"state": "FAILED"}]
         return {}
 
     def retry(self, id: str) -> Any:
         state = self.shown(_known(self.runs, id))["state"]
-        if state not in ("FAILED", "CANCELED"):
-            raise Refused(400, f"a run that is {state} cannot be retried")
+        if state != "FAILED":
+            raise Refused(500, "Workflow must be Failed/Error to retry")
         self.workflows[id].go()
         return {}
 
     def log(self, run: str, pod: str) -> str:
         """What /apis/v1alpha1 has of a pod."""
         text = self.workflows[run].log(pod) if run in self.workflows else None
-        if text is None:
-            raise Refused(404, f'pods "{pod}" not found')
+        if text is None:  # with 200, which was sent before it looked
+            why = f'Failed to read logs for run {run}: pods "{pod}" not found'
+            return json.dumps({"error_message": f"BadRequestError: {why}", "error_details": why})
         return text
 
     def create_recurring(self, body: Any) -> Any:

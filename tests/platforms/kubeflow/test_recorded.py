@@ -1,0 +1,265 @@
+"""What real KFP answered, given to the client over HTTP: runs, steps, logs and ends are what they were."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.platforms.kubeflow import client, runs
+from rekindle.platforms.kubeflow.section import KubeflowSpec
+from rekindle.records import StepRecord
+
+RECORDED = Path(__file__).with_name("recorded")
+STEPS = {
+    "hello": ["greet", "shout"],
+    "fail": ["bad", "after"],
+    "slow": ["slow"],
+    "digits": [
+        "fingerprint",
+        "ingest",
+        "shard",
+        "finetune",
+        "score",
+        "evaluate",
+        "register",
+        "condition-1/promote",
+    ],
+}
+DONE = [(step, "succeeded", 1, "") for step in STEPS["digits"]]
+ENDS = {
+    "kfp-success": (
+        "hello",
+        "succeeded",
+        [("greet", "succeeded", 1, ""), ("shout", "succeeded", 1, "")],
+    ),
+    "kfp-success-without-template-defaults": (
+        "hello",
+        "succeeded",
+        [("greet", "succeeded", 1, ""), ("shout", "succeeded", 1, "")],
+    ),
+    "kfp-failed-step": ("fail", "failed", [("bad", "failed", 1, "main: Error (exit code 1)")]),
+    "kfp-running": ("slow", "running", [("slow", "running", 1, "")]),
+    "kfp-terminated": (
+        "slow",
+        "cancelled",
+        [("slow", "cancelled", 1, "main: Error (exit code 143)")],
+    ),
+    "rekindle-success": ("digits", "succeeded", DONE),
+    "rekindle-cancelled": (
+        "digits",
+        "cancelled",
+        [
+            *DONE[:5],
+            ("evaluate", "cancelled", 1, "Step exceeded its deadline"),
+            ("register", "skipped", 0, ""),
+        ],
+    ),
+    "rekindle-launcher-killed": (
+        "digits",
+        "failed",
+        [
+            DONE[0],
+            ("ingest", "succeeded", 0, ""),  # from the cache
+            ("shard", "succeeded", 0, ""),
+            ("finetune", "failed", 2, "main: OOMKilled (exit code 137)"),
+            ("score", "skipped", 0, ""),
+            ("evaluate", "skipped", 0, ""),
+            ("register", "skipped", 0, ""),
+        ],
+    ),
+}
+
+
+def recorded(name: str) -> Any:
+    return json.loads((RECORDED / f"{name}.json").read_text())
+
+
+def pipeline(steps: list[str]) -> Any:
+    """As much of a pipeline as tells its steps."""
+    components: dict[str, Any] = {}
+    root: dict[str, Any] = {"tasks": {}}
+    for step in steps:
+        *around, name = step.split("/")
+        tasks = root["tasks"]
+        for part in around:
+            nested: dict[str, Any] = {"tasks": {}}
+            tasks[part] = {
+                "componentRef": {"name": f"comp-{part}"},
+                "dependentTasks": [*tasks],
+            }
+            components[f"comp-{part}"] = {"dag": nested}
+            tasks = nested["tasks"]
+        tasks[name] = {
+            "componentRef": {"name": f"comp-{name}"},
+            "dependentTasks": [*tasks],
+        }
+        components[f"comp-{name}"] = {"executorLabel": f"exec-{name}"}
+    executors = {
+        f"exec-{step.rpartition('/')[2]}": {"container": {"image": "any"}} for step in steps
+    }
+    return {
+        "components": components,
+        "deploymentSpec": {"executors": executors},
+        "root": {"dag": root},
+    }
+
+
+class Replay:
+    """Answers with a recording; what it was asked stands in `asked`."""
+
+    def __init__(self, answers: dict[str, tuple[int, str]]) -> None:
+        self.answers, self.asked = answers, list[str]()
+
+    @contextmanager
+    def serving(self) -> Iterator[KubeflowSpec]:
+        replay = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def any(self) -> None:
+                path = f"{self.command} {self.path.partition('?')[0]}"
+                replay.asked.append(path)
+                status, body = replay.answers.get(path, (404, '{"error": "Not Found"}'))
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body.encode())))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            do_GET = do_POST = any
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+            threading.Thread(target=listening.serve_forever, args=(0.05,), daemon=True).start()
+            yield KubeflowSpec(host=f"http://127.0.0.1:{listening.server_port}")
+            listening.shutdown()
+
+
+def replay_of(recording: Any, steps: list[str], workflow: Any = None) -> Replay:
+    id = recording["run"]["run_id"]
+    run = {**recording["run"], "pipeline_spec": pipeline(steps)}
+    manifest = json.dumps(workflow or recording["workflow"])
+    older = {"run": {"id": id}, "pipeline_runtime": {"workflow_manifest": manifest}}
+    answers = {
+        f"GET /apis/v2beta1/runs/{id}": (200, json.dumps(run)),
+        f"GET /apis/v1beta1/runs/{id}": (200, json.dumps(older)),
+    }
+    for log in recording["logs"]:
+        answers[f"GET {log['GET']}"] = (log["status"], log["body"])
+    return Replay(answers)
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_run_is_what_it_was(name: str) -> None:
+    recording = recorded(name)
+    pipeline_name, status, steps = ENDS[name]
+    with replay_of(recording, STEPS[pipeline_name]).serving() as place:
+        snapshot = runs.describe(place, recording["run"]["run_id"])
+    assert snapshot.status == status
+    found = [(step.name, step.status, step.attempts, step.error) for step in snapshot.steps]
+    assert found == steps
+    assert [step.cached for step in snapshot.steps] == [
+        step.status == "succeeded" and not step.attempts for step in snapshot.steps
+    ]
+    assert (snapshot.ended_at is None) == (status == "running")
+    # a pod's name is made as Argo makes it: these are the ones that pods had
+    pods = {step.log for step in snapshot.steps if step.attempts}
+    assert len(pods) == sum(step.attempts > 0 for step in snapshot.steps)
+    asked_for = {log["GET"].split("/")[-2] for log in recording["logs"]}
+    if asked_for:
+        assert pods <= asked_for
+
+
+def test_nodes_that_argo_packed_are_unpacked() -> None:
+    recording = recorded("kfp-failed-step")
+    nodes = json.dumps(recording["workflow"]["status"].pop("nodes")).encode()
+    packed = base64.b64encode(gzip.compress(nodes)).decode()
+    recording["workflow"]["status"]["compressedNodes"] = packed
+    with replay_of(recording, STEPS["fail"]).serving() as place:
+        (step,) = runs.describe(place, recording["run"]["run_id"]).steps
+    assert (step.name, step.status) == ("bad", "failed")
+
+
+def test_a_log_is_read_and_what_stands_in_its_place_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
+    recording = recorded("kfp-success")
+    with replay_of(recording, STEPS["hello"]).serving() as place:
+        id = recording["run"]["run_id"]
+        greet = runs.describe(place, id).steps[0]
+        piece = runs.read_log(place, id, greet, "")
+        assert piece.text.startswith("I1129 19:44:33")
+        assert runs.read_log(place, id, greet, piece.cursor).text == ""
+    recording = recorded("kfp-running")
+    with replay_of(recording, STEPS["slow"]).serving() as place:
+        id = recording["run"]["run_id"]
+        (slow,) = runs.describe(place, id).steps
+        refused = runs.read_log(place, id, slow, "7")
+        assert (refused.text, refused.cursor) == ("", "7")
+        assert runs.read_log(place, id, StepRecord(name="x"), "").text == ""
+
+
+def test_a_refusal_behind_a_log_that_broke_off_is_not_of_the_log() -> None:
+    refusal = '{"error_message":"stream error","error_details":"..."}'
+    of_the_step = '{"error_message": "mine"}\n'
+    assert runs._without_refusal(f"line\n{refusal}") == "line\n"
+    assert runs._without_refusal(f"line\n{of_the_step}") == f"line\n{of_the_step}"
+    assert runs._without_refusal(f"{of_the_step}{refusal}") == of_the_step
+
+
+def test_a_run_that_is_being_cancelled_is_not_cancelled_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
+    recording = recorded("kfp-running")
+    id = recording["run"]["run_id"]
+    replay = replay_of(recording, STEPS["slow"])
+    terminate = f"POST /apis/v2beta1/runs/{id}:terminate"
+    with replay.serving() as place:
+        replay.answers[terminate] = (200, "{}")
+        runs.cancel(place, id)
+        assert replay.asked.count(terminate) == 1
+        run = json.loads(replay.answers[f"GET /apis/v2beta1/runs/{id}"][1])
+        replay.answers[f"GET /apis/v2beta1/runs/{id}"] = (
+            200,
+            json.dumps({**run, "state": "CANCELING"}),
+        )
+        runs.cancel(place, id)
+    assert replay.asked.count(terminate) == 1
+
+
+def test_a_server_without_the_older_api_has_runs_without_steps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recording = recorded("kfp-success")
+    id = recording["run"]["run_id"]
+    replay = replay_of(recording, STEPS["hello"])
+    del replay.answers[f"GET /apis/v1beta1/runs/{id}"]
+    with replay.serving() as place:
+        snapshot = runs.describe(place, id)
+    assert (snapshot.status, snapshot.steps) == ("succeeded", ())
+    assert "has no API v1beta1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("time", "since"),
+    [
+        ("2026-11-29T12:00:00.123456789Z", "2026-11-29T12:00:00Z"),
+        ("2026-11-29T12:00:00.1+02:00", "2026-11-29T10:00:00Z"),
+    ],
+)
+def test_a_log_goes_on_where_it_broke_off_on_machines_of_any_clock(time: str, since: str) -> None:
+    from rekindle.platforms.kubeflow.job import _in_whole_seconds
+
+    assert _in_whole_seconds(time) == since
