@@ -21,10 +21,14 @@ from pathlib import Path
 from rekindle.errors import RekindleError
 from rekindle.launch import node, shim, staging
 from rekindle.launch.rendezvous import Rendezvous, number
+from rekindle.platforms.kubeflow import workflow
 from rekindle.platforms.kubeflow.trainjob import unpacked
 from rekindle.protojson import Json
 
 log = logging.getLogger(__name__)
+
+_FOR_GOOD = 1  # ends the job, by runtime.yaml; other codes restart all nodes
+_LOOK_SECONDS = 20.0  # less than a pod has to end
 
 
 def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
@@ -69,6 +73,10 @@ def main(words: list[str]) -> int:
 
 def run(task: Json, place: Rendezvous, folder: Path) -> int:
     """The step on this node, from its inputs to its outputs."""
+    reason = workflow.look(task["leash"], _LOOK_SECONDS)
+    if reason:
+        log.info("the run ends, %s: this node starts nothing", reason)
+        return _FOR_GOOD
     leads = place.node_rank == 0
     executor_input = staging.localised(task["executor_input"], folder)
     arguments = node.prepared(task, executor_input, task["run"], folder, leads=leads, cwd=folder)
@@ -87,8 +95,8 @@ def run(task: Json, place: Rendezvous, folder: Path) -> int:
         subprocess.Popen([*watch, json.dumps({**task["leash"], "mark": str(mark)})])
     code = shim.main(arguments)
     result = node.left(folder)
-    if code and mark.exists():
-        return 1  # for good: any other code would restart the nodes
+    if code and (mark.exists() or workflow.look(task["leash"], _LOOK_SECONDS)):
+        return _FOR_GOOD
     error = result.get("error")
     if error:
         sys.stderr.write(f"{error}\n")

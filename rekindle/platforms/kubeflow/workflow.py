@@ -13,8 +13,11 @@ The launcher deletes the job when its run is terminated, if it gets to: KFP's ow
 launcher, its parent, dies of the same signal, and Argo then takes the container away. So
 the job looks itself whether its Workflow has ended. After seeing that twice this process
 leaves a mark and has node rank 0 end, whose exit code then ends the job: nodes, which run
-the user's code, need no right to delete anything. An API server that does not answer
-changes nothing."""
+the user's code, need no right to delete anything. Each node also looks before it starts
+ranks, and when it ends with an error: ranks of other nodes lose those of node 0 before
+that has ended, and the Job controller judges the pod that failed first, so an exit code of
+theirs would restart all nodes of a run that is over (seen with Trainer 2.3 and JobSet
+0.12). An API server that does not answer changes nothing."""
 
 import dataclasses
 import datetime
@@ -105,20 +108,27 @@ def ending(workflow: Json | None, uid: str, now: datetime.datetime | None = None
     return f"it is over ({phase})" if phase in _OVER else ""
 
 
+def look(leash: Json, patience_seconds: float) -> str:
+    """Why the run that the leash names is at its end; "" where it goes on, or where the
+    API server does not answer within the patience."""
+    account = Path(leash["account"])
+    cluster = ApiServer.around(account, leash["server"], patience_seconds=patience_seconds)
+    try:
+        return ending(cluster.get(leash["workflow"]), leash["workflow_uid"])
+    except RekindleError as error:
+        log.warning("%s", error)
+        return ""
+
+
 def main(words: list[str]) -> int:
     """Watch until the run is over."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     die_with_parent()
     leash: Json = json.loads(words[0])
-    cluster = ApiServer.around(Path(leash["account"]), leash["server"], patience_seconds=60.0)
     ended_looks = 0
     while ended_looks < 2:
         time.sleep(leash["every_seconds"])
-        try:
-            reason = ending(cluster.get(leash["workflow"]), leash["workflow_uid"])
-        except RekindleError as error:
-            log.warning("%s", error)
-            continue
+        reason = look(leash, patience_seconds=60.0)
         ended_looks = ended_looks + 1 if reason else 0
     log.info("the run ends, %s: this TrainJob ends with it", reason)
     Path(leash["mark"]).touch()

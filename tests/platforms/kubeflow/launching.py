@@ -62,6 +62,8 @@ def train(
     if behave == "fail" and place.node_rank == 1:
         print("the last words of node 1", file=sys.stderr, flush=True)
         raise ValueError("the data are all wrong")
+    if behave == "lost" and place.node_rank == 1:
+        sys.exit(75)  # as ranks do that lost those of another node
     if behave == "preempted once" and place.node_rank == 1 and os.environ["RESTARTS"] == "0":
         sys.exit(75)
     if place.node_rank:

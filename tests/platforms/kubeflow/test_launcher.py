@@ -244,6 +244,31 @@ def test_a_job_whose_launcher_died_with_the_run_ends_itself(
     assert asked == [], "nodes delete nothing"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("first_to_end", ["the run", "the other node"])
+def test_a_job_ends_with_its_run_also_where_another_node_fails_before_the_first(
+    first_to_end: str, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """Ranks lose those of node 0 before that has ended, and the pod that fails first is judged."""
+    go = tmp_path / "go"
+    step = Step(tmp_path, cluster, gate=str(go), behave="lost")
+    launcher = step.pod()
+    until(lambda: "node 0 of 2 begins" in step.said(), "the first line")
+    (job,) = cluster.jobs.values()
+    kill(launcher)
+    if first_to_end == "the run":
+        cluster.terminate_run("run")
+        go.touch()
+    else:
+        go.touch()
+        until(lambda: job.restarts, "a restart")
+        cluster.terminate_run("run")
+    until(lambda: job.condition, "the end of the job")
+    restarts = [0] if first_to_end == "the run" else [1, 2]
+    assert job.condition == "Failed"
+    assert job.restarts in restarts
+
+
 def test_nodes_may_look_at_runs_and_nothing_else(cluster: FakeCluster) -> None:
     verbs = ("create", "delete", "get", "list", "patch", "update", "watch")
     resources = ("trainjobs", "pods", "pods/log", "workflows", "secrets", "configmaps")
