@@ -110,7 +110,7 @@ def main(words: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     die_with_parent()
     leash: Json = json.loads(words[0])
-    cluster = ApiServer.around(Path(leash["account"]), leash["server"], patience_seconds=60.0)
+    cluster = ApiServer.in_cluster(Path(leash["account"]), leash["server"], patience_seconds=60.0)
     ended_looks = 0
     while ended_looks < 2:
         time.sleep(leash["every_seconds"])
