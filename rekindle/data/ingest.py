@@ -1,12 +1,13 @@
 """A source becomes examples: read, window, normalise, split, validate; in bounded memory.
 
-The source is cut into pieces (pieces.py), workers read them (executor.py), and their files
-and counts are put together here; `summary.json` is written last. The same source gives the
-same bytes with every executor. All that is unfit in a source is in one DataError.
+The source is cut into pieces (pieces.py), workers read them (executor.py), and their
+files and counts are put together here; `summary.json` is written last. The same source
+gives the same bytes with every executor. All that is unfit in a source is in one
+DataError.
 
 Workers write a piece into one file a split. Only a split by time needs the times of all
-records before it can place any: then pieces are written undivided, and divided in a second
-round."""
+records before it can place any: then pieces are written undivided, and divided in a
+second round."""
 
 import collections
 import dataclasses
@@ -61,13 +62,14 @@ _APPLIED_AFTER_READING = ("on_bad_rows", "max_bad_rows", "duplicates")
 def ingest(
     data: DataSpec, modality: str, window: str, out: Path, *, source: str = "", store: str = ""
 ) -> ExamplesSummary | None:
-    """Write the examples of a source, or of a mixture, and their summary into `out`; returns
-    the summary, on several nodes only on the first.
+    """Write the examples of a source, or of a mixture, and their summary into `out`;
+    returns the summary, on several nodes only on the first.
 
     `window` is the text of a resolved window, or "" for all records. `source` is the
     fingerprint that the data have to have; "" for any. `store` is a path or URI that all
-    workers reach, and which keeps pieces for the next time; "" for neither. Raises DataError
-    with everything that is wrong with the source, or where its fingerprint is another."""
+    workers reach, and which keeps pieces for the next time; "" for neither. Raises
+    DataError with everything that is wrong with the source, or where its fingerprint is
+    another."""
     reserved = [name for name in data.slices if name in RESERVED]
     if reserved:
         raise RequestError(
@@ -101,8 +103,8 @@ def ingest(
 
 
 class _Part:
-    """One source of the data, of which a mixture has several: its pieces, and what workers
-    made of them. A source that cannot be cut is one piece."""
+    """One source of the data, of which a mixture has several: its pieces, and what
+    workers made of them. A source that cannot be cut is one piece."""
 
     items: list[dict[str, Any]]
     """What workers get, an item a piece; `key` names its entry in the store."""
@@ -125,18 +127,20 @@ class _Part:
 
     def cut(self, order: Order, store: PieceStore, expected: str) -> Order:
         """Cut the source into pieces, which become the items; returns the order with what
-        workers need for them. `expected` is the fingerprint that the data have to have."""
+        workers need for them. `expected` is the fingerprint that the data have to
+        have."""
         _, size_bytes = self.opened.extent()
         self.executor = executor_of(self.data, store, size_bytes // WORTH_BYTES)
         pieces, self.hashes, location = cut(self.opened, self.data, self.executor)
         order = {**order, **location}
-        # all images get the shape of the first, on which workers of several pieces have to agree
+        # all images get the shape of the first, on which workers of several pieces have
+        # to agree
         has_images = reads_images(self.data, self.modality)
         if has_images and order["shape"] is None and len(pieces) > 1:
             shape = self._first_shape(order, [piece.item() for piece in pieces])
             order = {**order, "shape": shape}
-        # An entry of the store is found by a hash of all that its bytes depend on. Left out are
-        # settings that change no piece, or only which pieces there are.
+        # An entry of the store is found by a hash of all that its bytes depend on. Left
+        # out are settings that change no piece, or only which pieces there are.
         ignored = {
             "source",
             "window",
@@ -152,8 +156,8 @@ class _Part:
         ]
         if self.filters_rows:
             settings.append(order["window"])
-        # Hashes of pieces do not cover files that their rows name. The fingerprint of the data
-        # does.
+        # Hashes of pieces do not cover files that their rows name. The fingerprint of the
+        # data does.
         if self.opened.names_files:
             settings.append(expected)
         # other code may make other examples of the same bytes
@@ -227,8 +231,8 @@ class _Ingestion:
         self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
 
     def run(self, out: Path) -> None:
-        """Have all pieces read, divided by time if need be, and searched for copies; writes a
-        list of the bad rows that are left out into `out`."""
+        """Have all pieces read, divided by time if need be, and searched for copies;
+        writes a list of the bad rows that are left out into `out`."""
         order = self._read_parts()
         self.fingerprint_as_read = combined([part.fingerprint_as_read() for part in self.parts])
         if self.can_be_cut and len(self.items) > 1:
@@ -246,8 +250,8 @@ class _Ingestion:
         self._find_copies(self.parts[0].executor)
 
     def _read_parts(self) -> Order:
-        """Have the pieces of all parts read; returns the order of the last part, which of a
-        split by time is the only one."""
+        """Have the pieces of all parts read; returns the order of the last part, which of
+        a split by time is the only one."""
         order: Order = {}
         for number, part in enumerate(self.parts):
             order = {
@@ -259,8 +263,8 @@ class _Ingestion:
             }
             if self.can_be_cut:
                 order = part.cut(order, self.store, self.expected)
-                # Cutting has hashed the files. Where nothing else is in the fingerprint, changed
-                # data are refused before they are read.
+                # Cutting has hashed the files. Where nothing else is in the fingerprint,
+                # changed data are refused before they are read.
                 is_known = not (part.filters_rows or part.opened.names_files)
                 if len(self.parts) == 1 and is_known:
                     self._check_unchanged(part.fingerprint_as_read())
@@ -277,8 +281,8 @@ class _Ingestion:
         return order
 
     def _find_copies(self, executor: Executor) -> None:
-        """Leave copies of examples out, as `data.duplicates` asks; where it keeps them, note
-        those that lie in two splits."""
+        """Leave copies of examples out, as `data.duplicates` asks; where it keeps them,
+        note those that lie in two splits."""
         data = self.data
         if data.duplicates != "keep":
             if not self.findings:
@@ -294,12 +298,12 @@ class _Ingestion:
             self.findings.include(find_leaks(self.store, self.files, executor), 0)
 
     def _divide(self, order: Order, executor: Executor) -> None:
-        """Find the times at which the splits of all pieces together begin, and have each piece
-        divided there."""
+        """Find the times at which the splits of all pieces together begin, and have each
+        piece divided there."""
         keys = [{"key": item["key"]} for item in self.items]
 
-        # The cuts are found digit by digit (`order_statistic`), by counts that workers make of
-        # their own pieces, so no worker has to send its times.
+        # The cuts are found digit by digit (`order_statistic`), by counts that workers
+        # make of their own pieces, so no worker has to send its times.
         def counts(prefix: int, bits: int) -> Times:
             question = {"store": self.store.root, "prefix": prefix, "bits": bits}
             work = digest([question, keys])
@@ -338,8 +342,8 @@ class _Ingestion:
         return sum(sum(entry["batches"].get(name, [])) for entry in self.entries)
 
     def summarise(self, out: Path) -> ExamplesSummary:
-        """Put the files into `out`; returns their summary. Raises DataError with all that is
-        wrong with the source."""
+        """Put the files into `out`; returns their summary. Raises DataError with all that
+        is wrong with the source."""
         data = self.data
         # with findings a reader may have stopped early, and the fingerprint is of a part
         if not self.findings:
@@ -470,8 +474,8 @@ def ingest_piece(order: Order, item: Entry, store: PieceStore, folder: Path) -> 
 
 
 def _filters_rows(data: DataSpec, window: Window | None) -> bool:
-    """Whether a column says which records lie in the window; with `{window}` in the source,
-    its partitions do."""
+    """Whether a column says which records lie in the window; with `{window}` in the
+    source, its partitions do."""
     return window is not None and "{window" not in data.source
 
 
@@ -500,8 +504,8 @@ class _Piece:
     span: Span
     """The times of all records, also of those outside the window."""
     hash_as_read: str
-    """The piece's part of the fingerprint: a hash of the records in the window where a column
-    says which these are, of the files that rows name otherwise; "" for neither."""
+    """The piece's part of the fingerprint: a hash of the records in the window where a
+    column says which these are, of the files that rows name otherwise; "" for neither."""
     batches: dict[str, list[int]]
     """The rows of each batch, by split."""
 
@@ -584,8 +588,8 @@ class _Piece:
 
 
 def count_times(order: Order, item: Entry) -> list[list[int]]:
-    """The digits that occur in the times of an undivided piece, and how often each does (see
-    `digit_counts`)."""
+    """The digits that occur in the times of an undivided piece, and how often each does
+    (see `digit_counts`)."""
     with PieceStore(order["store"]).reading(item["key"], _TIMES) as path:
         total = digit_counts(np.load(path), order["prefix"], order["bits"])
     # as most of the 65,536 digits do not occur, this is shorter than a count of each

@@ -2,19 +2,19 @@
 examples: bounds of the gain that err as rarely as promised, also where few examples tell
 the two apart, or a rare one costs much.
 
-All bounds follow one idea. Take numbers that cannot be below `a`, add one more number, `a`,
-and weight them all at random, by a flat Dirichlet law. The quantile `tail` of such means
-bounds the true mean from below (Gaffke 2005, Three test statistics for a nonparametric
-one-sided hypothesis on the mean of a nonnegative variable; Learned-Miller & Thomas 2020,
-arXiv:1905.06208). The added number stands for what the test split may not have seen: where n
-examples all agree, a share of 1 - tail^(1/n) may still disagree, the "rule of three". For one
-proportion this is the interval of Clopper and Pearson, for paired answers at zero the exact
-test of McNemar.
+All bounds follow one idea. Take numbers that cannot be below `a`, add one more number,
+`a`, and weight them all at random, by a flat Dirichlet law. The quantile `tail` of such
+means bounds the true mean from below (Gaffke 2005, Three test statistics for a
+nonparametric one-sided hypothesis on the mean of a nonnegative variable; Learned-Miller &
+Thomas 2020, arXiv:1905.06208). The added number stands for what the test split may not
+have seen: where n examples all agree, a share of 1 - tail^(1/n) may still disagree, the
+"rule of three". For one proportion this is the interval of Clopper and Pearson, for
+paired answers at zero the exact test of McNemar.
 
 `PairedAnswers` has the bounds in closed form. `Resamples` draws the weights, which is the
-Bayesian bootstrap (Rubin 1981) with one more example that the candidate loses; how much is
-lost at worst depends on the kind of scores (`Scores.worst`). Shapes: N examples, U units that
-are drawn together, R resamples."""
+Bayesian bootstrap (Rubin 1981) with one more example that the candidate loses; how much
+is lost at worst depends on the kind of scores (`Scores.worst`). Shapes: N examples, U
+units that are drawn together, R resamples."""
 
 import dataclasses
 import functools
@@ -42,8 +42,8 @@ _NEGLIGIBLE = 1e-13
 
 
 class Bounds(Protocol):
-    """The gain of the candidate on these examples, and bounds of its true gain. A positive gain
-    is an improvement."""
+    """The gain of the candidate on these examples, and bounds of its true gain. A
+    positive gain is an improvement."""
 
     @property
     def estimate(self) -> float:
@@ -60,8 +60,8 @@ class Bounds(Protocol):
         """The upper bound: the true gain is above it with a probability of at most `tail`."""
 
     def chance_of_loss(self) -> float:
-        """The p-value of a loss: the probability that a candidate that is as good as the champion
-        does as badly as this one."""
+        """The p-value of a loss: the probability that a candidate that is as good as the
+        champion does as badly as this one."""
 
     def detectable(self, tail: float) -> float:
         """The true gain at which the lower bound would be above zero in four of five test
@@ -70,8 +70,8 @@ class Bounds(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PairedAnswers:
-    """Both models' answers to `rows` examples. `fixed` of them only the candidate answered
-    right, `broken` only the champion."""
+    """Both models' answers to `rows` examples. `fixed` of them only the candidate
+    answered right, `broken` only the champion."""
 
     fixed: int
     broken: int
@@ -84,8 +84,8 @@ class PairedAnswers:
         return (self.fixed - self.broken) / self.rows
 
     def lower(self, tail: float) -> float:
-        """See `Bounds`. At a tail of 0.025, 20 equal answers give -0.168, and 6 fixed of 6
-        give 0.082."""
+        """See `Bounds`. At a tail of 0.025, 20 equal answers give -0.168, and 6 fixed of
+        6 give 0.082."""
         return _lower_end(self.fixed, self.broken, self.rows, tail)
 
     def upper(self, tail: float) -> float:
@@ -101,8 +101,8 @@ class PairedAnswers:
     def detectable(self, tail: float) -> float:
         """See `Bounds`; 1 if no gain is enough.
 
-        As many answers are taken to be broken as would be here by chance: half of those that
-        differ."""
+        As many answers are taken to be broken as would be here by chance: half of those
+        that differ."""
         from scipy.special import bdtr, betaincinv
 
         broken = (self.fixed + self.broken) // 2
@@ -113,7 +113,7 @@ class PairedAnswers:
         if not len(significant):
             return 1.0
         least_fixed = int(significant[0])
-        # the true share of fixed answers that gives at least so many in four of five splits
+        # the true share that gives at least so many fixed answers in four of five splits
         share = float(betaincinv(least_fixed, self.rows - least_fixed + 1, _POWER))
         return min(1.0, share - broken / self.rows)
 
@@ -122,8 +122,8 @@ class PairedAnswers:
 def _lower_end(fixed: int, broken: int, rows: int, tail: float) -> float:
     """The quantile `tail` of the share of fixed answers less that of broken ones.
 
-    The shares of fixed, broken and equal answers follow the Dirichlet law with these counts as
-    parameters, and one more that is broken."""
+    The shares of fixed, broken and equal answers follow the Dirichlet law with these
+    counts as parameters, and one more that is broken."""
     # here, because importing each of them takes a fifth of a second
     from scipy.optimize import brentq
     from scipy.special import betainc, betaincinv
@@ -132,21 +132,22 @@ def _lower_end(fixed: int, broken: int, rows: int, tail: float) -> float:
     equal = rows - fixed - broken
     if not fixed:
         return -float(betaincinv(lost, equal, 1 - tail)) if equal else -1.0
-    # The law is that of two independent beta laws: of the share of answers that differ, and of
-    # the part of those that is fixed. With share s and part p the difference is s (2p - 1).
+    # The law is that of two independent beta laws: of the share of answers that differ,
+    # and of the part of those that is fixed. With share s and part p the difference is
+    # s (2p - 1).
     shares, weights = _beta_points(fixed + lost, equal)
 
     def excess(difference: float) -> float:
         part = np.clip((1 + difference / shares) / 2, 0.0, 1.0)
         return float((weights * betainc(fixed, lost, part)).sum()) - tail
 
-    # Brent's method takes a dozen evaluations, halving [-1, 1] takes 45 for as many digits
+    # Brent's method takes a dozen evaluations, halving [-1, 1] takes 45
     return float(brentq(excess, -1.0, 1.0, xtol=_NEGLIGIBLE))
 
 
 def _beta_points(a: float, b: float) -> tuple[Floats, Floats]:
-    """Points between the ends of a beta law, and their weights: a weighted sum of a function's
-    values at the points is its mean under that law."""
+    """Points between the ends of a beta law, and their weights: a weighted sum of a
+    function's values at the points is its mean under that law."""
     from scipy.special import betaincinv, xlog1py, xlogy
 
     if not b:
@@ -200,8 +201,8 @@ class Resamples:
 
 
 def _quantile(values_R: Floats, tail: float) -> float:
-    """The quantile `tail`. Where too few resamples are below it, it is that of an exponential
-    law, the heaviest tail that weights have."""
+    """The quantile `tail`. Where too few resamples are below it, it is that of an
+    exponential law, the heaviest tail that weights have."""
     least_tail = _FEWEST_BEYOND / len(values_R)
     if tail >= least_tail:
         return float(np.quantile(values_R, tail))
@@ -210,9 +211,9 @@ def _quantile(values_R: Floats, tail: float) -> float:
 
 
 def _exponential_tail(values_R: Floats) -> tuple[float, float]:
-    """The lowest quantile that has enough resamples below it, and the scale of the exponential
-    law that goes on from there: its quantile of a tail that is e times smaller is lower by
-    the scale."""
+    """The lowest quantile that has enough resamples below it, and the scale of the
+    exponential law that goes on from there: its quantile of a tail that is e times
+    smaller is lower by the scale."""
     least_tail = _FEWEST_BEYOND / len(values_R)
     end, inner = np.quantile(values_R, [least_tail, min(1.0, math.e * least_tail)])
     return float(end), float(inner - end)
@@ -233,9 +234,9 @@ def bounds_of(
 ) -> Bounds:
     """Bounds of the gain, from the examples that both models answered.
 
-    They are exact where the metric is the share of right answers and examples have no clusters.
-    Otherwise examples of a cluster are drawn together, in at least `spec.resamples` resamples,
-    and in as many as a bound at `tail` needs."""
+    They are exact where the metric is the share of right answers and examples have no
+    clusters. Otherwise examples of a cluster are drawn together, in at least
+    `spec.resamples` resamples, and in as many as a bound at `tail` needs."""
     if clusters_N is None:
         ours_N = candidate.is_right(metric)
         theirs_N = champion.is_right(metric)
@@ -274,16 +275,16 @@ def bounds_of(
 
 
 def _weights(seed: int, resamples: int, units_N: Ints, sizes_N: Floats) -> Iterator[Floats]:
-    """Chunks of weights, [R, N + 1]: those of the examples, which are the same for all of one
-    unit, and that of the added example.
+    """Chunks of weights, [R, N + 1]: those of the examples, which are the same for all of
+    one unit, and that of the added example.
 
     The added example is as large as the unit of an answer that is drawn at random."""
     generator = np.random.default_rng(seed)
     sizes_U = np.bincount(units_N, sizes_N)
-    # a mean over answers, not over units: an answer drawn at random is often of a large unit
+    # a mean over answers, not units: a random answer is often of a large unit
     typical_size = (sizes_U**2).sum() / sizes_U.sum() / sizes_N.mean()
-    # The added example decides most about the ends of an interval, so its weights are not drawn
-    # but spread evenly over their exponential law.
+    # The added example decides most about the ends of an interval, so its weights are not
+    # drawn but spread evenly over their exponential law.
     evenly_R = (generator.permutation(resamples) + 0.5) / resamples
     one_more_R = -np.log1p(-evenly_R) * typical_size
     chunk = max(1, CHUNK_ELEMENTS // (len(units_N) + 1))
@@ -299,8 +300,8 @@ def deviation_of(
 ) -> float:
     """The standard deviation of a model's `metric` over test splits of this size.
 
-    One more example that it answers right is added, so that the deviation is not 0 where all
-    answers are wrong."""
+    One more example that it answers right is added, so that the deviation is not 0 where
+    all answers are wrong."""
     units_N = clusters_N
     if units_N is None:
         units_N = np.arange(len(scores))
@@ -322,6 +323,7 @@ def units_in(clusters_N: Ints | None, sizes_N: Floats) -> float:
 
 
 def least_that_differ(tail: float) -> int:
-    """How many units have to be in favour of one model, and none of the other, before that
-    happens by chance with a probability of at most `tail`: k with 2^-k <= tail (6 at 0.025)."""
+    """How many units have to be in favour of one model, and none of the other, before
+    that happens by chance with a probability of at most `tail`: k with 2^-k <= tail (6 at
+    0.025)."""
     return math.ceil(-math.log2(tail))

@@ -1,11 +1,11 @@
 """A Graph as a flat list of steps, for platforms without nested pipelines or loops.
 
-Nested Dags are opened, and loops over constants and arguments are unrolled. Every input is
-traced to the source of its value: a constant, a parameter of the pipeline, an output of a
-step, or a list of such. The conditions around a step become its guards; where a loop limits
-how many turns run at once, a turn waits for an earlier one. Steps have the same paths as in a
-run on this machine (`for-loop-1/0/train`). What cannot be flattened (loops over outputs of
-steps, exit handlers) is refused earlier, by the feature table.
+Nested Dags are opened, and loops over constants and arguments are unrolled. Every input
+is traced to the source of its value: a constant, a parameter of the pipeline, an output
+of a step, or a list of such. The conditions around a step become its guards; where a loop
+limits how many turns run at once, a turn waits for an earlier one. Steps have the same
+paths as in a run on this machine (`for-loop-1/0/train`). What cannot be flattened (loops
+over outputs of steps, exit handlers) is refused earlier, by the feature table.
 
 Every input is bound by its type, as KFP's driver does it (ir/values.py): constants here,
 other values when the step runs. A constant that does not fit is refused here, unless a
@@ -108,8 +108,8 @@ class Flat:
 def flatten(graph: ir.Graph, arguments: Mapping[str, Any]) -> tuple[Flat, ...]:
     """All steps in topological order; UnsupportedError for what has no flat form.
 
-    Those `arguments` of the pipeline that loops go over become constants, since the number of
-    steps depends on them. The others can still be set when a run begins."""
+    Those `arguments` of the pipeline that loops go over become constants, since the
+    number of steps depends on them. The others can still be set when a run begins."""
     looped = looped_over(graph)
     types = {}
     parameters: dict[str, Source] = {}
@@ -221,8 +221,8 @@ class _Flattening:
     def add_sub_dag(
         self, node: ir.SubDag, path: str, inputs: _Scope, guards: tuple[Guard, ...]
     ) -> _Scope:
-        """Flatten what is inside a SubDag, for each turn if it is a loop; returns what its
-        outputs stand for."""
+        """Flatten what is inside a SubDag, for each turn if it is a loop; returns what
+        its outputs stand for."""
         loop = node.loop
         if loop is None:
             return self.add_dag(node.dag, path, inputs, guards)
@@ -265,10 +265,11 @@ class _Flattening:
         return items
 
     def limit_turns(self, turns: Sequence[range], at_once: int) -> None:
-        """Have each turn wait for the one `at_once` before it, so that no more than so many run
-        at the same time. `turns` are the places of each turn's steps in `steps`."""
+        """Have each turn wait for the one `at_once` before it, so that no more than so
+        many run at the same time. `turns` are the places of each turn's steps in
+        `steps`."""
         for earlier_turn, turn in zip(turns, turns[at_once:], strict=False):
-            # it is enough that the first steps of this turn wait for the last of the earlier one
+            # it is enough that this turn's first steps wait for the earlier one's last
             own_paths = {self.steps[place].path for place in turn}
             first_places = []
             for place in turn:
@@ -292,8 +293,8 @@ class _Flattening:
     ) -> _Scope:
         """What the node's inputs stand for; an input without a value or default is left out.
 
-        `scope` is what the inputs of the Dag around it stand for, `outputs_of` what the outputs
-        of the nodes before it do."""
+        `scope` is what the inputs of the Dag around it stand for, `outputs_of` what the
+        outputs of the nodes before it do."""
         parameters: dict[str, Source] = {}
         for name, parameter in node.inputs.parameters.items():
             if parameter.default is not None:
@@ -306,8 +307,8 @@ class _Flattening:
                 bound.add(name)
         texts = _texts(node, parameters)
         for name, source in parameters.items():
-            # The default of a component is what its own Python code has. The IR only knows its
-            # kind, such as LIST, so there is nothing to check it against.
+            # The default of a component is what its own Python code has. The IR only
+            # knows its kind, such as LIST, so there is nothing to check it against.
             is_own_default = name not in bound and not isinstance(node, ir.SubDag)
             if name not in texts and not is_own_default:
                 parameters[name] = self.as_received(node, path, name, source, guarded=guarded)
@@ -321,8 +322,8 @@ class _Flattening:
     ) -> Source:
         """The source as the input `name` of the node at `path` receives it.
 
-        A constant that does not fit raises UnsupportedError. Where the node is `guarded`, the run
-        decides: a condition may skip the node."""
+        A constant that does not fit raises UnsupportedError. Where the node is `guarded`,
+        the run decides: a condition may skip the node."""
         parameter = node.inputs.parameters.get(name)
         if parameter is None or self.kind_of(source) == parameter.type:
             return source
@@ -415,8 +416,8 @@ def _listed(names: Iterable[str], turns: Sequence[Mapping[str, Source]]) -> dict
 def _dag_outputs(
     outputs_of: Mapping[str, _Scope], outputs: Mapping[str, tuple[ir.FromTask, ...]], kind: str
 ) -> dict[str, Source]:
-    """What the outputs of a Dag of this kind stand for. One with several tasks is KFP's OneOf
-    over branches."""
+    """What the outputs of a Dag of this kind stand for. One with several tasks is KFP's
+    OneOf over branches."""
     sources_by_name: dict[str, Source] = {}
     for name, tasks in outputs.items():
         alternatives = tuple(_output(outputs_of, task, kind) for task in tasks)
@@ -438,8 +439,8 @@ def _output(outputs_of: Mapping[str, _Scope], source: ir.FromTask, kind: str) ->
 
 
 def element(value: Any, keys: tuple[str, ...], where: str) -> Any:
-    """The element that `keys` lead to in a struct, by `ir_values.element`; UnsupportedError where
-    there is none."""
+    """The element that `keys` lead to in a struct, by `ir_values.element`;
+    UnsupportedError where there is none."""
     try:
         return ir_values.element(value, keys)
     except ValueError as error:

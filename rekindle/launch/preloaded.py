@@ -2,20 +2,20 @@
 
 Importing torch and transformers takes three to five processor seconds, with which each
 training, each scoring and each restart would begin. `python -m rekindle.launch.preloaded
-PARENT HANDLE MAY-DIFFER MODULE...` imports the modules and answers requests (fork_server.py)
-on the datagram socket whose descriptor is HANDLE; its path is in the environment as
-`REKINDLE_PRELOADED`. MAY-DIFFER is a regular expression. An agent whose environment differs
-in a variable that does not match it is not forked, because the imports may have read that
-variable: it executes a Python of its own, as all agents do on machines with a GPU and where
-no such process runs.
+PARENT HANDLE MAY-DIFFER MODULE...` imports the modules and answers requests
+(fork_server.py) on the datagram socket whose descriptor is HANDLE; its path is in the
+environment as `REKINDLE_PRELOADED`. MAY-DIFFER is a regular expression. An agent whose
+environment differs in a variable that does not match it is not forked, because the
+imports may have read that variable: it executes a Python of its own, as all agents do on
+machines with a GPU and where no such process runs.
 
 In 91 tests that train for seconds on CPUs, 493 of 700 processor seconds were imports.
 Rejected: a daemon that outlives runs, because it could hold the code of another checkout;
 forks on machines with a GPU, because a driver that was touched does not live through a
 fork, and ranks are executed there anyway. The cost: tools such as ps show for a fork the
-command line and the environment of the process that imported, all but its mark; 470 MB that
-ranks share stay until the run ends; a run that is killed (-9) leaves its socket among the
-temporary files."""
+command line and the environment of the process that imported, all but its mark; 470 MB
+that ranks share stay until the run ends; a run that is killed (-9) leaves its socket
+among the temporary files."""
 
 import contextlib
 import ctypes
@@ -44,8 +44,8 @@ _NO_MARK = "0" * 32  # as long as a mark, since forks write theirs over it in pl
 
 
 class Preloaded:
-    """A process that has imported `modules`, and the folder of its socket; from `start` to
-    `close`."""
+    """A process that has imported `modules`, and the folder of its socket; from `start`
+    to `close`."""
 
     environment: dict[str, str]
     """What the steps of the run need in their environment to find the socket."""
@@ -58,8 +58,8 @@ class Preloaded:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, env: Mapping[str, str]) -> None:
-        """Start the process, for agents with the environment `env`. It does nothing if it was
-        started before, or where forks are not possible."""
+        """Start the process, for agents with the environment `env`. It does nothing if it
+        was started before, or where forks are not possible."""
         if self.process is not None or has_gpu():
             return
         # the environment names another such process, which serves this run, too
@@ -95,8 +95,8 @@ class Preloaded:
 def fork_agent(
     arguments: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int]
 ) -> fork_server.Forked | None:
-    """A fork that does what `python -m ARGUMENTS` would do. It has these open descriptors, under
-    the same numbers. None where no process can fork it."""
+    """A fork that does what `python -m ARGUMENTS` would do. It has these open
+    descriptors, under the same numbers. None where no process can fork it."""
     if not env.get(SOCKET):
         return None
     request = {
@@ -115,8 +115,8 @@ def fork_agent(
 
 
 def main() -> None:
-    """Import the modules, then fork an agent for each request, until the process that started
-    this one is gone. Returns in that process only; a fork ends in here."""
+    """Import the modules, then fork an agent for each request, until the process that
+    started this one is gone. Returns in that process only; a fork ends in here."""
     parent, handle, may_differ, *modules = sys.argv[1:]
     die_with_parent()
     if os.getppid() != int(parent):  # it was gone before that took effect
@@ -132,8 +132,8 @@ def main() -> None:
         different_names = {name for name, _ in request["env"].items() ^ imported_in.items()}
         return all(re.fullmatch(may_differ, name) for name in different_names)
 
-    # Without its own mark in /proc a fork could not be found and ended when its step is over
-    # (`process.end_marked`), so there are no forks where it cannot be written.
+    # Without its own mark in /proc a fork could not be found and ended when its step is
+    # over (`process.end_marked`), so there are no forks where it cannot be written.
     mark = _address_in_environment(f"{MARK}={_NO_MARK}")
     if mark and fork_server.can_fork():
         request = fork_server.serve(socket.socket(fileno=int(handle)), accepts)
@@ -149,12 +149,12 @@ def main() -> None:
 
 
 def _address_in_environment(variable: str) -> int:
-    """The address of `NAME=VALUE` in the memory that /proc/PID/environ shows, also of forks:
-    there the kernel put the environment that this process was executed with (proc(5)). 0 where
-    the kernel does not give the address, such as gVisor's."""
+    """The address of `NAME=VALUE` in the memory that /proc/PID/environ shows, also of
+    forks: there the kernel put the environment that this process was executed with
+    (proc(5)). 0 where the kernel does not give the address, such as gVisor's."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    # env_start and env_end, fields 50 and 51 of proc(5) counted from 1; the first two, pid and
-    # comm, were cut off
+    # env_start and env_end, fields 50 and 51 of proc(5) counted from 1; the first two,
+    # pid and comm, were cut off
     start = int(fields[47])
     end = int(fields[48])
     if not start:

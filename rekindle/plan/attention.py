@@ -37,8 +37,8 @@ class Kernel:
     def seconds(
         self, flops: float, sequence: int, peak: float, head_dim: int, causal: bool
     ) -> tuple[float, float]:
-        """Seconds forward and backward, where the forward pass takes `flops`, without those
-        that a mask saves, and the GPU does at most `peak` a second."""
+        """Seconds forward and backward, where the forward pass takes `flops`, without
+        those that a mask saves, and the GPU does at most `peak` a second."""
         diagonal = self.diagonal if causal else 0.0
         speed = peak
         if head_dim <= NARROW:
@@ -51,11 +51,12 @@ class Kernel:
         return forward, backward
 
 
-# Bytes that the operations between the products move for each score, forward and backward,
-# by whether they are compiled. They are those of our own attention with dropout
-# (train/attention.py), whose softmax is in fp32: the mask is spread out and added, the softmax
-# casts its input and its result is cast back, dropout multiplies with what it keeps. Compiled,
-# all of this but the draw of dropout is one kernel forward and one backward.
+# Bytes that the operations between the products move for each score, forward and
+# backward, by whether they are compiled. They are those of our own attention with dropout
+# (train/attention.py), whose softmax is in fp32: the mask is spread out and added, the
+# softmax casts its input and its result is cast back, dropout multiplies with what it
+# keeps. Compiled, all of this but the draw of dropout is one kernel forward and one
+# backward.
 WRITTEN = {False: (26.0, 22.0), True: (12.0, 10.0)}
 
 
@@ -66,12 +67,13 @@ def written_seconds(
     bytes_per_second: float,
     bytes_per_score: tuple[float, float],
 ) -> tuple[float, float]:
-    """Seconds forward and backward of attention that is written out, for so many `scores` of
-    16 bits; `bytes_per_score` are moved between the products, forward and backward.
+    """Seconds forward and backward of attention that is written out, for so many `scores`
+    of 16 bits; `bytes_per_score` are moved between the products, forward and backward.
 
-    There are two products forward and four backward. Each takes 2 `head_dim` operations a score
-    and writes or reads the score once; the slower of both counts. On an A100 at 256 TFLOP/s
-    and 1.7 TB/s, with heads of 128 and not compiled: 17.6 ps a score in either direction."""
+    There are two products forward and four backward. Each takes 2 `head_dim` operations a
+    score and writes or reads the score once; the slower of both counts. On an A100 at 256
+    TFLOP/s and 1.7 TB/s, with heads of 128 and not compiled: 17.6 ps a score in either
+    direction."""
     product = max(2.0 * head_dim / flops_per_second, 2.0 / bytes_per_second)
     moved_forward, moved_backward = bytes_per_score
     forward = 2 * product + moved_forward / bytes_per_second

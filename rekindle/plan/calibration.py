@@ -1,8 +1,8 @@
 """The planner's times, corrected by trainings that were measured.
 
-A measured training gives one number, its ratio: the seconds of a step over those that were
-predicted. On the rows of tests/plan/rows a factor on the whole step did better than one on
-computing alone. As all layouts get the same factor, their order stays as it is."""
+A measured training gives one number, its ratio: the seconds of a step over those that
+were predicted. On the rows of tests/plan/rows a factor on the whole step did better than
+one on computing alone. As all layouts get the same factor, their order stays as it is."""
 
 import dataclasses
 import hashlib
@@ -18,8 +18,8 @@ from rekindle.plan.work import Work
 
 
 def job_of(work: Work, cluster: Cluster) -> str:
-    """A hash of the work of every rank and of the machines: trainings with the same hash take
-    the same time."""
+    """A hash of the work of every rank and of the machines: trainings with the same hash
+    take the same time."""
     # `repr` of frozen dataclasses of numbers and names is the same in every process
     machines = cluster.gpu.name, cluster.gpus_per_node, cluster.nodes
     return hashlib.sha256(repr((work, machines)).encode()).hexdigest()[:16]
@@ -54,8 +54,9 @@ class Speeds:
     def applied(self, options: Sequence[Option]) -> list[Option]:
         """The same layouts, all on the same machines, with corrected times.
 
-        A layout that was itself measured takes the time that it took, and its ratio corrects the
-        others. Where none was measured, the ratio of other trainings on the GPU corrects all."""
+        A layout that was itself measured takes the time that it took, and its ratio
+        corrects the others. Where none was measured, the ratio of other trainings on the
+        GPU corrects all."""
         if not options or not self.measured:
             return list(options)
         calibrations = {run.job: run for run in self.measured}

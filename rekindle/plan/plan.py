@@ -1,8 +1,8 @@
 """The plan of a config: machines, layout, memory, time, money, and why not the others.
 
-`make` is pure: choice.py picks the machines, search.py the layout. What neither the config
-nor the catalog knows is assumed (assumptions.yaml). `plan_record` makes a record of a plan,
-for the command line, notebooks and cards."""
+`make` is pure: choice.py picks the machines, search.py the layout. What neither the
+config nor the catalog knows is assumed (assumptions.yaml). `plan_record` makes a record
+of a plan, for the command line, notebooks and cards."""
 
 import dataclasses
 import datetime
@@ -76,10 +76,10 @@ def make(
 ) -> Plan:
     """The plan of a config.
 
-    `examples` is the number of training examples, which otherwise is that of an earlier run in
-    `known`. `asked` is what the config asks for, if the caller has it already. Prices that are
-    old on the day `today` are marked. Raises RequestError where the config cannot be planned,
-    or where nothing fits, with the nearest miss."""
+    `examples` is the number of training examples, which otherwise is that of an earlier
+    run in `known`. `asked` is what the config asks for, if the caller has it already.
+    Prices that are old on the day `today` are marked. Raises RequestError where the
+    config cannot be planned, or where nothing fits, with the nearest miss."""
     asked = asked or asked_of(spec)
     notes: list[str] = []
     if examples is None and known.examples is not None and spec.train.steps is None:
@@ -121,8 +121,8 @@ def steps_of(spec: Spec, examples: int | None) -> int | None:
 
 
 def refusals(plan: Plan, spec: Spec) -> Iterator[Problem]:
-    """Why the plan should not be submitted: it would not end in time, or cost more than it
-    may, or a checkpoint would not fit into a machine's memory."""
+    """Why the plan should not be submitted: it would not end in time, or cost more than
+    it may, or a checkpoint would not fit into a machine's memory."""
     limits = spec.resources
     if plan.hours is not None:
         yield from _missed_hours(plan.hours, "max_run_hours", limits.max_run_hours)
@@ -166,8 +166,8 @@ def _missed_hours(hours: Hours, name: str, limit: float | None) -> Iterator[Prob
 
 
 def _snapshot(choice: Choice) -> tuple[int, int | None]:
-    """Host memory that a machine needs while a checkpoint is saved, and the memory that it
-    has, if that is known.
+    """Host memory that a machine needs while a checkpoint is saved, and the memory that
+    it has, if that is known.
 
     For an asynchronous save every rank copies all that it holds, replicas too; what is
     offloaded lies in host memory anyway."""
@@ -189,8 +189,8 @@ def _assumed(name: str) -> float:
 
 
 def interruptible_training(choice: Choice, steps: int) -> risk.InterruptibleWork:
-    """The training as work that spot reclaims may interrupt: what its steps, saving, starting
-    and waiting take, by the assumptions where nothing else is known."""
+    """The training as work that spot reclaims may interrupt: what its steps, saving,
+    starting and waiting take, by the assumptions where nothing else is known."""
     option = choice.option
     work = option.work
     shape = option.work.shape
@@ -212,8 +212,8 @@ def interruptible_training(choice: Choice, steps: int) -> risk.InterruptibleWork
 
 
 def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
-    """The training on spot machines instead; None where the steps are not known, or no spot
-    price below the one on demand."""
+    """The training on spot machines instead; None where the steps are not known, or no
+    spot price below the one on demand."""
     on_demand_usd = choice.fleet.usd_per_hour()
     spot_usd = choice.fleet.usd_per_hour(spot=True)
     if steps is None or on_demand_usd is None or spot_usd is None:
@@ -323,8 +323,8 @@ def _price_notes(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -
 def plan_record(
     plan: Plan, refused: Iterable[Problem] = (), rest: outputs.PlannedRest | None = None
 ) -> outputs.Planned:
-    """The plan as a record. `refused` says why it should not be submitted, `rest` what the
-    steps beside training take."""
+    """The plan as a record. `refused` says why it should not be submitted, `rest` what
+    the steps beside training take."""
     option = plan.chosen.option
     problems = list(refused)
     notes = plan.notes
@@ -403,11 +403,11 @@ def _layout(choice: Choice) -> outputs.PlannedLayout:
 
 
 def _spot(spot: Spot) -> outputs.PlannedSpot:
-    """Spot machines as records have them: pairs of figures, for reclaims that hit all nodes
-    together, which is better, and for reclaims of each node alone."""
+    """Spot machines as records have them: pairs of figures, for reclaims that hit all
+    nodes together, which is better, and for reclaims of each node alone."""
     ends = (spot.together, spot.independent)
-    # What on-demand machines cost that still meet the deadline. There is nothing to show without
-    # a deadline, or where it cannot be met in both cases.
+    # What on-demand machines cost that still meet the deadline. There is nothing to show
+    # without a deadline, or where it cannot be met in both cases.
     rescues = []
     for end in ends:
         if end.fallback is not None and end.fallback.feasible and end.fallback_usd is not None:

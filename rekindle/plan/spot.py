@@ -1,10 +1,10 @@
-"""Whether to train on spot machines: the time and money that it takes, the chances of keeping
-the limits, and what speaks against it.
+"""Whether to train on spot machines: the time and money that it takes, the chances of
+keeping the limits, and what speaks against it.
 
-How reclaims of several machines are correlated is not known, so all is calculated for both
-extremes: each machine is reclaimed alone, or all at once. Prices are for all machines
-together. Time without machines costs nothing; where a platform keeps the rest of a cluster
-while it waits for one machine, that wait belongs into `restart_seconds`."""
+How reclaims of several machines are correlated is not known, so all is calculated for
+both extremes: each machine is reclaimed alone, or all at once. Prices are for all
+machines together. Time without machines costs nothing; where a platform keeps the rest of
+a cluster while it waits for one machine, that wait belongs into `restart_seconds`."""
 
 import dataclasses
 import math
@@ -17,12 +17,12 @@ from rekindle.plan.risk import Expectation, Hazard, InterruptibleWork, Reclaims,
 from rekindle.plan.simulation import Fallback, fallback, simulate
 
 # The time between two interruptions has to be this many times that of a save and a start.
-# Below that the training's time grows exponentially with the hazard, which is not known to a
-# factor of two.
+# Below that the training's time grows exponentially with the hazard, which is not known
+# to a factor of two.
 FEWEST_CHANGEOVERS = 5.0
 HALVINGS = 6  # of the interval between saves, in search of one that suits a deadline
-# Simulated runs of each interval. All intervals get the same interruptions, so that their costs
-# can be compared.
+# Simulated runs of each interval. All intervals get the same interruptions, so that their
+# costs can be compared.
 SEARCH_RUNS = 1024
 
 
@@ -98,8 +98,8 @@ def weigh(
     needs: SpotNeeds,
     every: int | None = None,
 ) -> Spot:
-    """What a training on `nodes` spot machines comes to. `every` is the interval between saves
-    that the user has set; None: the best one. It takes tens of milliseconds."""
+    """What a training on `nodes` spot machines comes to. `every` is the interval between
+    saves that the user has set; None: the best one. It takes tens of milliseconds."""
     chosen = every or best_interval(work, hazard.per_hour(nodes, "independent"), offer, needs)
     hours = risk.uninterrupted_seconds(work, every or interval(work, 0.0)) / 3600
     on_demand_usd = hours * offer.on_demand_usd_per_hour
@@ -113,8 +113,8 @@ def weigh(
 
 
 def best_interval(work: InterruptibleWork, per_hour: float, offer: Offer, needs: SpotNeeds) -> int:
-    """Steps between two saves: those of `interval`, or the fraction of it that is cheapest where
-    a deadline has to be met."""
+    """Steps between two saves: those of `interval`, or the fraction of it that is
+    cheapest where a deadline has to be met."""
     longest = interval(work, per_hour)
     deadline = needs.deadline_hours
     if deadline is None:
@@ -197,8 +197,8 @@ def _usd(needs: SpotNeeds) -> str:
 def _missed_limits(outlook: Outlook, needs: SpotNeeds) -> Iterator[str]:
     """Limits that are kept too rarely, in words.
 
-    Where on-demand machines take over, the training is never later than the deadline. The budget
-    is then taken to be kept only in the runs that do without them."""
+    Where on-demand machines take over, the training is never later than the deadline. The
+    budget is then taken to be kept only in the runs that do without them."""
     rescue = outlook.fallback
     limit = needs.max_run_hours
     latest = math.inf

@@ -127,8 +127,8 @@ class Smoke(Record):
 
 
 class Reference(Record):
-    """What production is compared with: figures of the rows that judged the model. Rows with
-    the same content count once."""
+    """What production is compared with: figures of the rows that judged the model. Rows
+    with the same content count once."""
 
     words: str = ""
     """Hashes of the words that it was trained on: base64 of 32-bit numbers, little endian."""
@@ -154,8 +154,9 @@ class Contender(Record):
     labels: tuple[str, ...] = ()
     """As in `ShardManifest`."""
     unigram_nats: float | None = None
-    """Of a language model: the entropy of single targets in the rows that both contenders are
-    judged on, which is what a model would score that knows only how often each token occurs."""
+    """Of a language model: the entropy of single targets in the rows that both contenders
+    are judged on, which is what a model would score that knows only how often each token
+    occurs."""
     bytes: int | None = None
     """The size of the files of its folder."""
 
@@ -163,10 +164,11 @@ class Contender(Record):
 class Scores(VersionedRecord):
     """Kind `scores`: `scores.json` beside `scores.parquet`.
 
-    The table has a row for each example of the test split that counts: `id`, `hash`, `label`,
-    the columns of slices in the struct `slices`, and the scores of each contender in the
-    structs `candidate` and `champion`. These are `logits` (of tags, word after word), or
-    `nats`, `right` and `targets`, summed over the targets, and `target_bytes`."""
+    The table has a row for each example of the test split that counts: `id`, `hash`,
+    `label`, the columns of slices in the struct `slices`, and the scores of each
+    contender in the structs `candidate` and `champion`. These are `logits` (of tags, word
+    after word), or `nats`, `right` and `targets`, summed over the targets, and
+    `target_bytes`."""
 
     objective: Objective
     """The objective of the candidate's task."""
@@ -223,8 +225,8 @@ class ChampionDrop(Record):
 
     @property
     def is_sure(self) -> bool:
-        """Whether there is a drop that chance does not explain (which is wrong in at most one of
-        a hundred runs)."""
+        """Whether there is a drop that chance does not explain (which is wrong in at most
+        one of a hundred runs)."""
         return self.drop > 0 and self.p_value < _SURE
 
     @property
@@ -238,8 +240,8 @@ class ChampionDrop(Record):
 
 
 class Audit(Record):
-    """What the contenders reach on rows on which no promotion depends (`evaluate.audit`), by
-    the same measures."""
+    """What the contenders reach on rows on which no promotion depends (`evaluate.audit`),
+    by the same measures."""
 
     rows: int
     metrics: Mapping[str, float]
@@ -276,8 +278,8 @@ class Evidence(VersionedRecord):
     """How the candidate's answers differ from the champion's; None without a champion."""
     labels: tuple[str, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
-    """`confusion[i][j]` is the number of examples (of words, where words have tags) whose true
-    class is i and whose predicted class is j, in the order of `labels`."""
+    """`confusion[i][j]` is the number of examples (of words, where words have tags) whose
+    true class is i and whose predicted class is j, in the order of `labels`."""
     classes: tuple[ClassResult, ...] = ()
     """The results of each class."""
     calibration: tuple[CalibrationBin, ...] = ()
@@ -290,13 +292,14 @@ class Evidence(VersionedRecord):
     rows: int
     """How many examples the metrics are of."""
     excluded: int = 0
-    """How many more were left out, because a contender was trained on them or finds nothing to
-    predict in them."""
+    """How many more were left out, because a contender was trained on them or finds
+    nothing to predict in them."""
     examples: str
     """Hash of the hashes of the examples that were scored."""
     epoch: str = ""
-    """Identifies how the test split is drawn, if the candidate was compared with a champion on
-    it; with `evaluate.gate.looks` the gate counts the comparisons of an epoch."""
+    """Identifies how the test split is drawn, if the candidate was compared with a
+    champion on it; with `evaluate.gate.looks` the gate counts the comparisons of an
+    epoch."""
     bad_rows: Mapping[str, int] = Field(default_factory=dict)
     """Rows of the data that were dropped when they were read, by kind of fault."""
     audit: Audit | None = None
@@ -305,15 +308,16 @@ class Evidence(VersionedRecord):
 
     @property
     def is_for_a_person(self) -> bool:
-        """Whether all that speaks against the model is for a person to decide: the champion has
-        other classes or is of another kind, or does much worse than when it was judged."""
+        """Whether all that speaks against the model is for a person to decide: the
+        champion has other classes or is of another kind, or does much worse than when it
+        was judged."""
         failed = {check.name for check in self.checks if not check.passed}
         return bool(failed) and failed <= {"same_classes", "same_task", "champion_drop"}
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should know before trusting the metrics, in sentences: few rows, a
-        champion that does worse than it did, classes that are never predicted."""
+        """What a person should know before trusting the metrics, in sentences: few rows,
+        a champion that does worse than it did, classes that are never predicted."""
         drop = self.champion_drop
         warnings = list[str]()
         if drop is not None and drop.is_sure:

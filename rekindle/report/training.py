@@ -1,5 +1,6 @@
-"""The training as the card shows it: what was measured of its speed, and the curves of its
-history. Colours are the style sheet's classes: `a` for training, `b` for validation."""
+"""The training as the card shows it: what was measured of its speed, and the curves of
+its history. Colours are the style sheet's classes: `a` for training, `b` for
+validation."""
 
 import dataclasses
 import math
@@ -127,8 +128,8 @@ def _loss(history: tuple[HistoryRow, ...]) -> Curve:
 
 
 def _noisy(title: str, name: str, points: list[Point], limit: float | None) -> Curve:
-    """A figure whose values scatter, with their running mean; `limit` is the level at which
-    training cuts them off."""
+    """A figure whose values scatter, with their running mean; `limit` is the level at
+    which training cuts them off."""
     series = _with_mean(name, points)
     guide = None
     if limit is not None:
@@ -157,8 +158,8 @@ def window(points: int) -> int:
 
 
 def running_mean(points: list[Point], window: int) -> list[Point]:
-    """At each point the mean of the last `window` finite values; NaN where its own value is not
-    finite."""
+    """At each point the mean of the last `window` finite values; NaN where its own value
+    is not finite."""
     finite_values: list[float] = []
     means: list[Point] = []
     total = (

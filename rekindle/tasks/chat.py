@@ -6,9 +6,9 @@ template's prompt for it ends. It ends with what the template puts behind it, su
 end-of-text token, because a model has to learn to stop.
 
 To find what a template puts behind an answer, a chat is rendered with a word in its place
-that occurs nowhere else. The answer itself would not do: it may occur in the template's text,
-as `d` does in `<|im_end|>`. A template that asks for today's date gets `_DATE`, because the
-same chats must give the same tokens every day."""
+that occurs nowhere else. The answer itself would not do: it may occur in the template's
+text, as `d` does in `<|im_end|>`. A template that asks for today's date gets `_DATE`,
+because the same chats must give the same tokens every day."""
 
 import dataclasses
 import datetime as dt
@@ -31,11 +31,11 @@ TEMPLATE = (
 )
 _DATE = dt.datetime(2024, 7, 26, tzinfo=dt.UTC)
 
-# The beginning of words that no text has. Some templates apply `capitalize` to contents, which
-# changes nothing in a word with only its first letter in upper case.
+# The beginning of words that no text has. Some templates apply `capitalize` to contents,
+# which changes nothing in a word with only its first letter in upper case.
 _WORD = "Qzjxkvwq"
-# The roles of chats that show what a template puts behind answers. The first chat that it does
-# not refuse is used: some want a system's turn, some refuse several answers.
+# The roles of chats that show what a template puts behind answers. The first chat that it
+# does not refuse is used: some want a system's turn, some refuse several answers.
 _PROBES = (
     ("user", "assistant", "user", "assistant"),
     ("system", "user", "assistant", "user", "assistant"),
@@ -77,10 +77,10 @@ class ChatTemplate:
     ) -> tuple[str, list[Span]]:
         """The chat up to its last answer, and the span of each answer with its ending.
 
-        `ends` are endings that hold a token at which a model stops writing; an answer that has
-        none of them behind it gets the end-of-text token. With None, what is behind the last
-        answer is the ending of all that have it. Raises DataError for a chat that the template
-        refuses or whose answers it alters."""
+        `ends` are endings that hold a token at which a model stops writing; an answer
+        that has none of them behind it gets the end-of-text token. With None, what is
+        behind the last answer is the ending of all that have it. Raises DataError for a
+        chat that the template refuses or whose answers it alters."""
         answers = [i for i, (role, _) in enumerate(turns) if role == "assistant"]
         turns = turns[: max(answers) + 1]
         text = self._render(turns)
@@ -97,8 +97,9 @@ class ChatTemplate:
         return text, spans
 
     def endings(self) -> list[Ending]:
-        """The endings of an answer that another turn follows, where the template takes such a
-        chat, and of the last answer. Raises DataError where it refuses all of `_PROBES`."""
+        """The endings of an answer that another turn follows, where the template takes
+        such a chat, and of the last answer. Raises DataError where it refuses all of
+        `_PROBES`."""
         refusals = list[DataError]()
         for roles in _PROBES:
             # each turn has a content of its own, by which it is found in the text
@@ -123,13 +124,14 @@ class ChatTemplate:
         if not has_earlier_answer or min(starts) < 0:
             return [last]
         # Between the earlier answer and the content of the user's turn after it stand the
-        # answer's ending and what opens the turn. The opening is what also stands before the
-        # first user's content.
+        # answer's ending and what opens the turn. The opening is what also stands before
+        # the first user's content.
         between = text[stops[-3] : starts[-2]]
         first_user = [role for role, _ in turns].index("user")
         opening_length = _common_end(between, text[: starts[first_user]])
-        # Where a system's turn stands before that user's, its end may be the same as an answer's,
-        # and count to the opening. So the ending is at least what it shares with the last one.
+        # Where a system's turn stands before that user's, its end may be the same as an
+        # answer's, and count to the opening. So the ending is at least what it shares
+        # with the last one.
         common_length = _common_start(between, text[last.start :])
         length = max(len(between) - opening_length, common_length)
         return [Ending(text, stops[-3], stops[-3] + length), last]
@@ -137,8 +139,8 @@ class ChatTemplate:
     def _with_ends(
         self, text: str, turns: Sequence[Turn], text_behind: Mapping[int, str], ends: Sequence[str]
     ) -> tuple[str, list[Span]]:
-        """The chat with the end-of-text token behind each answer that has none of `ends`, and
-        the spans of the answers with their ends."""
+        """The chat with the end-of-text token behind each answer that has none of `ends`,
+        and the spans of the answers with their ends."""
         pieces = list[str]()
         spans = list[Span]()
         copied = 0  # characters of `text` that are in the pieces so far
@@ -190,8 +192,9 @@ class ChatTemplate:
 
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
-            # The names are those that transformers passes. It always passes tools and documents,
-            # so templates ask whether they are none, and not whether they are defined.
+            # The names are those that transformers passes. It always passes tools and
+            # documents, so templates ask whether they are none, and not whether they are
+            # defined.
             return self._template.render(
                 messages=messages,
                 tools=None,

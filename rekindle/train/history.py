@@ -1,9 +1,9 @@
-"""The loss curve on disk, one JSON line an optimizer step; and, with `train.ledger: true`,
-the ids of the examples that each data rank saw in each step.
+"""The loss curve on disk, one JSON line an optimizer step; and, where `train.ledger` asks
+for it, the ids of the examples that each data rank saw in each step.
 
 The ledger has one JSON line a step and rank, in `ledger/rank-<n>.jsonl` beside the curve.
-Both are appended to while training. A resumed run first removes the lines of the steps that
-it is about to do again, also those of ranks that it no longer has."""
+Both are appended to while training. A resumed run first removes the lines of the steps
+that it is about to do again, also those of ranks that it no longer has."""
 
 import contextlib
 import json
@@ -26,8 +26,9 @@ class History:
     def resume(self, step: int, carried: str | None = None) -> str:
         """Remove the rows after `step`, since those steps are about to be done again.
 
-        `carried` is the text of the curve in the checkpoint, if there is one; it replaces what
-        is left on this machine. Returns what is wrong with the curve up to `step`, or ""."""
+        `carried` is the text of the curve in the checkpoint, if there is one; it replaces
+        what is left on this machine. Returns what is wrong with the curve up to `step`,
+        or ""."""
         if carried is not None:
             write_atomically(self.path, carried)
         rows = [row for row in read_history(self.path) if row.step <= step]
@@ -68,8 +69,8 @@ def read_history(path: Path) -> Iterator[HistoryRow]:
 
 
 class ExampleLedger:
-    """This rank's file of the ledger. Among tp, cp and pp peers, which see the same examples,
-    only the first has one."""
+    """This rank's file of the ledger. Among tp, cp and pp peers, which see the same
+    examples, only the first has one."""
 
     def __init__(self, working: Path, rank: int) -> None:
         self.rank = rank
@@ -83,8 +84,8 @@ class ExampleLedger:
 
 
 def forget_steps(working: Path, after: int) -> str:
-    """Remove the steps after `after` from the ledger, and damaged lines; returns how many of
-    these there were, in words, or ""."""
+    """Remove the steps after `after` from the ledger, and damaged lines; returns how many
+    of these there were, in words, or ""."""
     damaged = 0
     for path in (working / FOLDER).glob("rank-*.jsonl"):
         remaining_lines = []

@@ -30,8 +30,8 @@ from rekindle.train import attention, modules
 class Part(nn.Module):
     """One stage of the network, with the loss behind the last one.
 
-    It is the `Stage` that its objective's `loss` sees. A part with a `scoring` gives on the
-    last stage what `Scoring.score` does, and no loss."""
+    It is the `Stage` that its objective's `loss` sees. A part with a `scoring` gives on
+    the last stage what `Scoring.score` does, and no loss."""
 
     joins_texts: bool
     """Whether the loss puts the texts of a micro-batch into one sequence, without packing."""
@@ -68,7 +68,7 @@ class Part(nn.Module):
         self.goal = goal
         # a plain list, so that the teacher is neither trained, sharded nor saved
         self.teachers = [goal.teacher] if goal.teacher is not None else []
-        # of the current micro-batch: the seed of its dropout, and the device that it is on
+        # of the current micro-batch: the seed of its dropout, and its device
         self.key = 0
         self.device = torch.device("cpu")
         self.results: list[torch.Tensor] = []
@@ -93,15 +93,16 @@ class Part(nn.Module):
             seed(_mixed(self.key, place), self.device)
 
     def forward(self, carried: torch.Tensor | None = None, *, micro: Micro) -> torch.Tensor:
-        """The loss or the scores of one micro-batch on this rank's device; what the next stage
-        receives, on other stages than the last. `carried` is what this stage receives."""
+        """The loss or the scores of one micro-batch on this rank's device; what the next
+        stage receives, on other stages than the last. `carried` is what this stage
+        receives."""
         self.key = micro.key
         self.device = micro.count.device
         if self.training:
             seed(self.key, self.device)
         batch = self._inputs(micro)
         if carried is not None:
-            # a pipeline hands its first stage the input apart from the micro-batch, for its shape
+            # a pipeline hands its first stage the input apart from the micro-batch
             name = "inputs_embeds"
             if self.first:
                 name = "pixels" if carried.is_floating_point() else "input_ids"
@@ -117,8 +118,8 @@ class Part(nn.Module):
         return result
 
     def _inputs(self, micro: Micro) -> dict[str, Any]:
-        """The arguments of the network; which documents share a sequence is among them where it
-        can take that."""
+        """The arguments of the network; which documents share a sequence is among them
+        where it can take that."""
         batch: dict[str, Any] = dict(micro.inputs)
         self.text_count = None if micro.targets is None else len(micro.targets)
         if micro.documents is not None:
@@ -185,8 +186,8 @@ class Part(nn.Module):
 
 
 def _summarise_each(network: nn.Module, part: Part) -> None:
-    """Have transformers' own summary, which reads the first token of each row, read the first
-    token of each joined text.
+    """Have transformers' own summary, which reads the first token of each row, read the
+    first token of each joined text.
 
     Hooks turn its input, [1, documents, H], into [texts, 1, H]. The documents behind the
     texts only fill a pipeline's sequence, and are left out."""
@@ -217,12 +218,13 @@ def _summarise_each(network: nn.Module, part: Part) -> None:
 
 
 def _compute_only_firsts(block: nn.Module, known: Modules) -> None:
-    """Have the last block compute, after its attention, only the first token of each joined
-    text, since the summary reads no other.
+    """Have the last block compute, after its attention, only the first token of each
+    joined text, since the summary reads no other.
 
     [1, T, H] becomes [1, documents, H]."""
-    # Taken from attention's own arguments: with activation checkpointing a block is computed
-    # again in the backward pass, and its arguments are then still those of its micro-batch.
+    # Taken from attention's own arguments: with activation checkpointing a block is
+    # computed again in the backward pass, and its arguments are then still those of its
+    # micro-batch.
     documents: list[Documents | None] = [None]
 
     def keep_documents(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -251,8 +253,9 @@ def document_keywords(position_ids_BT: torch.Tensor, documents: Documents) -> di
 
     `seq_idx`, int32 [B, T], is the number of each token's document in its sequence. For a
     micro-batch of one sequence there are also `cu_seq_lens_q` and `cu_seq_lens_k`, int32
-    [N + 1], where documents begin, and `max_length_q` and `max_length_k`, the length of the
-    longest document. Architectures whose kernels are not installed refuse these keywords."""
+    [N + 1], where documents begin, and `max_length_q` and `max_length_k`, the length of
+    the longest document. Architectures whose kernels are not installed refuse these
+    keywords."""
     keywords: dict[str, Any] = {"seq_idx": ((position_ids_BT == 0).cumsum(1) - 1).int()}
     if len(position_ids_BT) == 1:  # with these, kernels of linear attention take one sequence
         longest = max(documents.queries)
@@ -278,15 +281,15 @@ def _drops(network: nn.Module) -> bool:
     for module in network.modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
             return True
-    # attention and some blocks call F.dropout with a rate of the config, and have no layer
+    # attention and some blocks have no layer, and call F.dropout with a rate of the config
     config = getattr(getattr(network, "config", None), "__dict__", {})
     rates = config_of({**config, "model_type": modules.model_type(network)})
     return any(float(rates.get(name) or 0.0) > 0 for name in DROPOUTS)
 
 
 def _mixed(key: int, place: int) -> int:
-    """A seed for `place`, by splitmix64's finalizer (Steele, Lea, Flood 2014): blocks whose
-    inputs differ in a few bits get unrelated seeds."""
+    """A seed for `place`, by splitmix64's finalizer (Steele, Lea, Flood 2014): blocks
+    whose inputs differ in a few bits get unrelated seeds."""
     z = (key + place * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -1,10 +1,10 @@
 """One rank's heartbeats, its last words, and the faults that a rehearsal asks for.
 
-What a rank leaves for its supervisor: a heartbeat at least once a micro-batch; the stacks of
-all threads, on SIGUSR1; and, when it fails, the cause, what to do about it, and whether
-another rank is to blame, which gloo says only in the text of a RuntimeError. Where memory ran
-out, the innermost frame of the engine decides which term of `rekindle plan` needed it. No
-torch is imported here."""
+What a rank leaves for its supervisor: a heartbeat at least once a micro-batch; the stacks
+of all threads, on SIGUSR1; and, when it fails, the cause, what to do about it, and
+whether another rank is to blame, which gloo says only in the text of a RuntimeError.
+Where memory ran out, the innermost frame of the engine decides which of the plan's terms
+needed it. No torch is imported here."""
 
 import errno
 import faulthandler
@@ -44,7 +44,7 @@ def _place(file: str, functions: str, term: str) -> MemoryPlace:
     return MemoryPlace(file, frozenset(functions.split()), term)
 
 
-# The first place that fits a frame counts, so functions stand before the rest of their file.
+# The first place that fits a frame counts: functions stand before the rest of a file.
 _PLACES = (
     _place("attention.py", "", "attention"),
     _place("tokens/loss.py", "_lesson", "teacher"),
@@ -77,7 +77,7 @@ _PLACES = (
     _place("evaluation.py", "losses", "activations"),
     _place("pipeline.py", "", "activations"),
 )
-# A teacher runs the same code as the student: what is computed below these is the teacher's.
+# A teacher runs the student's code: what is computed below these is the teacher's.
 _TEACHER_FUNCTIONS = ("_lesson", "teacher_logits")
 
 _DIVIDE_STATE = (
@@ -148,8 +148,8 @@ class Vitals:
     def beat(self, step: int, phase: Phase) -> None:
         """Note that this rank is about to work on `step`, counted from 1 (0: none yet).
 
-        It takes about two microseconds. Call it once a micro-batch, and before anything that
-        may wait for other ranks."""
+        It takes about two microseconds. Call it once a micro-batch, and before anything
+        that may wait for other ranks."""
         self._heartbeats.beat(step, phase)
         fault = self._fault
         if fault is not None and phase == "step" and step >= fault.step:
@@ -175,8 +175,8 @@ class Vitals:
 def explain(error: BaseException, held_bytes: Mapping[str, int] | None = None) -> Problem:
     """What went wrong, where, and what to do.
 
-    A full disk and missing memory are recognised anywhere in the chain of causes: libraries
-    wrap them in errors of their own. `held_bytes`: see `Vitals`."""
+    A full disk and missing memory are recognised anywhere in the chain of causes:
+    libraries wrap them in errors of their own. `held_bytes`: see `Vitals`."""
     if isinstance(error, RekindleError):
         return error.problems[0]
     for cause in _causes(error):

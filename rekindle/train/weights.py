@@ -1,10 +1,10 @@
-"""How weights are read, made and gathered, one tensor at a time, so that no rank ever holds
-the whole model.
+"""How weights are read, made and gathered, one tensor at a time, so that no rank ever
+holds the whole model.
 
 A network is built on the meta device while `Recorder` notes what its initialisation does.
-Then every rank fills its own shards: from slices of a safetensors checkpoint, or by replaying
-the notes for one whole parameter at a time. The random numbers of a replay are seeded by
-(seed, name of the parameter), so fresh weights are the same in every layout."""
+Then every rank fills its own shards: from slices of a safetensors checkpoint, or by
+replaying the notes for one whole parameter at a time. The random numbers of a replay are
+seeded by (seed, name of the parameter), so fresh weights are the same in every layout."""
 
 import contextlib
 import dataclasses
@@ -41,7 +41,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.notes = defaultdict(list)
         self.originals = {}
-        # a storage is known by its address, which could be given out again once it is freed
+        # a storage is known by its address, which could be given out again once freed
         self.never_freed: list[torch.Tensor] = []
 
     def __torch_dispatch__(
@@ -82,8 +82,8 @@ def _storage(tensor: torch.Tensor) -> int:
 def deferred(recorder: Recorder | None = None) -> Iterator[Recorder]:
     """Have networks that are built inside get meta parameters and real buffers.
 
-    Yields the recorder of their initialisation: `recorder`, which then has notes of several
-    networks, or a new one."""
+    Yields the recorder of their initialisation: `recorder`, which then has notes of
+    several networks, or a new one."""
     recorder = recorder or Recorder()
     register = nn.Module.register_parameter
 
@@ -122,7 +122,7 @@ def transform(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor])
 
 def convert(module: nn.Module, dtype: torch.dtype) -> None:
     """Give floating-point values this type, rotary frequencies at least fp32."""
-    # rounded to bf16 a frequency is off by up to 0.2 %, at position 1,000 by up to two radians
+    # In bf16 a frequency is off by up to 0.2 %: two radians at position 1,000.
     stay_exact = set[int]()
     if torch.finfo(dtype).bits < 32:
         for child in module.modules():
@@ -140,8 +140,8 @@ def convert(module: nn.Module, dtype: torch.dtype) -> None:
 class WeightSource:
     """Starting values by parameter name: those of the checkpoint in `folder`, or fresh ones.
 
-    Fresh beside a checkpoint are adapters, and a new head where the task `makes_head`. Raises
-    DataError where the checkpoint lacks anything else (see `stored.match`)."""
+    Fresh beside a checkpoint are adapters, and a new head where the task `makes_head`.
+    Raises DataError where the checkpoint lacks anything else (see `stored.match`)."""
 
     fresh: tuple[str, ...]
     """The parameters of a new head; without a checkpoint, under which all are fresh, none."""
@@ -167,7 +167,7 @@ class WeightSource:
             self.match = match(network, headers, folder, makes_head)
             self.checkpoint = SafetensorsFolder(folder, headers)
             self.fresh = self.match.fresh
-            # as from_pretrained leaves it: save_pretrained and export write by these rules
+            # as from_pretrained leaves it: save_pretrained and export write by it
             network.__dict__["_weight_conversions"] = list(self.match.rules)
         self.storages = {}
         self.include(network, "")
@@ -175,9 +175,9 @@ class WeightSource:
         self._last_group: tuple[JoinedTensors, dict[str, torch.Tensor]] | None = None
 
     def include(self, network: nn.Module, part: str = ".lora_") -> None:
-        """Note the storages of the parameters with `part` in their names, to find their notes
-        when their values are read. By default these are adapters, which a network gets after
-        it is built."""
+        """Note the storages of the parameters with `part` in their names, to find their
+        notes when their values are read. By default these are adapters, which a network
+        gets after it is built."""
         for name, parameter in network.named_parameters(remove_duplicate=False):
             if part in name:
                 self.storages[name] = (
@@ -217,8 +217,8 @@ class WeightSource:
     def _replayed(self, name: str) -> torch.Tensor:
         """A whole parameter with its fresh values.
 
-        The last one is remembered: matrices that were fused are rows of one (`Origin`), and
-        are read one after the other."""
+        The last one is remembered: matrices that were fused are rows of one (`Origin`),
+        and are read one after the other."""
         if self._last is not None and self._last[0] == name:
             return self._last[1]
         storage, shape, stride, dtype = self.storages[name]

@@ -82,8 +82,8 @@ class Tokens(Loss, Scoring):
         return base.row(loss, right, torch.full_like(loss, len(micro.labels)))
 
     def own_loss(self, stage: TokenStage, batch: Tensors, micro: Micro) -> Tensor:
-        """As `loss`, by the logits of the architecture's own forward. Each sequence has to be
-        one document without padding, since that forward is told of neither."""
+        """As `loss`, by the logits of the architecture's own forward. Each sequence has
+        to be one document without padding, since that forward is told of neither."""
         logits_NV = base.of_targets(stage.network(input_ids=batch["input_ids"]).logits, micro)
         losses_N = F.cross_entropy(base.exact(logits_NV), micro.labels, reduction="none")
         loss = losses_N.double().sum() / micro.count[0]
@@ -136,9 +136,10 @@ class Tokens(Loss, Scoring):
     def columns(self, encoded: pa.Table, sums: np.ndarray, settings: Settings) -> Columns:
         """What the targets of each text cost, and which tokens they are.
 
-        Another tokenizer makes other targets of the same text. `cut` and `full` show whether two
-        models were asked for the same ones: the hash of all tokens with their marks, and
-        whether the text is as long as it may be, so that its end may be missing."""
+        Another tokenizer makes other targets of the same text. `cut` and `full` show
+        whether two models were asked for the same ones: the hash of all tokens with their
+        marks, and whether the text is as long as it may be, so that its end may be
+        missing."""
         longest = settings.get("max_length", sys.maxsize)
         target_ids = []
         cut = []
@@ -191,8 +192,8 @@ def micro_of_tokens(
     numbers_BS = tensors.pop("documents").numpy()
     documents = None
     if cp > 1:
-        # A token attends to those before it, so chunks cost more towards the end: one chunk from
-        # the front and one from the back give each rank the same work.
+        # A token attends to those before it, so chunks cost more towards the end: one
+        # chunk from the front and one from the back give each rank the same work.
         chunks = torch.arange(numbers_BS.shape[1]).chunk(2 * cp)
         places = torch.cat([chunks[cp_rank], chunks[2 * cp - 1 - cp_rank]])
         tensors = {name: tensor[:, places] for name, tensor in tensors.items()}

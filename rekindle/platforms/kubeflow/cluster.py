@@ -1,10 +1,10 @@
-"""A client of the Kubernetes API, as far as a launcher, a node and doctor need it: JSON over
-HTTP, with the standard library.
+"""A client of the Kubernetes API, as far as a launcher, a node and doctor need it: JSON
+over HTTP, with the standard library.
 
 A pod logs in with its service account, whose token rotates and is therefore read for each
-request. A request that may yet succeed (after no connection, 429, 5xx, or a token that just
-ran out) is repeated for `patience_seconds` and no longer. Authority: the conventions of the
-Kubernetes API, v1."""
+request. A request that may yet succeed (after no connection, 429, 5xx, or a token that
+just ran out) is repeated for `patience_seconds` and no longer. Authority: the conventions
+of the Kubernetes API, v1."""
 
 import contextlib
 import dataclasses
@@ -30,8 +30,8 @@ IN_CLUSTER = "https://kubernetes.default.svc"
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
 _REQUEST_SECONDS = 30.0
-# A log may be silent for hours, so this only frees a connection that is dead; that a job has
-# ended is seen by its status, which is polled beside.
+# A log may be silent for hours, so this only frees a connection that is dead; that a job
+# has ended is seen by its status, which is polled beside.
 _STREAM_SECONDS = 300.0
 LONGEST_LINE_BYTES = 1 << 16
 _REFUSED_FIXES = {
@@ -70,8 +70,8 @@ class ApiServer:
         stopping: threading.Event | None = None,
         patience_seconds: float = 300.0,
     ) -> Self:
-        """The API server of the cluster that this pod runs in; `account` is the folder of its
-        service account."""
+        """The API server of the cluster that this pod runs in; `account` is the folder of
+        its service account."""
         return cls(
             server,
             account / "token",
@@ -82,8 +82,8 @@ class ApiServer:
 
     @classmethod
     def configured(cls, patience_seconds: float) -> Self:
-        """The API server of the cluster that this pod runs in, or else of kubectl's current
-        context; RequestError where neither is there."""
+        """The API server of the cluster that this pod runs in, or else of kubectl's
+        current context; RequestError where neither is there."""
         if ACCOUNT.exists():
             return cls.in_cluster(ACCOUNT, IN_CLUSTER, patience_seconds=patience_seconds)
         from kubernetes import client, config
@@ -116,16 +116,16 @@ class ApiServer:
     def create(self, path: str, body: Json) -> Json:
         """Create an object; returns it as it was stored.
 
-        Raises Conflict if the name is taken. The object that has it may be this one, created by
-        an earlier try whose answer was lost."""
+        Raises Conflict if the name is taken. The object that has it may be this one,
+        created by an earlier try whose answer was lost."""
         stored = self._answer_or_none("POST", path, {}, body, none_for=(409,))
         if stored is None:
             raise Conflict
         return stored
 
     def delete(self, path: str, uid: str) -> bool:
-        """Delete the object with this uid; returns whether it was there. A newer object of the
-        same name stays."""
+        """Delete the object with this uid; returns whether it was there. A newer object
+        of the same name stays."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         # 409: the precondition fails, since a newer object has the name
         answer = self._answer_or_none("DELETE", path, {}, body, none_for=(404, 409))
@@ -134,8 +134,8 @@ class ApiServer:
     def lines(self, path: str, **query: str) -> Iterator[str]:
         """Lines of a log as they come, until its end; none if there is no such log.
 
-        A line of more than `LONGEST_LINE_BYTES` comes in pieces. OSError if the connection ends
-        before the log, or there is none."""
+        A line of more than `LONGEST_LINE_BYTES` comes in pieces. OSError if the
+        connection ends before the log, or there is none."""
         host = urlsplit(self.server).netloc
         tls = self._tls()
         connection = http.client.HTTPConnection(host, timeout=_STREAM_SECONDS)
@@ -161,8 +161,8 @@ class ApiServer:
         *,
         none_for: Collection[int],
     ) -> Json | None:
-        """The server's answer; None for the statuses `none_for`. StepError where the server
-        refuses otherwise, or did not answer in `patience_seconds`."""
+        """The server's answer; None for the statuses `none_for`. StepError where the
+        server refuses otherwise, or did not answer in `patience_seconds`."""
         try:
             return self.answer(method, path, query, body)
         except HttpError as error:

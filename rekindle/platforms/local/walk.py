@@ -1,10 +1,10 @@
-"""The order of steps: which of them can begin, with which inputs, and which never will, and
-why.
+"""The order of steps: which of them can begin, with which inputs, and which never will,
+and why.
 
 A `Walk` is the state of one run over a Graph, without any process or file. The scheduler
-asks it to `advance` and tells it what succeeded or failed; it opens nested Dags and the turns
-of loops, decides conditions and carries values along. Each turn of a loop has steps of its
-own: the second of `for-loop-1/train` is called `for-loop-1/1/train`.
+asks it to `advance` and tells it what succeeded or failed; it opens nested Dags and the
+turns of loops, decides conditions and carries values along. Each turn of a loop has steps
+of its own: the second of `for-loop-1/train` is called `for-loop-1/1/train`.
 
 Every input is bound by its type, as KFP's driver does it (ir/values.py); a node whose
 inputs do not fit, or whose condition or loop cannot be decided, is refused: it has failed
@@ -96,8 +96,8 @@ class Frame:
         return Values(parameters, artifacts)
 
     def _values_of(self, outputs: Mapping[str, Sequence[FromTask]], kind: Kind) -> dict[str, Any]:
-        """The outputs of a kind that have a value. An output with several sources is KFP's
-        OneOf over branches: it gets the value of the branch that ran."""
+        """The outputs of a kind that have a value. An output with several sources is
+        KFP's OneOf over branches: it gets the value of the branch that ran."""
         values = {}
         for name, sources in outputs.items():
             value = self.first_value(sources, kind)
@@ -106,8 +106,8 @@ class Frame:
         return values
 
     def value_of(self, source: FromInput | FromTask, kind: Kind) -> Any:
-        """The parameter or artifact that a node of this Dag gets from `source`; None where it
-        has no value."""
+        """The parameter or artifact that a node of this Dag gets from `source`; None
+        where it has no value."""
         if isinstance(source, FromTask):
             return self.first_value((source,), kind)
         value = getattr(self.inputs, kind).get(source.name)
@@ -164,8 +164,8 @@ def _worst(ends: Iterable[End]) -> End:
 
 
 def collected(dag: Dag, turns: list[Values]) -> Values:
-    """The outputs of a loop: of each a list of the values of its turns, without those turns
-    that gave none."""
+    """The outputs of a loop: of each a list of the values of its turns, without those
+    turns that gave none."""
     artifacts: dict[str, ArtifactValue] = {}
     for name in dag.artifacts:
         items: list[StoredArtifact] = []
@@ -278,7 +278,7 @@ class Walk:
                 opened.parent.ended[opened.node.name] = opened.end()
                 self._open.remove(opened)
                 moved = True  # what follows the Dag may begin now
-        # Last, so that what begins beside a refused node does not depend on the order of both.
+        # last, so that what begins beside a refused node does not depend on their order
         for end in self._refused[refused_before:]:
             self.stopped_by = self.stopped_by or end.cause
 
@@ -320,10 +320,10 @@ class Walk:
     def _end_or_inputs(
         self, frame: Frame, node: ir.AnyNode, exempt: bool
     ) -> tuple[End | None, Values]:
-        """How the node ends if it does not begin; else None, and the inputs that it begins
-        with."""
+        """How the node ends if it does not begin; else None, and the inputs that it
+        begins with."""
         if not node.always:
-            # where one upstream node failed and another was skipped, the run reports the failure
+            # failures first: the run reports them rather than another node's skip
             for name in node.upstream:
                 end = frame.ended[name]
                 if end.status in ("failed", "stopped"):
@@ -393,8 +393,8 @@ class Walk:
         return items
 
     def _inputs(self, frame: Frame, node: ir.AnyNode) -> tuple[Values, str]:
-        """The node's inputs, and "". Where an upstream step did not give one that the node
-        needs: no inputs, and the name of that output."""
+        """The node's inputs, and "". Where an upstream step did not give one that the
+        node needs: no inputs, and the name of that output."""
         path = frame.path_of(node.name)
         values: dict[str, Any] = {}
         for name, binding in node.parameters.items():
@@ -415,8 +415,8 @@ class Walk:
         return Values(self._bound(node, path, given_values), given_artifacts), ""
 
     def _bound(self, node: ir.AnyNode, path: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The node's parameters, each of its type, with defaults and with placeholders filled
-        in."""
+        """The node's parameters, each of its type, with defaults and with placeholders
+        filled in."""
         defaults = {}
         for name, parameter in node.inputs.parameters.items():
             if name not in given and parameter.default is not None:
@@ -432,8 +432,8 @@ class Walk:
             if has_templates(value):
                 texts[name] = value
             elif name in defaults and not isinstance(node, SubDag):
-                # The default of a component is what its own Python code has. The IR only knows
-                # its kind, such as LIST, so there is nothing to check it against.
+                # The default of a component is what its own Python code has. The IR only
+                # knows its kind, such as LIST, so there is nothing to check it against.
                 parameters[name] = value
             else:
                 parameters[name] = _received(node, name, value, path)
@@ -517,8 +517,8 @@ def _refusal(node: ir.AnyNode, path: str, error: StepError) -> Iterator[News]:
 def rendered(
     node: ir.AnyNode, template: Template, parameters: Mapping[str, Any], run_facts: RunFacts
 ) -> str:
-    """A text of `node` with its placeholders filled in, by the shim, as in a container; StepError
-    where one has no value."""
+    """A text of `node` with its placeholders filled in, by the shim, as in a container;
+    StepError where one has no value."""
     inputs = {"parameterValues": dict(parameters), "artifacts": {}}
     context = {"executor_input": {"inputs": inputs}, "run": run_facts(node)}
     try:
@@ -530,8 +530,8 @@ def rendered(
 def dependents(graph: ir.Graph, path: str) -> frozenset[str]:
     """Paths of the steps that need the node at `path`, those inside it not counted."""
     dependent_paths = set[str]()
-    # A node that waits for a Dag needs what is in the Dag, hence each dependent node makes the
-    # Dags around it count, too.
+    # A node that waits for a Dag needs what is in the Dag, hence each dependent node
+    # makes the Dags around it count, too.
     waited_for = _with_parents(path)
     for node in graph.nodes():  # upstream nodes first, and a Dag before what is in it
         parent = node.path.rpartition("/")[0]

@@ -1,10 +1,10 @@
-"""The least rights that the role of the jobs on SageMaker needs, as an IAM policy, and checks
-whether the account on AWS has what a config names. Checks only read.
+"""The least rights that the role of the jobs on SageMaker needs, as an IAM policy, and
+checks whether the account on AWS has what a config names. Checks only read.
 
 The list of rights (limits.yaml) is our own, from what the steps read and write. An answer
 such as "there is no such bucket" is a problem. Where AWS refuses to answer, or does not
-answer, the check is reported as not asked. Authority: botocore's models of sts, iam, s3, ecr
-and secretsmanager. No account has been asked yet."""
+answer, the check is reported as not asked. Authority: botocore's models of sts, iam, s3,
+ecr and secretsmanager. No account has been asked yet."""
 
 import contextlib
 import difflib
@@ -71,8 +71,8 @@ def checks(
 
 
 def permissions(place: SageMakerSpec, needs: Needs) -> str:
-    """A policy for `place.role_arn`, which service has to be trusted with the role, and what a
-    user who deploys needs; as text."""
+    """A policy for `place.role_arn`, which service has to be trusted with the role, and
+    what a user who deploys needs; as text."""
     allowed = statements(place)
     deploying = _allowed("deploy_permissions", place, needs.model)
     if needs.deploys_in_steps:
@@ -117,8 +117,8 @@ def _allowed(table: str, place: SageMakerSpec, model: str = "") -> list[Statemen
 def _names(place: SageMakerSpec, model: str = "") -> dict[str, str]:
     """The values of the placeholders in limits.yaml's resources.
 
-    A service's name, such as `ec2`, stands for the beginning of its ARNs in the region and
-    account of the jobs. Words in capitals stand for what the config lacks."""
+    A service's name, such as `ec2`, stands for the beginning of its ARNs in the region
+    and account of the jobs. Words in capitals stand for what the config lacks."""
     root = (place.artifact_root or "s3://BUCKET/FOLDER").rstrip("/")
     bucket, _, folder = root[len("s3://") :].partition("/")
     image = (place.image or "ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME").partition("@")[0]
@@ -158,8 +158,8 @@ def _statement(actions: list[str], resource: str | list[str]) -> Statement:
 
 
 class Account:
-    """The account that `place` names. Each client is made once, since making one is what takes
-    time."""
+    """The account that `place` names. Each client is made once, since making one is what
+    takes time."""
 
     def __init__(
         self, place: SageMakerSpec, botocore_settings: Mapping[str, object] = _IMPATIENT
@@ -184,14 +184,14 @@ class Account:
 
 
 def caller(account: Account) -> str:
-    """The ARN of the user who is logged in. RequestError where there is no valid login, or it is
-    to another account than the role's."""
+    """The ARN of the user who is logged in. RequestError where there is no valid login,
+    or it is to another account than the role's."""
     try:
         with account.client("sts") as sts:
             identity = sts.get_caller_identity()
     except UnreachableError:
         raise
-    # every login may ask STS who it is, so a refusal means that the login itself is not valid
+    # every login may ask STS who it is, so a refusal means that the login is not valid
     except PlatformError as error:
         raise RequestError(error.problems) from error
     role_account = account.place.role_arn.split(":")[4]  # arn:aws:iam::ACCOUNT:role/NAME
@@ -222,18 +222,19 @@ def region(account: Account) -> str:
 
 
 def permitted(account: Account, rights: list[Statement], role: str) -> str:
-    """The actions of the statements, if the policies of the role allow them all; with "" for
-    `role`, those of the user who is logged in. RequestError names those that are not allowed.
+    """The actions of the statements, if the policies of the role allow them all; with ""
+    for `role`, those of the user who is logged in. RequestError names those that are not
+    allowed.
 
-    IAM simulates the requests. Where its answer depends on a value that only a real request has,
-    the action counts as allowed."""
+    IAM simulates the requests. Where its answer depends on a value that only a real
+    request has, the action counts as allowed."""
     fixes: dict[str, str] = {}
     missing: list[str] = []
     principal = role
     with account.client("iam") as iam, account.client("sts") as sts:
         if not principal:
             principal = sts.get_caller_identity()["Arn"]
-            # arn:aws:sts::ACCOUNT:assumed-role/ROLE/SESSION: IAM simulates roles, not sessions
+            # arn:aws:sts::ACCOUNT:assumed-role/ROLE/SESSION; IAM simulates the role only
             if ":assumed-role/" in principal:
                 principal = iam.get_role(RoleName=principal.split("/")[1])["Role"]["Arn"]
         for statement in rights:
@@ -256,8 +257,8 @@ def permitted(account: Account, rights: list[Statement], role: str) -> str:
 
 
 def bucket(account: Account) -> str:
-    """The bucket and its region; RequestError where there is no such bucket, it may not be
-    looked at, or it lies in another region than the jobs."""
+    """The bucket and its region; RequestError where there is no such bucket, it may not
+    be looked at, or it lies in another region than the jobs."""
     job_region = account.place.region
     name = account.place.artifact_root.removeprefix("s3://").partition("/")[0]
     with account.client("s3") as s3:
