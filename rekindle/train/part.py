@@ -281,7 +281,7 @@ def _drops(network: nn.Module) -> bool:
     for module in network.modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
             return True
-    # attention and some blocks have no layer, and call F.dropout with a rate of the config
+    # attention may have no layer, and call F.dropout with a rate of the config
     config = getattr(getattr(network, "config", None), "__dict__", {})
     rates = config_of({**config, "model_type": modules.model_type(network)})
     return any(float(rates.get(name) or 0.0) > 0 for name in DROPOUTS)
