@@ -19,8 +19,8 @@
     └── InterruptedRunError       exit 130: Ctrl-C; the same command resumes
 
 `str(error)` is the text a person reads in a terminal or at the end of a log;
-`failure_from_log` reads it back. Whatever a service sends back of a secret ends here:
-texts are masked."""
+`error_in_log` (launch/events.py) reads it back. Secrets are masked in all texts of a problem,
+because a service may quote in its error what it was sent."""
 
 import contextlib
 import dataclasses
@@ -51,17 +51,18 @@ class Problem:
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The question after the nearest of the `known`, as difflib finds it; "" where none is near."""
-    import difflib  # met only by what goes wrong
+    """A question that suggests the most similar of the `known` names; "" where none is similar."""
+    import difflib  # here, so that a command that succeeds does not import it
 
     near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"did you mean `{near[0]}`?" if near else ""
 
 
 def first_line(error: BaseException, text: object = None) -> str:
-    """The first line of an error's text, or of the `text` that stands for it; the name of
-    its type where there is none."""
-    return (str(text or error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of `text`, by default of the error's own; the name of the error's type
+    where the text is empty."""
+    lines = str(text or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def fix_of(error: OSError) -> str:
@@ -70,7 +71,7 @@ def fix_of(error: OSError) -> str:
         folder = Path(str(error.filename or ".")).absolute()
         existing = next((p for p in (folder, *folder.parents) if p.exists()), folder)
         with contextlib.suppress(OSError):
-            if not os.statvfs(existing).f_favail:
+            if not os.statvfs(existing).f_favail:  # ENOSPC also stands for this
                 return "delete files: the file system has no inodes left"
         return "free some space"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -83,6 +84,8 @@ def fix_of(error: OSError) -> str:
 
 
 def _shown(text: str) -> str:
+    """The text as a person may see it: without secrets, and without codes that would steer a
+    terminal."""
     return plain(masked(text))
 
 
@@ -93,15 +96,22 @@ class RekindleError(Exception):
     exit_code = 1
 
     def __init__(self, what: str | Iterable[Problem], *, where: str = "", fix: str = "") -> None:
-        problems = [Problem(what, where, fix)] if isinstance(what, str) else list(what)
-        self.problems = tuple(
-            Problem(_shown(p.what), _shown(p.where), _shown(p.fix), p.code or self.code)
-            for p in problems
-        )
+        problems = [Problem(what, where, fix)] if isinstance(what, str) else what
+        self.problems = tuple(self._as_shown(problem) for problem in problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    def _as_shown(self, problem: Problem) -> Problem:
+        """The problem as a person may see it, with this error's code if it has none."""
+        return Problem(
+            what=_shown(problem.what),
+            where=_shown(problem.where),
+            fix=_shown(problem.fix),
+            code=problem.code or self.code,
+        )
+
     def __reduce__(self) -> tuple[type["RekindleError"], tuple[tuple[Problem, ...]]]:
-        return type(self), (self.problems,)  # whole, when it travels from rank to rank
+        # pickle would keep only the text, and an error travels from rank to rank with its problems
+        return type(self), (self.problems,)
 
 
 class RequestError(RekindleError):

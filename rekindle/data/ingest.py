@@ -1,10 +1,13 @@
 """A source becomes examples: read, window, normalise, split, validate; in bounded memory.
 
-The source is cut into pieces (pieces.py), an executor has them read, and their files and
-counts are put together here: `summary.json` is last. The same source gives the same bytes
-with every executor. Anything unfit makes `ingest` raise a single DataError. A split by
-time needs the times of all records first: pieces are kept undivided until the cuts are
-known."""
+The source is cut into pieces (pieces.py), workers read them (executor.py), and their
+files and counts are put together here; `summary.json` is written last. The same source
+gives the same bytes with every executor. All that is unfit in a source is in one
+DataError.
+
+Workers write a piece into one file a split. Only a split by time needs the times of all
+records before it can place any: then pieces are written undivided, and divided in a
+second round."""
 
 import collections
 import dataclasses
@@ -50,20 +53,23 @@ from rekindle.spec.model import DataSpec
 log = logging.getLogger(__name__)
 
 _TIME = "_rekindle_time"  # the column of times of an undivided piece
-_TIMES = "times.npy"
-_UNDIVIDED = "all"
-_AFTERWARDS = ("on_bad_rows", "max_bad_rows", "duplicates")  # judged once all is read
+_TIMES = "times.npy"  # the same times, for `count_times`, which reads nothing else
+_UNDIVIDED = "all"  # the name of the one split of an undivided piece
+# settings that are applied once all pieces are read, so no piece depends on them
+_APPLIED_AFTER_READING = ("on_bad_rows", "max_bad_rows", "duplicates")
 
 
 def ingest(
     data: DataSpec, modality: str, window: str, out: Path, *, source: str = "", store: str = ""
 ) -> ExamplesSummary | None:
-    """Write the examples of a source, or of a mixture, into `out`; returns, and writes,
-    their summary. `window`: the text of a resolved window, "" for all; `source`: a
-    fingerprint to carry along; `store`: a path or URI that keeps pieces for the next
-    time, and which all workers reach. On several nodes all but the first return None.
-    Raises DataError with everything that is wrong with the source, and where what was
-    read has another fingerprint."""
+    """Write the examples of a source, or of a mixture, and their summary into `out`;
+    returns the summary, on several nodes only on the first.
+
+    `window` is the text of a resolved window, or "" for all records. `source` is the
+    fingerprint that the data have to have; "" for any. `store` is a path or URI that all
+    workers reach, and which keeps pieces for the next time; "" for neither. Raises
+    DataError with everything that is wrong with the source, or where its fingerprint is
+    another."""
     reserved = [name for name in data.slices if name in RESERVED]
     if reserved:
         raise RequestError(
@@ -72,20 +78,21 @@ def ingest(
             fix=f"rename the column; {', '.join(reserved)} means something else in the examples",
         )
     out.mkdir(parents=True, exist_ok=True)
-    # first: a folder without its summary is not complete
+    # the summary goes first: without it what an interrupted run leaves is not complete
     (out / SUMMARY).unlink(missing_ok=True)
     for file in out.glob("*.arrow"):
         file.unlink()
-    # within the output, so that files can be linked to where they belong
+    is_first_node = Rendezvous.current().node_rank == 0
+    # in the folder of the output, hence on its disk: files get there by hard links
     with tempfile.TemporaryDirectory(prefix=".pieces-", dir=out) as scratch:
         ingestion = _Ingestion(data, modality, window, source, scratch)
-        if ingestion.in_pieces and store:
+        if ingestion.can_be_cut and store:
             ingestion.store = PieceStore(store)
-        # what is not in pieces the first node reads alone
-        if Rendezvous.current().node_rank and not ingestion.in_pieces:
+        # the first node reads alone what cannot be cut
+        if not is_first_node and not ingestion.can_be_cut:
             return None
         ingestion.run(out)
-        if Rendezvous.current().node_rank:
+        if not is_first_node:
             return None
         summary = ingestion.summarise(out)
     summary.write(out / SUMMARY)
@@ -96,38 +103,50 @@ def ingest(
 
 
 class _Part:
-    """One of the sources, its pieces, and what came of them; uncut, it is one piece."""
+    """One source of the data, of which a mixture has several: its pieces, and what
+    workers made of them. A source that cannot be cut is one piece."""
+
+    items: list[dict[str, Any]]
+    """What workers get, an item a piece; `key` names its entry in the store."""
+    entries: list[Entry]
+    """What workers return, an entry a piece (`_Piece.to_json`)."""
+    hashes: dict[str, str]
+    """The hash of each file, by path."""
 
     def __init__(self, data: DataSpec, modality: str, window: Window | None, number: int) -> None:
         self.data = data
         self.modality = modality
         self.window = window if data.window else None
-        self.items: list[dict[str, Any]] = [{"key": f"whole-{number}"}]
+        self.items = [{"key": f"whole-{number}"}]
         self.executor: Executor = Local(1)
-        self.entries: list[Entry] = []
+        self.entries = []
         self.opened = open_source(data, modality, self.window)
-        self.by_column = _by_column(data, self.window)
-        self.in_pieces = isinstance(self.opened, FileSource | HubSource)
-        self.contents: dict[str, str] = {}
+        self.filters_rows = _filters_rows(data, self.window)
+        self.can_be_cut = isinstance(self.opened, FileSource | HubSource)
+        self.hashes = {}
 
-    def cut(self, order: dict[str, Any], store: PieceStore, source: str) -> None:
-        """Have the source measured: its pieces become the items,
-        and `order` is for them."""
+    def cut(self, order: Order, store: PieceStore, expected: str) -> Order:
+        """Cut the source into pieces, which become the items; returns the order with what
+        workers need for them. `expected` is the fingerprint that the data have to
+        have."""
         _, size_bytes = self.opened.extent()
         self.executor = executor_of(self.data, store, size_bytes // WORTH_BYTES)
-        pieces, self.contents, location = cut(self.opened, self.data, self.executor)
-        order |= location
-        # workers that read apart have to agree on it
+        pieces, self.hashes, location = cut(self.opened, self.data, self.executor)
+        order = {**order, **location}
+        # all images get the shape of the first, on which workers of several pieces have
+        # to agree
         has_images = reads_images(self.data, self.modality)
         if has_images and order["shape"] is None and len(pieces) > 1:
-            order["shape"] = self._first_shape(order, [piece.item() for piece in pieces])
-        # of no effect on a piece, or of one that its content shows
+            shape = self._first_shape(order, [piece.item() for piece in pieces])
+            order = {**order, "shape": shape}
+        # An entry of the store is found by a hash of all that its bytes depend on. Left
+        # out are settings that change no piece, or only which pieces there are.
         ignored = {
             "source",
             "window",
             "shard_rows",
             "shuffle_gb",
-            *_AFTERWARDS,
+            *_APPLIED_AFTER_READING,
             *DataSpec.EXECUTION,
         }
         settings = [
@@ -135,27 +154,29 @@ class _Part:
             self.modality,
             order["shape"],
         ]
-        if self.by_column:
+        if self.filters_rows:
             settings.append(order["window"])
-        if self.opened.names_files:  # and what they hold is not known before
-            settings.append(source)
+        # Hashes of pieces do not cover files that their rows name. The fingerprint of the
+        # data does.
+        if self.opened.names_files:
+            settings.append(expected)
         # other code may make other examples of the same bytes
-        made_of = [settings, code()]
-        self.items = [piece.item(made_of) for piece in pieces]
+        depends_on = [settings, code()]
+        self.items = [piece.item(depends_on) for piece in pieces]
+        return order
 
     def fingerprint_as_read(self) -> str:
-        """The fingerprint of what the pieces read."""
+        """The fingerprint of the data that workers read, made as `fingerprint` makes it."""
         hashes = [entry["seen"] for entry in self.entries if entry["seen"]]
-        rows = combined(hashes) if hashes else ""
-        if self.by_column:
-            return rows
+        hash_of_rows = combined(hashes) if hashes else ""
+        if self.filters_rows:
+            return hash_of_rows
         if isinstance(self.opened, FileSource):
-            return self.opened.fingerprint_of(self.contents, rows)
+            return self.opened.fingerprint_of(self.hashes, hash_of_rows)
         return self.opened.fingerprint()
 
     def _first_shape(self, order: Order, items: Sequence[Entry]) -> Shape | None:
-        """The shape of the first image of the
-        source, which decides for all that follow."""
+        """The shape of the first image of the source; None where it has no image."""
         for item in items:
             shape = self._shape_in(order, item)
             if shape:
@@ -172,38 +193,51 @@ class _Part:
 
 
 class _Ingestion:
-    """One run of `ingest`: the parts of the source, and what came of all of them."""
+    """One call of `ingest`: all sources, and what workers made of all their pieces.
 
-    def __init__(self, data: DataSpec, modality: str, window: str, source: str, root: str) -> None:
+    `expected` is the fingerprint that the data have to have, or ""."""
+
+    new_pieces: str
+    """How many pieces were not in the store yet, in words; "" for a single piece."""
+    left_out: collections.Counter[str]
+    """Rows in no split that are no fault, by reason: `duplicate`, `gap`."""
+    shape: Shape | None
+    """The shape of the first image."""
+    files: list[ExamplesPart]
+    """Files of examples whose paths are, until `_take_files`, keys of the store."""
+
+    def __init__(
+        self, data: DataSpec, modality: str, window: str, expected: str, root: str
+    ) -> None:
         self.data = data
         self.modality = modality
         self.window = parse_window(window)
-        self.source = source
+        self.expected = expected
         self.store = PieceStore(root)
         self.parts = [
             _Part(part, modality, self.window, number) for number, part in enumerate(data.parts)
         ]
-        self.in_pieces = all(part.in_pieces for part in self.parts)
+        self.can_be_cut = all(part.can_be_cut for part in self.parts)
         self.findings = Findings()
         self.span = Span()
-        self.seen = ""  # the fingerprint of what was read
-        self.pieces = ""  # how many are new, in words
+        self.fingerprint_as_read = ""
+        self.new_pieces = ""
         self.bad_rows: dict[str, int] = {}
-        self.left_out = collections.Counter[str]()
-        self.shape: Shape | None = None
+        self.left_out = collections.Counter()
+        self.shape = None
         self.items: list[dict[str, Any]] = []
         self.entries: list[Entry] = []
-        self.files: list[ExamplesPart] = []  # whose paths are entries of the store
+        self.files = []
         self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
 
     def run(self, out: Path) -> None:
-        """Have all pieces read, divided and compared;
-        `out` gets a list of rows left out."""
+        """Have all pieces read, divided by time if need be, and searched for copies;
+        writes a list of the bad rows that are left out into `out`."""
         order = self._read_parts()
-        self.seen = combined([part.fingerprint_as_read() for part in self.parts])
-        if self.in_pieces and len(self.items) > 1:
+        self.fingerprint_as_read = combined([part.fingerprint_as_read() for part in self.parts])
+        if self.can_be_cut and len(self.items) > 1:
             new = sum(entry["new"] for entry in self.entries)
-            self.pieces = f"{new} of {len(self.items)} new"
+            self.new_pieces = f"{new} of {len(self.items)} new"
             log.info("%d pieces of the source, %d of them new", len(self.items), new)
         read_rows = sum(self._rows(name) for name in (_UNDIVIDED, *SPLITS))
         self.bad_rows = leave_out(self.data, self.findings, read_rows, out)
@@ -216,8 +250,9 @@ class _Ingestion:
         self._find_copies(self.parts[0].executor)
 
     def _read_parts(self) -> Order:
-        """Have the pieces of all parts read; returns the order of the last part."""
-        order: dict[str, Any] = {}
+        """Have the pieces of all parts read; returns the order of the last part, which of
+        a split by time is the only one."""
+        order: Order = {}
         for number, part in enumerate(self.parts):
             order = {
                 "data": part.data.model_dump(mode="json"),
@@ -226,10 +261,12 @@ class _Ingestion:
                 "store": self.store.root,
                 "shape": self.shape,
             }
-            if self.in_pieces:
-                part.cut(order, self.store, self.source)
-                # whose fingerprint is known before rows are read
-                if len(self.parts) == 1 and not (part.by_column or part.opened.names_files):
+            if self.can_be_cut:
+                order = part.cut(order, self.store, self.expected)
+                # Cutting has hashed the files. Where nothing else is in the fingerprint,
+                # changed data are refused before they are read.
+                is_known = not (part.filters_rows or part.opened.names_files)
+                if len(self.parts) == 1 and is_known:
                     self._check_unchanged(part.fingerprint_as_read())
             work = digest([order, part.items])
             part.entries = part.executor.map(f"{__name__}:ingest_piece", order, part.items, work)
@@ -244,8 +281,8 @@ class _Ingestion:
         return order
 
     def _find_copies(self, executor: Executor) -> None:
-        """Have all workers look for copies, which are left out,
-        or noted if in two splits."""
+        """Leave copies of examples out, as `data.duplicates` asks; where it keeps them,
+        note those that lie in two splits."""
         data = self.data
         if data.duplicates != "keep":
             if not self.findings:
@@ -255,21 +292,26 @@ class _Ingestion:
                     self.class_rows[split] -= counts
                 self.left_out["duplicate"] = rows - _count(self.files)
             return
+        # a split by the hash of the content puts copies into one split, any other may not
         by_key = any(part.columns.group or part.columns.key for part in data.parts)
-        if by_key or data.split.by != "hash":  # else copies are together
+        if by_key or data.split.by != "hash":
             self.findings.include(find_leaks(self.store, self.files, executor), 0)
 
     def _divide(self, order: Order, executor: Executor) -> None:
-        """Have all pieces divided by time, at the cuts that all of them together have."""
-        # one cut for all pieces, found by counts of digits: no worker sends its times
+        """Find the times at which the splits of all pieces together begin, and have each
+        piece divided there."""
         keys = [{"key": item["key"]} for item in self.items]
 
+        # The cuts are found digit by digit (`order_statistic`), by counts that workers
+        # make of their own pieces, so no worker has to send its times.
         def counts(prefix: int, bits: int) -> Times:
             question = {"store": self.store.root, "prefix": prefix, "bits": bits}
             work = digest([question, keys])
             total = np.zeros(1 << 16, np.int64)
-            for digits, times in executor.map(f"{__name__}:count_times", question, keys, work):
-                total[digits] += np.asarray(times, np.int64)
+            for digits, occurrences in executor.map(
+                f"{__name__}:count_times", question, keys, work
+            ):
+                total[digits] += np.asarray(occurrences, np.int64)
             return total
 
         cuts = time_cuts(counts, self._rows(_UNDIVIDED), self.data.split)
@@ -285,9 +327,9 @@ class _Ingestion:
         self.entries = executor.map(f"{__name__}:divide_piece", order, self.items, work)
         self.left_out["gap"] = sum(entry["gap"] for entry in self.entries)
 
-    def _check_unchanged(self, seen: str) -> None:
-        """Raise DataError where what was read has another fingerprint than this run's."""
-        if self.source and self.source != seen:
+    def _check_unchanged(self, fingerprint_as_read: str) -> None:
+        """Raise DataError where the data have another fingerprint than this run's."""
+        if self.expected and self.expected != fingerprint_as_read:
             raise DataError(
                 "the data changed between `fingerprint` and `ingest`",
                 where=self.data.named,
@@ -300,11 +342,12 @@ class _Ingestion:
         return sum(sum(entry["batches"].get(name, [])) for entry in self.entries)
 
     def summarise(self, out: Path) -> ExamplesSummary:
-        """Take the files to `out`; returns their summary.
-        Raises DataError if any is unfit."""
+        """Put the files into `out`; returns their summary. Raises DataError with all that
+        is wrong with the source."""
         data = self.data
-        if not self.findings:  # else what was read may not be all
-            self._check_unchanged(self.seen)
+        # with findings a reader may have stopped early, and the fingerprint is of a part
+        if not self.findings:
+            self._check_unchanged(self.fingerprint_as_read)
         files = self._take_files(out)
         label_type = load_modality(self.modality).label_type
         is_labelled = label_type is not None and not data.is_numeric
@@ -314,7 +357,7 @@ class _Ingestion:
         labels: tuple[str, ...] = ()
         if is_labelled:
             labels = label_order(data.labels, set[str]().union(*self.class_rows.values()))
-        # a spelling is no fault, but two classes of one are seldom meant
+        # two spellings may be meant as two classes, so this is a notice and not an error
         alike = _alike(labels)
         if alike and not data.labels:
             emit("notice", text=f"{alike} may be one class: correct them, or set data.labels")
@@ -322,20 +365,21 @@ class _Ingestion:
         self._check_rows(rows, labels, left_out)
         self.findings.raise_if_any()
         class_rows = {}
-        for split in SPLITS if is_labelled else ():
-            counts = self.class_rows[split]
-            class_rows[split] = {label: counts[label] for label in labels}
+        if is_labelled:
+            for split in SPLITS:
+                counts = self.class_rows[split]
+                class_rows[split] = {label: counts[label] for label in labels}
         return ExamplesSummary(
             modality=self.modality,
             window=str(self.window or ""),
             labels=labels,
             rows=rows,
-            source=self.source or digest([file.sha256 for file in files]),
+            source=self.expected or digest([file.sha256 for file in files]),
             slices=data.slices,
             image_shape=self.shape,
             files=tuple(files),
             bad_rows=self.bad_rows,
-            pieces=self.pieces,
+            pieces=self.new_pieces,
             faulty=self.findings.rows if self.bad_rows else 0,
             left_out=left_out,
             class_rows=class_rows,
@@ -344,7 +388,7 @@ class _Ingestion:
     def _check_rows(
         self, rows: Mapping[str, int], labels: Sequence[str], left_out: Mapping[str, int]
     ) -> None:
-        """Note that there are no rows, or what the splits lack."""
+        """Add a finding where there are no rows, or a split lacks rows or classes."""
         data = self.data
         if not sum(rows.values()):
             if self.window is not None and self.span.rows:
@@ -357,9 +401,10 @@ class _Ingestion:
                 self.findings.note(
                     "the source holds no records", where=data.named, fix="check data.source"
                 )
-        elif not self.findings:  # rows that were refused are missing from every split
-            # where each part of a content has a label, a rare one is in few rows, and need not
-            # be in those of every split
+        # with findings, what a split lacks may be among the rows that were refused
+        elif not self.findings:
+            # Where each word of a text has a label, a rare label is in few rows: only the
+            # training split has to have all of them.
             label_type = load_modality(self.modality).label_type
             has_lists = label_type is not None and pa.types.is_list(label_type)
             complete = ("train",) if has_lists else SPLITS
@@ -369,13 +414,13 @@ class _Ingestion:
             check_splits(rows, self.class_rows, labels, required, complete, self.findings, left_out)
 
     def _files_in_store(self) -> list[ExamplesPart]:
-        """The files of all pieces, as in the store;
-        the first piece's also where empty."""
+        """The files of all pieces, still in the store."""
         files = []
         for split in SPLITS:
             name = f"{split}.arrow"
             for number, (item, entry) in enumerate(zip(self.items, self.entries, strict=True)):
                 batches = entry["batches"].get(split, [])
+                # every split has at least one file, though it may be empty
                 if name in entry["files"] and (batches or number == 0):
                     file = ExamplesPart(
                         path=item["key"],
@@ -388,7 +433,7 @@ class _Ingestion:
         return files
 
     def _take_files(self, out: Path) -> list[ExamplesPart]:
-        """The files, taken from the store to `out`."""
+        """Put the files of the store into `out`; returns them with their paths there."""
         numbers = {split: itertools.count() for split in SPLITS}
         taken_files = []
         for file in self.files:
@@ -412,28 +457,30 @@ def _count(files: Iterable[ExamplesPart]) -> int:
 
 @made_once
 def ingest_piece(order: Order, item: Entry, store: PieceStore, folder: Path) -> dict[str, Any]:
-    """Of a piece of the source, or of all of it. Raises DataError where files are not
-    those that were measured."""
+    """Read a piece of the source, or all of it, into `folder`; returns `_Piece.to_json`.
+
+    Raises DataError where files are not those that were measured."""
     data = DataSpec.model_validate(order["data"])
     window = parse_window(order["window"])
     source = source_of(order, item, data, order["modality"])
     piece = _Piece(data, order["modality"], window, order["shape"])
     check_versions(source)
-    # checked before and behind: no file may change while it is read
+    # before and after, because a file may change while it is read
     piece.write(source, folder)
     check_versions(source)
-    if isinstance(source, FileSource) and not _by_column(data, window):
-        piece.seen = source.named
+    if isinstance(source, FileSource) and not _filters_rows(data, window):
+        piece.hash_as_read = source.named
     return piece.to_json()
 
 
-def _by_column(data: DataSpec, window: Window | None) -> bool:
-    """Whether a column says which records lie in the window."""
+def _filters_rows(data: DataSpec, window: Window | None) -> bool:
+    """Whether a column says which records lie in the window; with `{window}` in the
+    source, its partitions do."""
     return window is not None and "{window" not in data.source
 
 
 class _Splits:
-    """Writes tables into a file a split, and counts."""
+    """Writes rows into a file for each split, and counts the rows of each class."""
 
     def __init__(self, writer: ExamplesWriter) -> None:
         self.writer = writer
@@ -452,7 +499,15 @@ class _Splits:
 
 
 class _Piece:
-    """One reading of rows into files, and what is known of it."""
+    """A worker's reading of one piece into files, and what it found."""
+
+    span: Span
+    """The times of all records, also of those outside the window."""
+    hash_as_read: str
+    """The piece's part of the fingerprint: a hash of the records in the window where a
+    column says which these are, of the files that rows name otherwise; "" for neither."""
+    batches: dict[str, list[int]]
+    """The rows of each batch, by split."""
 
     def __init__(
         self, data: DataSpec, modality: str, window: Window | None, shape: Sequence[int] | None
@@ -462,13 +517,13 @@ class _Piece:
         self.window = window
         self.findings = Findings()
         self.span = Span()
-        self.seen = ""
+        self.hash_as_read = ""
         self.normaliser = Normaliser(data, modality, self.findings, _shape_of(shape))
-        self.batches: dict[str, list[int]] = {}
+        self.batches = {}
         self.class_rows: Mapping[str, Mapping[str, int]] = {}
 
     def write(self, source: Source, folder: Path) -> None:
-        """Write the examples that `source` gives: divided, or with their times."""
+        """Write the examples of `source` by split; with their times where these divide them."""
         schema = examples.schema_of(self.modality, self.data.slices, self.data.is_numeric)
         if self.data.split.by == "time":
             self._write_undivided(source, folder, schema)
@@ -502,7 +557,7 @@ class _Piece:
             "findings": self.findings.to_json(),
             "span": dataclasses.astuple(self.span),
             "shape": self.normaliser.image_shape,
-            "seen": self.seen,
+            "seen": self.hash_as_read,
             "batches": self.batches,
             "class_rows": self.class_rows,
         }
@@ -512,38 +567,39 @@ class _Piece:
         and the source's own split."""
         column = time_column(self.data)
         columns = wanted_columns(self.data, self.modality)
-        by_column = _by_column(self.data, self.window)
+        filters_rows = _filters_rows(self.data, self.window)
         records = RecordsHash(columns)
         for raw in source.read(columns, self.findings):
             times = np.zeros(len(raw), np.int64)
             if column is not None:
                 times, keep = read_times(raw, column, self.findings)
                 self.span.include(times[keep])
-                if by_column:
+                if filters_rows:
                     assert self.window is not None
                     keep &= inside(times, self.window)
                 raw = raw.filter(keep)
                 times = times[keep]
-            if by_column:
+            if filters_rows:
                 records.update(raw)
             if len(raw):
                 table, is_example = self.normaliser(raw)
                 yield table, times[is_example], raw.split
-        self.seen = records.digest() if records.rows else ""
+        self.hash_as_read = records.digest() if records.rows else ""
 
 
 def count_times(order: Order, item: Entry) -> list[list[int]]:
-    """How often the times of an undivided piece have each digit (see `digit_counts`)."""
+    """The digits that occur in the times of an undivided piece, and how often each does
+    (see `digit_counts`)."""
     with PieceStore(order["store"]).reading(item["key"], _TIMES) as path:
         total = digit_counts(np.load(path), order["prefix"], order["bits"])
-    # most of the 65,536 digits do not occur
+    # as most of the 65,536 digits do not occur, this is shorter than a count of each
     (digits,) = np.nonzero(total)
     return [digits.tolist(), total[digits].tolist()]
 
 
 @made_once
 def divide_piece(order: Order, item: Entry, store: PieceStore, folder: Path) -> dict[str, Any]:
-    """Of an undivided piece, divided by the cuts."""
+    """Divide an undivided piece at the cuts, into one file a split in `folder`."""
     data = DataSpec.model_validate(order["data"])
     schema = examples.schema_of(order["modality"], data.slices, data.is_numeric)
     cuts = tuple(order["cuts"])
@@ -561,11 +617,13 @@ def divide_piece(order: Order, item: Entry, store: PieceStore, folder: Path) -> 
 
 
 def _alike(labels: Sequence[str]) -> str:
-    """The first that differ in capitals, spaces around or a `.0` alone; "" for none."""
-    by_word = collections.defaultdict[str, list[str]](list)
+    """The first labels that differ only in capitals, in spaces around them or in a final
+    `.0`, in words; "" for none."""
+    by_spelling = collections.defaultdict[str, list[str]](list)
     for label in labels:
-        by_word[re.sub(r"(?<=\d)\.0+$", "", label.strip().casefold())].append(label)
-    for spellings in by_word.values():
+        normalised = re.sub(r"(?<=\d)\.0+$", "", label.strip().casefold())
+        by_spelling[normalised].append(label)
+    for spellings in by_spelling.values():
         if len(spellings) > 1:
             return " and ".join(repr(label) for label in spellings)
     return ""

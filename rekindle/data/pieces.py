@@ -1,13 +1,15 @@
-"""A source in pieces, each read by one worker alone: files, or a part of a large one.
+"""How a source is cut into pieces, each of which one worker reads: several files, or a
+part of a large one.
 
-Of CSV and JSON lines a part are lines, of Parquet row groups; a compressed file is one
-piece, and so is a CSV file in which a row may span lines. Which pieces there are follows
-from names, sizes and bytes alone. A piece holds files of one partition only, so that a
-window that moves on finds the pieces of the months that stay.
+A part of a CSV or JSON lines file is a range of lines, a part of a Parquet file some of
+its row groups. A compressed file is never cut, nor is a CSV file in which a row may span
+lines. Names, sizes and bytes alone decide which pieces there are. A piece holds files of
+one partition only, so that a window that moves on finds the pieces of the months that
+stay.
 
-Two rounds: blocks of files are measured (hash, newlines, quotes), which cuts the files
-and gives each piece a key by what it will read; then pieces are read, if their files are
-still as listed.
+There are two rounds. First blocks of files are measured (hash, newlines, quotes): from
+that follow the cuts, and for each piece a key by what it will read. Then the pieces are
+read, if their files are still as listed.
 
 A file that changes while it is read ends the step at the first other version, with its
 name; pieces that were read stay, and the next run begins with the file as it is then.
@@ -44,22 +46,24 @@ _READ_BYTES = 4 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What was measured of a block of a file. `newlines` and `quotes` only of files of
-    lines that have several: whether quotes are even before the first newline, on a line,
-    behind the last."""
+    """What was measured of a block of a file."""
 
     sha256: str
     newlines: int = 0
+    """How many there are; counted only in a file of lines that is cut between them."""
     quotes: tuple[bool, bool, bool] = (True, True, True)
+    """Whether the number of quotes is even before the first newline, on each line between
+    newlines, and after the last newline; counted only in such a file, if it is CSV."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SourcePiece:
-    """Files, a part of one, or of a data set of the hub: what `source_of` takes, and what
-    its rows depend on."""
+    """A piece: files, a part of a file, or a part of a data set of the hub."""
 
     facts: Mapping[str, Any]
+    """What `source_of` needs to read it."""
     content: Sequence[object]
+    """What its rows depend on."""
 
     @classmethod
     def of(cls, files: Sequence[SourceFile], hashes: Sequence[str]) -> Self:
@@ -78,19 +82,19 @@ class SourcePiece:
         return cls({"files": facts}, [identities, list(hashes)])
 
     def item(self, settings: Any = None) -> dict[str, object]:
-        """JSON for a worker; `key` identifies what
-        reading it with these settings gives."""
+        """The piece as JSON for a worker. Its `key` is a hash of what its rows depend on,
+        and of the settings that they are read with."""
         return {"key": digest([settings, *self.content]), **self.facts}
 
 
 def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: str) -> Source:
-    """The source that reads only the piece `item`; all of one that has none."""
+    """The source that reads only the piece `item`; the whole source if it is not cut."""
     if "hub" in item:
         return HubSource(data, modality, item["hub"])
     if "files" not in item:
         return open_source(data, modality, parse_window(order["window"]))
     filesystem, _ = fsspec.url_to_fs(data.source)
-    named = hashlib.sha256()  # one for all files: of what their rows name
+    named = hashlib.sha256()  # of the files that rows of all these files name
     source_files = list[SourceFile]()
     for path, name, size, partition, split, *part in item["files"]:
         source_files.append(
@@ -114,8 +118,9 @@ def source_of(order: Order, item: Mapping[str, Any], data: DataSpec, modality: s
 def cut(
     source: Source, data: DataSpec, executor: Executor
 ) -> tuple[list[SourcePiece], dict[str, str], dict[str, Any]]:
-    """The pieces of a source, none if it has none; the hash of each of its files by path,
-    and the order for workers that read a piece by `source_of`."""
+    """The pieces of a source, the hash of each of its files by path, and what the order
+    for workers has to hold for `source_of`. All are empty for a source that cannot be
+    cut."""
     if isinstance(source, HubSource):
         return [SourcePiece({"hub": part}, [part]) for part in source.parts()], {}, {}
     if not isinstance(source, FileSource):

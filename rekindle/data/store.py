@@ -1,14 +1,15 @@
 """Where pieces of data wait for a step: a folder, or an object store for all workers.
 
-An entry is a few files and `entry.json`, which comes last and is the commit. An entry
-without it, with a damaged one, without a file, or with a damaged file here, is not there,
-and is made again. The files of one key have the same bytes, whichever worker makes them,
-so an object store takes repeated writes. Whole files from elsewhere are checked against
-their hash.
+An entry is a few files and `entry.json`, which comes last and is the commit. Where it is
+missing or damaged, or a file of the entry is, the entry counts as missing and is made
+again; of files in an object store only the presence is looked at then, and the hash when
+they are fetched. The files of one key have the same bytes, whichever worker makes them,
+so two workers may write the same entry to an object store.
 
-In a folder entries are made in place and taken by links, and a rename commits all files of
-one: a corpus is neither copied within a disk nor seen while it is half there. So entries
-in a folder are handled here; object stores, and what is small, go through `storage/`."""
+In a folder entries are made in place and taken by hard links, and a rename commits all
+files of one: a corpus is neither copied within a disk nor seen while it is half there. So
+entries in a folder are handled here; object stores, and what is small, go through
+`storage/`."""
 
 import atexit
 import contextlib
@@ -32,7 +33,7 @@ from rekindle.storage import Folder, about, storage_of
 log = logging.getLogger(__name__)
 
 _ENTRY = "entry.json"
-# entries of stores elsewhere that this process has fetched, by key
+# the folders of entries of object stores that this process has fetched, by key
 _FETCHED: dict[str, Path] = {}
 
 
@@ -43,12 +44,12 @@ class PieceStore:
         self.root = root
         self._storage = storage_of(root, about("the pieces of data"))
         self._folder: Path | None = None
-        """Where entries lie on this machine."""
+        """The folder of the entries; None for an object store."""
         if isinstance(self._storage, Folder):
             self._folder = self._storage.path.absolute()
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """What was committed with the entry; None where there is none."""
+        """The entry of a key, as `commit` returned it; None where it counts as missing."""
         entry = self._entry(key)
         if entry is None:
             return None
@@ -59,7 +60,7 @@ class PieceStore:
         return entry
 
     def _is_whole(self, key: str, name: str, sha256: str) -> bool:
-        """Whether a file is there; on this machine, with the right bytes."""
+        """Whether a file of an entry is there, and in a folder has the right bytes."""
         if self._folder is None:
             return self._storage.size(f"{key}/{name}") is not None
         path = self._folder / key / name
@@ -67,8 +68,9 @@ class PieceStore:
 
     @contextlib.contextmanager
     def writing(self, key: str) -> Iterator[Path]:
-        """A folder here whose files `commit` makes
-        those of the entry; removed afterwards."""
+        """A folder on this machine for the files of an entry, to be given to `commit`.
+
+        What was not committed is removed afterwards."""
         if self._folder is None:
             with tempfile.TemporaryDirectory() as scratch:
                 yield Path(scratch)
@@ -82,8 +84,8 @@ class PieceStore:
             shutil.rmtree(draft, ignore_errors=True)
 
     def commit(self, key: str, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-        """Store the files of `folder`, which `writing` gave, with facts about them, and
-        the hash of each as `files`; returns the whole entry."""
+        """Store the files of `folder`, which `writing` gave, as an entry; returns the
+        entry: the facts about the files and, as `files`, the hash of each."""
         files = sorted(folder.iterdir())
         entry = {**facts, "files": {file.name: file_sha256(file) for file in files}}
         text = json.dumps(entry)
@@ -106,9 +108,9 @@ class PieceStore:
         return entry
 
     def take(self, key: str, name: str, sha256: str, target: Path) -> None:
-        """Put a file of an entry, which `find` or `commit` gave, at `target`, by a link
-        where that goes; raises DataError where it is missing, or arrives with other
-        bytes."""
+        """Put a file of an entry at `target`, by a hard link if possible. `find` or
+        `commit` gave its `sha256`. Raises DataError where it is missing, or arrives with
+        other bytes."""
         if self._folder is None:
             if not self._storage.download(f"{key}/{name}", target):
                 raise self._fault(key, name, "is missing")
@@ -131,7 +133,7 @@ class PieceStore:
 
     def column(self, key: str, name: str, column: str) -> pa.ChunkedArray:
         """One column of an Arrow file of an entry; its other bytes are not read."""
-        # what lies between the parts of the column is not wanted
+        # Reading ahead would fetch what lies between the parts of the column.
         with self._storage.reader(f"{key}/{name}", ahead=False) as file:
             field = pa.ipc.open_file(pa.PythonFile(file, "r")).schema.get_field_index(column)
             options = pa.ipc.IpcReadOptions(included_fields=[field])
@@ -149,7 +151,8 @@ class PieceStore:
 
     @contextlib.contextmanager
     def reading(self, key: str, name: str) -> Iterator[Path]:
-        """A file of an entry, here; from elsewhere a copy, as `take` makes it."""
+        """A file of an entry on this machine: the one in the folder, or a copy from the
+        object store that is removed afterwards. Raises DataError where it is damaged."""
         sha256 = self._hashes(key).get(name, "")
         with tempfile.TemporaryDirectory() as scratch:
             if self._folder is None:
@@ -163,7 +166,8 @@ class PieceStore:
             yield path
 
     def share(self, path: Path) -> str:
-        """The key under which workers elsewhere find a file, or the files of a folder."""
+        """Store a file, or the files of a folder, for workers on other machines; returns
+        the key of the entry."""
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         key = digest([[file.name, file_sha256(file)] for file in files])
         if self.find(key) is None:
@@ -174,7 +178,8 @@ class PieceStore:
         return key
 
     def shared(self, key: str) -> Path:
-        """A folder here with the files of an entry, which this process fetches once."""
+        """A folder on this machine with the files of an entry that `share` stored. A
+        process fetches it once."""
         if self._folder is not None:
             return self._folder / key
         if key not in _FETCHED:
@@ -188,12 +193,12 @@ class PieceStore:
         return _FETCHED[key]
 
     def answer(self, work: str, number: int, value: Any) -> None:
-        """Put the result of item `number` where the other nodes find it."""
+        """Store the result of item `number` of the work, for the other nodes."""
         self._storage.put(f"{work}/{number}", json.dumps(value).encode())
 
     def answered(self, work: str) -> set[int]:
-        """The items whose results are there."""
-        # a draft has no number for a name
+        """The numbers of the items whose results are there."""
+        # files that are still being written have other names than numbers
         return {int(name) for name in self._storage.files(work) if name.isdecimal()}
 
     def answers(self, work: str, count: int) -> list[Any]:
@@ -201,7 +206,7 @@ class PieceStore:
         return [json.loads(self._storage.read(f"{work}/{n}") or b"null") for n in range(count)]
 
     def _entry(self, key: str) -> dict[str, Any] | None:
-        """What an entry's commit says; None where there is none, or it is damaged."""
+        """What `entry.json` of a key holds; None where it is missing or damaged."""
         with contextlib.suppress(ValueError, TypeError):
             sha256, text = json.loads(self._storage.read(f"{key}/{_ENTRY}") or b"")
             if digest(text) == sha256:
@@ -218,9 +223,11 @@ Entry = Mapping[str, Any]
 
 
 def made_once(make: Callable[..., dict[str, Any]]) -> Callable[[Entry, Entry], Entry]:
-    """A function for executors: the entry of an item in the order's store, and whether it
-    is `new`. Where it is not there, `make` (of order, item, store and folder) fills the
-    folder, and returns facts about its files."""
+    """Make a function for executors, which returns the entry of an item in the order's
+    store, and as `new` whether it was made for this call.
+
+    Where the entry is missing, `make(order, item, store, folder)` writes its files into
+    the folder and returns facts about them."""
 
     @functools.wraps(make)
     def entry(order: Entry, item: Entry) -> Entry:

@@ -2,19 +2,19 @@
 examples: bounds of the gain that err as rarely as promised, also where few examples tell
 the two apart, or a rare one costs much.
 
-All bounds have one idea. The mean of numbers that cannot be below `a` is bounded from
-below by adding one more number, `a`, and weighting all of them at random (weights of a
-flat Dirichlet law): the quantile `tail` of such means (Gaffke 2005, Three test statistics
-for a nonparametric one-sided hypothesis on the mean of a nonnegative variable;
-Learned-Miller & Thomas 2020, arXiv:1905.06208). The one more stands for what the test
-split may not have seen: of n examples that all agree a share of 1 - tail^(1/n) may be
-otherwise, the "rule of three". Of one proportion this is the interval of Clopper and
-Pearson, of paired answers at zero the exact test of McNemar.
+All bounds follow one idea. Take numbers that cannot be below `a`, add one more number,
+`a`, and weight them all at random, by a flat Dirichlet law. The quantile `tail` of such
+means bounds the true mean from below (Gaffke 2005, Three test statistics for a
+nonparametric one-sided hypothesis on the mean of a nonnegative variable; Learned-Miller &
+Thomas 2020, arXiv:1905.06208). The added number stands for what the test split may not
+have seen: where n examples all agree, a share of 1 - tail^(1/n) may still disagree, the
+"rule of three". For one proportion this is the interval of Clopper and Pearson, for
+paired answers at zero the exact test of McNemar.
 
-`PairedAnswers` has it in closed form; `Resamples` draws the weights, which is the
-Bayesian bootstrap (Rubin 1981) with one more example that the candidate loses. What is
-lost at worst each kind of scores says (`Scores.worst`). Shapes: N examples, U units that
-are drawn together, R resamples."""
+`PairedAnswers` has the bounds in closed form. `Resamples` draws the weights, which is the
+Bayesian bootstrap (Rubin 1981) with one more example that the candidate loses; how much
+is lost at worst depends on the kind of scores (`Scores.worst`). Shapes: N examples, U
+units that are drawn together, R resamples."""
 
 import dataclasses
 import functools
@@ -29,19 +29,21 @@ from rekindle.objectives.scores import Floats, Ints, ModelScores, gain
 from rekindle.spec.model import GateSpec
 
 CHUNK_ELEMENTS = 4_000_000
+"""Weights that are in memory at once."""
 MOST_ELEMENTS = 400_000_000
-"""Weights that are drawn at most; beyond them the end of a tail is extrapolated."""
+"""Weights that are drawn at most. A quantile that needs more is extrapolated."""
 FEWEST_UNITS = 10
-"""Clusters of equal size that the ones at hand have to weigh as much as."""
+"""Data with clusters have to tell as much as so many clusters of equal size (`units_in`)."""
 
-_POWER = 0.8
-_FEWEST_BEYOND = 10  # resamples that an end of an interval leaves beyond it
+_POWER = 0.8  # the probability that a gain called detectable is detected
+_FEWEST_BEYOND = 10  # resamples beyond a quantile for which it is read off, not extrapolated
 _GRID = 501  # points of an integral
 _NEGLIGIBLE = 1e-13
 
 
 class Bounds(Protocol):
-    """The gain of the candidate, more is better, and bounds of the true one."""
+    """The gain of the candidate on these examples, and bounds of its true gain. A
+    positive gain is an improvement."""
 
     @property
     def estimate(self) -> float:
@@ -49,25 +51,27 @@ class Bounds(Protocol):
 
     @property
     def resamples(self) -> int:
-        """How many were drawn; 0: none, the bounds are exact."""
+        """How many resamples were drawn; 0 where the bounds are exact."""
 
     def lower(self, tail: float) -> float:
-        """What the true gain is below with a probability of at most `tail`."""
+        """The lower bound: the true gain is below it with a probability of at most `tail`."""
 
     def upper(self, tail: float) -> float:
-        """What it is above with such a probability."""
+        """The upper bound: the true gain is above it with a probability of at most `tail`."""
 
     def chance_of_loss(self) -> float:
-        """How often a candidate as good as the champion seems as bad as this one."""
+        """The p-value of a loss: the probability that a candidate that is as good as the
+        champion does as badly as this one."""
 
     def detectable(self, tail: float) -> float:
-        """The gain whose lower bound lies above zero in four of five cases."""
+        """The true gain at which the lower bound would be above zero in four of five test
+        splits of this size."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PairedAnswers:
-    """Of `rows` answers, `fixed` were wrong before and are right,
-    `broken` the reverse."""
+    """Both models' answers to `rows` examples. `fixed` of them only the candidate
+    answered right, `broken` only the champion."""
 
     fixed: int
     broken: int
@@ -80,8 +84,8 @@ class PairedAnswers:
         return (self.fixed - self.broken) / self.rows
 
     def lower(self, tail: float) -> float:
-        """See `Bounds`. 20 equal answers at a tail
-        of 0.025: -0.168; 6 of 6 fixed: 0.082."""
+        """See `Bounds`. At a tail of 0.025, 20 equal answers give -0.168, and 6 fixed of
+        6 give 0.082."""
         return _lower_end(self.fixed, self.broken, self.rows, tail)
 
     def upper(self, tail: float) -> float:
@@ -95,47 +99,55 @@ class PairedAnswers:
         return float(bdtr(self.fixed, self.fixed + self.broken, 0.5))
 
     def detectable(self, tail: float) -> float:
-        """See `Bounds`; half of the answers that
-        differ count as chance. 1 if none is enough."""
+        """See `Bounds`; 1 if no gain is enough.
+
+        As many answers are taken to be broken as would be here by chance: half of those
+        that differ."""
         from scipy.special import bdtr, betaincinv
 
         broken = (self.fixed + self.broken) // 2
-        fixed = np.arange(self.rows - broken + 1)
-        chance = bdtr(broken, fixed + broken, 0.5)  # that so few are broken
-        enough = np.flatnonzero(chance <= tail)
-        if not len(enough):
+        fixed_counts = np.arange(self.rows - broken + 1)
+        # McNemar's test for each number of fixed answers
+        p_values = bdtr(broken, fixed_counts + broken, 0.5)
+        significant = np.flatnonzero(p_values <= tail)
+        if not len(significant):
             return 1.0
-        least = int(enough[0])
-        # the share of fixed answers that gives so many in four of five cases
-        share = float(betaincinv(least, self.rows - least + 1, _POWER))
+        least_fixed = int(significant[0])
+        # the true share that gives at least so many fixed answers in four of five splits
+        share = float(betaincinv(least_fixed, self.rows - least_fixed + 1, _POWER))
         return min(1.0, share - broken / self.rows)
 
 
 @functools.lru_cache
 def _lower_end(fixed: int, broken: int, rows: int, tail: float) -> float:
-    """The quantile `tail` of the difference of two of three shares, whose law is a flat
-    Dirichlet's after these counts and one more that is broken."""
-    from scipy.optimize import brentq  # which takes a fifth of a second, as the other one does
+    """The quantile `tail` of the share of fixed answers less that of broken ones.
+
+    The shares of fixed, broken and equal answers follow the Dirichlet law with these
+    counts as parameters, and one more that is broken."""
+    # here, because importing each of them takes a fifth of a second
+    from scipy.optimize import brentq
     from scipy.special import betainc, betaincinv
 
     lost = broken + 1
     equal = rows - fixed - broken
     if not fixed:
         return -float(betaincinv(lost, equal, 1 - tail)) if equal else -1.0
-    shares, weights = _of_beta(fixed + lost, equal)
+    # The law is that of two independent beta laws: of the share of answers that differ,
+    # and of the part of those that is fixed. With share s and part p the difference is
+    # s (2p - 1).
+    shares, weights = _beta_points(fixed + lost, equal)
 
     def excess(difference: float) -> float:
-        # of the answers that differ so many are fixed where the difference is this
         part = np.clip((1 + difference / shares) / 2, 0.0, 1.0)
         return float((weights * betainc(fixed, lost, part)).sum()) - tail
 
-    # Brent's method: a dozen evaluations, where halving [-1, 1] takes 45 for as many
-    # digits
+    # Brent's method takes a dozen evaluations, halving [-1, 1] takes 45
     return float(brentq(excess, -1.0, 1.0, xtol=_NEGLIGIBLE))
 
 
-def _of_beta(a: float, b: float) -> tuple[Floats, Floats]:
-    """Points of a beta law, and the weights that make a sum over them its mean."""
+def _beta_points(a: float, b: float) -> tuple[Floats, Floats]:
+    """Points between the ends of a beta law, and their weights: a weighted sum of a
+    function's values at the points is its mean under that law."""
     from scipy.special import betaincinv, xlog1py, xlogy
 
     if not b:
@@ -149,63 +161,66 @@ def _of_beta(a: float, b: float) -> tuple[Floats, Floats]:
 
 @dataclasses.dataclass(frozen=True)
 class Resamples:
-    """Gains of resamples: `low_R` with one more example that the candidate loses,
-    `high_R` with one that it wins."""
+    """The gains of resamples."""
 
     estimate: float
     low_R: Floats
+    """With one more example that the candidate loses."""
     high_R: Floats
+    """With one more example that the candidate wins."""
 
     @property
     def resamples(self) -> int:
-        """How many there are."""
+        """How many resamples there are."""
         return len(self.low_R)
 
     def lower(self, tail: float) -> float:
         """See `Bounds`."""
-        return _end(self.low_R, tail)
+        return _quantile(self.low_R, tail)
 
     def upper(self, tail: float) -> float:
         """See `Bounds`."""
-        return -_end(-self.high_R, tail)
+        return -_quantile(-self.high_R, tail)
 
     def chance_of_loss(self) -> float:
-        """See `Bounds`."""
-        beyond = float((self.high_R >= 0).mean())
-        least = _FEWEST_BEYOND / self.resamples
-        if beyond >= least:
-            return beyond
-        end, scale = _tail_of(-self.high_R)
+        """See `Bounds`: the share of resamples without a loss."""
+        share = float((self.high_R >= 0).mean())
+        least_share = _FEWEST_BEYOND / self.resamples
+        if share >= least_share:
+            return share
+        # so few tell little, and their share is extrapolated
+        end, scale = _exponential_tail(-self.high_R)
         if not scale:  # the last resamples are all alike
             return float(end <= 0)
-        return float(min(least, least * math.exp(-end / scale)))
+        return float(min(least_share, least_share * math.exp(-end / scale)))
 
     def detectable(self, tail: float) -> float:
-        """See `Bounds`; the deviation is taken as the same with another gain."""
-        reach = NormalDist().inv_cdf(_POWER) * float(self.low_R.std())
-        return max(0.0, self.estimate - self.lower(tail)) + reach
+        """See `Bounds`. The deviation between test splits is taken not to depend on the gain."""
+        margin = NormalDist().inv_cdf(_POWER) * float(self.low_R.std())
+        return max(0.0, self.estimate - self.lower(tail)) + margin
 
 
-def _end(values_R: Floats, tail: float) -> float:
-    """The quantile `tail`; beyond the last resamples that of an exponential law, the
-    heaviest that weights have."""
-    least = _FEWEST_BEYOND / len(values_R)
-    if tail >= least:
+def _quantile(values_R: Floats, tail: float) -> float:
+    """The quantile `tail`. Where too few resamples are below it, it is that of an
+    exponential law, the heaviest tail that weights have."""
+    least_tail = _FEWEST_BEYOND / len(values_R)
+    if tail >= least_tail:
         return float(np.quantile(values_R, tail))
-    end, scale = _tail_of(values_R)
-    return end - scale * math.log(least / tail)
+    end, scale = _exponential_tail(values_R)
+    return end - scale * math.log(least_tail / tail)
 
 
-def _tail_of(values_R: Floats) -> tuple[float, float]:
-    """The last quantile that enough resamples lie below, and by how much each e-th part
-    of them is lower."""
-    least = _FEWEST_BEYOND / len(values_R)
-    end, nearer = np.quantile(values_R, [least, min(1.0, math.e * least)])
-    return float(end), float(nearer - end)
+def _exponential_tail(values_R: Floats) -> tuple[float, float]:
+    """The lowest quantile that has enough resamples below it, and the scale of the
+    exponential law that goes on from there: its quantile of a tail that is e times
+    smaller is lower by the scale."""
+    least_tail = _FEWEST_BEYOND / len(values_R)
+    end, inner = np.quantile(values_R, [least_tail, min(1.0, math.e * least_tail)])
+    return float(end), float(inner - end)
 
 
 def gain_of(metric: str, candidate: ModelScores, champion: ModelScores) -> float:
-    """Candidate minus champion in `metric`, more is better."""
+    """By how much the candidate is better than the champion in `metric`."""
     return gain(metric, candidate.metrics[metric], champion.metrics[metric])
 
 
@@ -217,8 +232,11 @@ def bounds_of(
     clusters_N: Ints | None = None,
     tail: float = 0.5,
 ) -> Bounds:
-    """What the examples that both answered say of the gain; examples of one cluster are
-    drawn together. At least `spec.resamples`, and as many as an end at `tail` needs."""
+    """Bounds of the gain, from the examples that both models answered.
+
+    They are exact where the metric is the share of right answers and examples have no
+    clusters. Otherwise examples of a cluster are drawn together, in at least
+    `spec.resamples` resamples, and in as many as a bound at `tail` needs."""
     if clusters_N is None:
         ours_N = candidate.is_right(metric)
         theirs_N = champion.is_right(metric)
@@ -229,10 +247,11 @@ def bounds_of(
     units_N = clusters_N
     if units_N is None:
         units_N = np.arange(len(candidate))
-    # so that enough of them lie beyond the end of the interval
-    resamples = max(spec.resamples, math.ceil(_FEWEST_BEYOND / tail))
-    resamples = max(spec.resamples, min(resamples, MOST_ELEMENTS // len(candidate)))
-    # that nothing was lost is a claim about rare losses, that something was gained is not
+    # so many that enough of them lie beyond the bound, as far as time allows
+    needed = math.ceil(_FEWEST_BEYOND / tail)
+    affordable = MOST_ELEMENTS // len(candidate)
+    resamples = max(spec.resamples, min(needed, affordable))
+    # "not worse" also claims that there are no rare, costly losses; "better" does not
     rare = spec.mode == "noninferiority"
     cost = max(candidate.worst(metric, champion, rare), champion.worst(metric, candidate, rare))
     our_loss = candidate.with_one_more(cost)
@@ -256,19 +275,22 @@ def bounds_of(
 
 
 def _weights(seed: int, resamples: int, units_N: Ints, sizes_N: Floats) -> Iterator[Floats]:
-    """In chunks [R, N + 1]: how much each example counts, those of a unit alike, and the
-    one more, which has the size of the unit that an answer drawn at random belongs to."""
+    """Chunks of weights, [R, N + 1]: those of the examples, which are the same for all of
+    one unit, and that of the added example.
+
+    The added example is as large as the unit of an answer that is drawn at random."""
     generator = np.random.default_rng(seed)
     sizes_U = np.bincount(units_N, sizes_N)
-    # an answer drawn at random lies in a large unit more often
+    # a mean over answers, not units: a random answer is often of a large unit
     typical_size = (sizes_U**2).sum() / sizes_U.sum() / sizes_N.mean()
-    # its own draws lie evenly, because the ends of the interval are mostly theirs
+    # The added example decides most about the ends of an interval, so its weights are not
+    # drawn but spread evenly over their exponential law.
     evenly_R = (generator.permutation(resamples) + 0.5) / resamples
     one_more_R = -np.log1p(-evenly_R) * typical_size
     chunk = max(1, CHUNK_ELEMENTS // (len(units_N) + 1))
     for start in range(0, resamples, chunk):
         one_more_R1 = one_more_R[start : start + chunk, None]
-        # a flat Dirichlet's up to their sum, which cancels in a mean
+        # exponential draws over their sum are flat Dirichlet; the sum cancels in a mean
         weights_RU = generator.exponential(size=(len(one_more_R1), len(sizes_U)))
         yield np.concatenate([weights_RU[:, units_N], one_more_R1], 1)
 
@@ -276,9 +298,10 @@ def _weights(seed: int, resamples: int, units_N: Ints, sizes_N: Floats) -> Itera
 def deviation_of(
     spec: GateSpec, metric: str, scores: ModelScores, clusters_N: Ints | None = None
 ) -> float:
-    """The standard deviation of a model's own `metric`, had other examples been drawn;
-    with one more example that it answers right, so that it is not 0 where all are
-    wrong."""
+    """The standard deviation of a model's `metric` over test splits of this size.
+
+    One more example that it answers right is added, so that the deviation is not 0 where
+    all answers are wrong."""
     units_N = clusters_N
     if units_N is None:
         units_N = np.arange(len(scores))
@@ -289,8 +312,8 @@ def deviation_of(
 
 
 def units_in(clusters_N: Ints | None, sizes_N: Floats) -> float:
-    """How many units of equal size tell as much: (sum of sizes)^2 / sum of their squares
-    (Kish 1965). 29 of ten rows and one of 290 tell as much as 3.9."""
+    """How many units of equal size would tell as much as these: (sum of sizes)^2 / sum of
+    squared sizes (Kish 1965). 29 units of ten rows and one of 290 tell as much as 3.9."""
     sizes_U = sizes_N
     if clusters_N is not None:
         sizes_U = np.bincount(clusters_N, sizes_N).astype(np.float64)
@@ -300,6 +323,7 @@ def units_in(clusters_N: Ints | None, sizes_N: Floats) -> float:
 
 
 def least_that_differ(tail: float) -> int:
-    """How many units have to speak for one of two, and none for the other, before chance
-    explains it with a probability of at most `tail`: 2^-k (6 at 0.025)."""
+    """How many units have to be in favour of one model, and none of the other, before
+    that happens by chance with a probability of at most `tail`: k with 2^-k <= tail (6 at
+    0.025)."""
     return math.ceil(-math.log2(tail))

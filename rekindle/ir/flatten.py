@@ -1,11 +1,11 @@
 """A Graph as a flat list of steps, for platforms without nested pipelines or loops.
 
-Nested Dags are opened, loops over constants and arguments unrolled, and every input is
-traced to where its value comes from in the end: a constant, a parameter of the pipeline,
-an output of a step, or a list of such. The conditions around a step become its guards;
-where a loop has a limit, a turn waits for an earlier one. Steps keep the paths that a run
-here gives them (`for-loop-1/0/train`). What cannot be flattened (loops over what a step
-gives, exit handlers) is for the feature table to refuse before.
+Nested Dags are opened, and loops over constants and arguments are unrolled. Every input
+is traced to the source of its value: a constant, a parameter of the pipeline, an output
+of a step, or a list of such. The conditions around a step become its guards; where a loop
+limits how many turns run at once, a turn waits for an earlier one. Steps have the same
+paths as in a run on this machine (`for-loop-1/0/train`). What cannot be flattened (loops
+over outputs of steps, exit handlers) is refused earlier, by the feature table.
 
 Every input is bound by its type, as KFP's driver does it (ir/values.py): constants here,
 other values when the step runs. A constant that does not fit is refused here, unless a
@@ -18,11 +18,11 @@ from typing import Any
 
 from rekindle.errors import UnsupportedError
 from rekindle.ir import graph as ir
+from rekindle.ir import values as ir_values
 from rekindle.ir.condition import Expression
 from rekindle.ir.origin import looped_over
 from rekindle.ir.placeholders import Template, has_templates
 from rekindle.ir.values import FIT, parsed, received
-from rekindle.ir.values import element as element_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,29 +44,30 @@ class Output:
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """The values of all turns of a loop, without those that have none."""
+    """A list of the values that the turns of a loop give; a turn that gives none is left out."""
 
     items: "tuple[Source, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
 class FirstOf:
-    """The value of the first one that ran (KFP's OneOf)."""
+    """The value of the first of several steps that ran (KFP's OneOf)."""
 
     items: "tuple[Source, ...]"
 
 
 @dataclasses.dataclass(frozen=True)
 class TemplatedConstant:
-    """A constant with Templates in it, which read the other inputs of its own node: `values`."""
+    """A constant with Templates in it, which stand for other inputs of the same node."""
 
     value: Any
     values: "Mapping[str, Source]"
+    """Those inputs, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Typed:
-    """A value as an input of `kind` receives it, where it comes as another kind."""
+    """A value of another type, as an input of the IR type `kind` receives it (`received`)."""
 
     source: "Source"
     kind: str
@@ -77,38 +78,45 @@ Source = ir.Constant | Given | Output | Listed | FirstOf | TemplatedConstant | T
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-    """A condition around a step, as text and read, and what its references stand for."""
+    """A condition around a step."""
 
     path: str
+    """Of the node that has the condition."""
     text: str
+    """The condition as the IR has it."""
     expression: Expression
+    """The same, parsed."""
     values: Mapping[str, Source]
+    """What the names in it stand for."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """A step under its `path` in a run, with all that it reads, waits for, and is guarded by."""
+    """A step, and what it reads and waits for."""
 
     step: ir.Step | ir.Importer
     path: str
+    """In a run, where each turn of a loop has steps of its own."""
     parameters: Mapping[str, Source]
     artifacts: Mapping[str, Source]
     guards: tuple[Guard, ...] = ()
+    """The conditions around it, all of which have to hold; the outermost first."""
     after: tuple[str, ...] = ()
+    """Paths of steps that it waits for without reading from them."""
 
 
-def flatten(graph: ir.Graph, values: Mapping[str, Any]) -> tuple[Flat, ...]:
-    """Every step in topological order; UnsupportedError for what has no flat form.
+def flatten(graph: ir.Graph, arguments: Mapping[str, Any]) -> tuple[Flat, ...]:
+    """All steps in topological order; UnsupportedError for what has no flat form.
 
-    `values` are the arguments: those that loops go over are constants from here on,
-    others stay what a run gives."""
+    Those `arguments` of the pipeline that loops go over become constants, since the
+    number of steps depends on them. The others can still be set when a run begins."""
     looped = looped_over(graph)
     types = {}
     parameters: dict[str, Source] = {}
     for name, parameter in graph.inputs.parameters.items():
         types[name] = parameter.type
-        if name in looped and name in values:
-            parameters[name] = ir.Constant(values[name])
+        if name in looped and name in arguments:
+            parameters[name] = ir.Constant(arguments[name])
         else:
             parameters[name] = Given(name)
     flattening = _Flattening(types)
@@ -117,14 +125,14 @@ def flatten(graph: ir.Graph, values: Mapping[str, Any]) -> tuple[Flat, ...]:
 
 
 def read_by(flat: Flat) -> Iterator[Given | Output]:
-    """Everything that the step and its guards read."""
+    """The parameters of the pipeline and the outputs that the step and its guards read."""
     guarding = [source for guard in flat.guards for source in guard.values.values()]
     for source in (*flat.parameters.values(), *flat.artifacts.values(), *guarding):
         yield from sources(source)
 
 
 def sources(source: Source) -> Iterator[Given | Output]:
-    """Everything that is read in a source, at any depth."""
+    """The parameters of the pipeline and the outputs that a source is made of, at any depth."""
     match source:
         case Given() | Output():
             yield source
@@ -140,39 +148,45 @@ def sources(source: Source) -> Iterator[Given | Output]:
 
 @dataclasses.dataclass(frozen=True)
 class _Scope:
-    """What the inputs of a Dag, or the outputs of its nodes, stand for."""
+    """What names stand for: those of the inputs of a Dag or node, or of its outputs."""
 
     parameters: Mapping[str, Source]
     artifacts: Mapping[str, Source]
 
 
 class _Flattening:
-    """One pass: the steps so far, and the types of what they read: of the pipeline's
-    parameters by name, of outputs by path and name."""
+    """One pass over a Graph, with the steps so far.
+
+    `types` are the IR types of the pipeline's parameters by name."""
+
+    output_types: dict[tuple[str, str], str]
+    """The IR types of output parameters, by the path of the step and the name."""
 
     def __init__(self, types: Mapping[str, str]) -> None:
         self.types = types
-        self.output_types: dict[tuple[str, str], str] = {}
+        self.output_types = {}
         self.steps: list[Flat] = []
 
     def add_dag(self, dag: ir.Dag, path: str, scope: _Scope, guards: tuple[Guard, ...]) -> _Scope:
         """Flatten one Dag; returns what its outputs stand for."""
-        ended: dict[str, _Scope] = {}
-        paths_of: dict[str, tuple[str, ...]] = {}  # of the steps that a node became
+        outputs_of: dict[str, _Scope] = {}  # by the names of nodes, as the next one
+        step_paths_of: dict[str, tuple[str, ...]] = {}  # of the steps that a node became
         for node in dag.ordered():
             node_path = f"{path}/{node.name}" if path else node.name
-            inputs = self.inputs(node, node_path, scope, ended, guarded=bool(guards))
+            # the node's own condition reads these inputs, so it does not guard them
+            inputs = self.inputs(node, node_path, scope, outputs_of, guarded=bool(guards))
             node_guards = guards
-            if (condition := node.condition) is not None:
+            condition = node.condition
+            if condition is not None:
                 guard = Guard(node_path, condition.text, condition.expression, inputs.parameters)
                 node_guards = (*guards, guard)
-            after = tuple(itertools.chain.from_iterable(paths_of[name] for name in node.after))
+            after = tuple(itertools.chain.from_iterable(step_paths_of[name] for name in node.after))
             first = len(self.steps)
-            ended[node.name] = self.add_node(node, node_path, inputs, node_guards, after)
-            paths_of[node.name] = tuple(step.path for step in self.steps[first:])
+            outputs_of[node.name] = self.add_node(node, node_path, inputs, node_guards, after)
+            step_paths_of[node.name] = tuple(step.path for step in self.steps[first:])
         return _Scope(
-            parameters=_dag_outputs(ended, dag.parameters, "parameters"),
-            artifacts=_dag_outputs(ended, dag.artifacts, "artifacts"),
+            parameters=_dag_outputs(outputs_of, dag.parameters, "parameters"),
+            artifacts=_dag_outputs(outputs_of, dag.artifacts, "artifacts"),
         )
 
     def add_node(
@@ -198,16 +212,17 @@ class _Flattening:
         )
 
     def wait(self, places: Iterable[int], after: Iterable[str]) -> None:
-        """Have the steps at these places wait for others."""
+        """Have the steps at these places of `steps` wait for the steps with the paths `after`."""
         for place in places:
             step = self.steps[place]
-            every_path = tuple(dict.fromkeys([*step.after, *after]))
-            self.steps[place] = dataclasses.replace(step, after=every_path)
+            all_paths = tuple(dict.fromkeys([*step.after, *after]))  # each once, in order
+            self.steps[place] = dataclasses.replace(step, after=all_paths)
 
     def add_sub_dag(
         self, node: ir.SubDag, path: str, inputs: _Scope, guards: tuple[Guard, ...]
     ) -> _Scope:
-        """Flatten what is inside of a node, once for each turn where it is a loop."""
+        """Flatten what is inside a SubDag, for each turn if it is a loop; returns what
+        its outputs stand for."""
         loop = node.loop
         if loop is None:
             return self.add_dag(node.dag, path, inputs, guards)
@@ -215,14 +230,16 @@ class _Flattening:
         places_of_turns = []
         for number, item in enumerate(self.items(loop, node, path, inputs)):
             turn_path = f"{path}/{number}"
-            item_source = self.as_received(node, turn_path, loop.item, ir.Constant(item), guards)
+            item_source = self.as_received(
+                node, turn_path, loop.item, ir.Constant(item), guarded=bool(guards)
+            )
             parameters = {**inputs.parameters, loop.item: item_source}
             first = len(self.steps)
             scope = _Scope(parameters, inputs.artifacts)
             turns.append(self.add_dag(node.dag, turn_path, scope, guards))
             places_of_turns.append(range(first, len(self.steps)))
         if loop.at_once:
-            self.limit(places_of_turns, loop.at_once)
+            self.limit_turns(places_of_turns, loop.at_once)
         parameters_of_turns = [turn.parameters for turn in turns]
         artifacts_of_turns = [turn.artifacts for turn in turns]
         return _Scope(
@@ -231,12 +248,12 @@ class _Flattening:
         )
 
     def items(self, loop: ir.Loop, node: ir.SubDag, path: str, inputs: _Scope) -> Sequence[Any]:
-        """The items of a loop, where they are known before a run."""
+        """What a loop goes over; UnsupportedError where that is known only in a run."""
         items: Any = loop.items
         if isinstance(items, str):  # the name of the input that holds them
             source = None if loop.artifacts else inputs.parameters.get(items)
             items = source.value if isinstance(source, ir.Constant) else None
-            if isinstance(items, str):
+            if isinstance(items, str):  # JSON, as KFP passes lists between tasks
                 items = parsed(items)
         if items is None or has_templates(items):
             message = f"`{path}` loops over what is known at run time only"
@@ -247,56 +264,66 @@ class _Flattening:
             raise UnsupportedError(message, where=node.where, fix="give it a list")
         return items
 
-    def limit(self, turns: Sequence[range], at_once: int) -> None:
-        """At most `at_once` turns side by side: each waits for the one so many before it."""
-        for earlier, turn in zip(turns, turns[at_once:], strict=False):
+    def limit_turns(self, turns: Sequence[range], at_once: int) -> None:
+        """Have each turn wait for the one `at_once` before it, so that no more than so
+        many run at the same time. `turns` are the places of each turn's steps in
+        `steps`."""
+        for earlier_turn, turn in zip(turns, turns[at_once:], strict=False):
+            # it is enough that this turn's first steps wait for the earlier one's last
             own_paths = {self.steps[place].path for place in turn}
-            first_places = [
-                place for place in turn if own_paths.isdisjoint(_upstream(self.steps[place]))
-            ]
-            # a step that another one waits for has ended before the turn's last
+            first_places = []
+            for place in turn:
+                if own_paths.isdisjoint(_upstream(self.steps[place])):
+                    first_places.append(place)
             waited_for = set[str]()
-            for place in earlier:
+            for place in earlier_turn:
                 waited_for |= _upstream(self.steps[place])
-            paths = [self.steps[place].path for place in earlier]
-            self.wait(first_places, [path for path in paths if path not in waited_for])
+            earlier_paths = [self.steps[place].path for place in earlier_turn]
+            last_paths = [path for path in earlier_paths if path not in waited_for]
+            self.wait(first_places, last_paths)
 
     def inputs(
         self,
         node: ir.AnyNode,
         path: str,
         scope: _Scope,
-        ended: Mapping[str, _Scope],
+        outputs_of: Mapping[str, _Scope],
         *,
         guarded: bool,
     ) -> _Scope:
-        """What the node's inputs stand for; one without a value or default is left out."""
+        """What the node's inputs stand for; an input without a value or default is left out.
+
+        `scope` is what the inputs of the Dag around it stand for, `outputs_of` what the
+        outputs of the nodes before it do."""
         parameters: dict[str, Source] = {}
         for name, parameter in node.inputs.parameters.items():
             if parameter.default is not None:
                 parameters[name] = ir.Constant(parameter.default)
         bound = set[str]()
         for name, binding in node.parameters.items():
-            source = self.bound_source(node, binding, scope, ended)
+            source = self.bound_source(node, binding, scope, outputs_of)
             if source is not None:
                 parameters[name] = source
                 bound.add(name)
         texts = _texts(node, parameters)
         for name, source in parameters.items():
-            # a component has its defaults in its own code, of which the IR knows the kind only
+            # The default of a component is what its own Python code has. The IR only
+            # knows its kind, such as LIST, so there is nothing to check it against.
             is_own_default = name not in bound and not isinstance(node, ir.SubDag)
             if name not in texts and not is_own_default:
-                parameters[name] = self.as_received(node, path, name, source, guarded)
-        plain = {name: source for name, source in parameters.items() if name not in texts}
+                parameters[name] = self.as_received(node, path, name, source, guarded=guarded)
+        without_texts = {name: source for name, source in parameters.items() if name not in texts}
         for name, value in texts.items():
-            parameters[name] = TemplatedConstant(value, plain)
-        return _Scope(parameters, _artifacts(node, scope, ended))
+            parameters[name] = TemplatedConstant(value, without_texts)
+        return _Scope(parameters, _artifacts(node, scope, outputs_of))
 
     def as_received(
-        self, node: ir.AnyNode, path: str, name: str, source: Source, guarded: object
+        self, node: ir.AnyNode, path: str, name: str, source: Source, *, guarded: bool
     ) -> Source:
-        """What the input `name` of the node at `path` receives. A constant that does not
-        fit raises UnsupportedError, or is left to the run where the node is `guarded`."""
+        """The source as the input `name` of the node at `path` receives it.
+
+        A constant that does not fit raises UnsupportedError. Where the node is `guarded`,
+        the run decides: a condition may skip the node."""
         parameter = node.inputs.parameters.get(name)
         if parameter is None or self.kind_of(source) == parameter.type:
             return source
@@ -331,9 +358,13 @@ class _Flattening:
         return None
 
     def bound_source(
-        self, node: ir.AnyNode, binding: ir.Binding, scope: _Scope, ended: Mapping[str, _Scope]
+        self,
+        node: ir.AnyNode,
+        binding: ir.Binding,
+        scope: _Scope,
+        outputs_of: Mapping[str, _Scope],
     ) -> Source | None:
-        """What a binding stands for; None for no value, and for text that is filled in later."""
+        """What a binding stands for; None where it has no value, or is text (see `_texts`)."""
         match binding:
             case ir.Constant(value):
                 return binding if value is not None else None
@@ -341,7 +372,8 @@ class _Flattening:
                 source = scope.parameters.get(name)
                 return None if source is None else _element(source, keys, node.where)
             case ir.FromTask():
-                return _element(_output(ended, binding, "parameters"), binding.keys, node.where)
+                output = _output(outputs_of, binding, "parameters")
+                return _element(output, binding.keys, node.where)
             case ir.FinalStatus(task):
                 message = f"`{node.path}` reads how `{task}` ended"
                 fix = "run it where exit handlers run"
@@ -349,19 +381,21 @@ class _Flattening:
         return None
 
 
-def _artifacts(node: ir.AnyNode, scope: _Scope, ended: Mapping[str, _Scope]) -> dict[str, Source]:
+def _artifacts(
+    node: ir.AnyNode, scope: _Scope, outputs_of: Mapping[str, _Scope]
+) -> dict[str, Source]:
     """What the node's input artifacts stand for; an optional one without a source is left out."""
     artifacts = {}
     for name, binding in node.artifacts.items():
         if isinstance(binding, ir.FromTask):
-            artifacts[name] = _output(ended, binding, "artifacts")
+            artifacts[name] = _output(outputs_of, binding, "artifacts")
         elif binding.name in scope.artifacts:
             artifacts[name] = scope.artifacts[binding.name]
     return artifacts
 
 
 def _texts(node: ir.AnyNode, parameters: Mapping[str, Source]) -> dict[str, Any]:
-    """The values of the node's inputs that have Templates in them."""
+    """The values of those inputs of the node that have Templates in them."""
     texts = {}
     for name, binding in node.parameters.items():
         if isinstance(binding, ir.Formatted):
@@ -375,42 +409,46 @@ def _texts(node: ir.AnyNode, parameters: Mapping[str, Source]) -> dict[str, Any]
 
 
 def _listed(names: Iterable[str], turns: Sequence[Mapping[str, Source]]) -> dict[str, Source]:
-    """Each output of a loop as the list of what its turns give."""
+    """What the outputs of a loop stand for: each is the list of what its turns give."""
     return {name: Listed(tuple(outputs[name] for outputs in turns)) for name in names}
 
 
 def _dag_outputs(
-    ended: Mapping[str, _Scope], outputs: Mapping[str, tuple[ir.FromTask, ...]], kind: str
+    outputs_of: Mapping[str, _Scope], outputs: Mapping[str, tuple[ir.FromTask, ...]], kind: str
 ) -> dict[str, Source]:
-    """What the outputs of a Dag stand for, where some are the first of several that ran."""
+    """What the outputs of a Dag of this kind stand for. One with several tasks is KFP's
+    OneOf over branches."""
     sources_by_name: dict[str, Source] = {}
     for name, tasks in outputs.items():
-        several = tuple(_output(ended, task, kind) for task in tasks)
-        sources_by_name[name] = several[0] if len(several) == 1 else FirstOf(several)
+        alternatives = tuple(_output(outputs_of, task, kind) for task in tasks)
+        only_one = len(alternatives) == 1
+        sources_by_name[name] = alternatives[0] if only_one else FirstOf(alternatives)
     return sources_by_name
 
 
 def _upstream(flat: Flat) -> set[str]:
-    """The steps that end before this one begins."""
+    """The paths of the steps that end before this one begins."""
     read_steps = {source.path for source in read_by(flat) if isinstance(source, Output)}
     return read_steps.union(flat.after)
 
 
-def _output(ended: Mapping[str, _Scope], source: ir.FromTask, kind: str) -> Source:
-    outputs: Mapping[str, Source] = getattr(ended[source.task], kind)
+def _output(outputs_of: Mapping[str, _Scope], source: ir.FromTask, kind: str) -> Source:
+    """What an output of a node of the same Dag stands for; `kind`: parameters or artifacts."""
+    outputs: Mapping[str, Source] = getattr(outputs_of[source.task], kind)
     return outputs[source.output]
 
 
 def element(value: Any, keys: tuple[str, ...], where: str) -> Any:
-    """What `keys` lead to in a struct whose value is known."""
+    """The element that `keys` lead to in a struct, by `ir_values.element`;
+    UnsupportedError where there is none."""
     try:
-        return element_of(value, keys)
+        return ir_values.element(value, keys)
     except ValueError as error:
         raise UnsupportedError(str(error), where=where) from error
 
 
 def _element(source: Source, keys: tuple[str, ...], where: str) -> Source:
-    """What `keys` lead to, at once where the value is known."""
+    """What the element that `keys` lead to stands for; a constant if the struct is one."""
     if not keys:
         return source
     match source:

@@ -42,7 +42,7 @@ def main() -> None:
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
             assert ranks is not None
             script_arguments = args[args.index(module) + 1 :]
-            forked = ranks.adopt({"words": script_arguments, "env": env}, (1, 2))
+            forked = ranks.adopt({"arguments": script_arguments, "env": env}, (1, 2))
             return forked or super()._popen(args, env)
 
     if ranks is not None:
@@ -93,7 +93,7 @@ def _be_rank(module: str, request: Mapping[str, Any] | None) -> NoReturn:
         is_interrupt = number == signal.SIGINT
         signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
     fork_server.set_environment(request["env"])
-    sys.argv = [str(sys.modules[module].__file__), *request["words"]]
+    sys.argv = [str(sys.modules[module].__file__), *request["arguments"]]
     leave(fork_server.exit_status(sys.modules[module].main))
 
 

@@ -62,7 +62,7 @@ class ForkServer:
     ) -> "Forked | None":
         """A fork at work on `request`, printing to these descriptors, or into a pipe
         without; None without a server. It has the `others` under the numbers that the
-        request's `places` name."""
+        request's `descriptors` name."""
         stdout: IO[bytes] | None = None
         writing = -1
         outputs = prints_to
@@ -177,7 +177,7 @@ def serve(link: socket.socket, accepts: Callable[[Request], bool] = bool) -> Req
                 connection = socket.socket(fileno=descriptors.pop())
                 request, pid = _fork(connection, accepts)
                 if request is not None and not pid:  # this is the fork
-                    numbers = (1, 2, *request.get("places", ()))
+                    numbers = (1, 2, *request.get("descriptors", ()))
                     places = dict(zip(numbers, descriptors, strict=True))
                     _let_go([link, *working.values()], working, places, connection)
                     return request

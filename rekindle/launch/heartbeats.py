@@ -1,14 +1,15 @@
-"""Heartbeats: one small file a rank, which it overwrites in place and its supervisor
-reads.
+"""Heartbeats of ranks, and which rank is to blame when a worker group ends.
 
-Decides the format. The room for a rank's last words is part of the file from the start,
-because a full disk must not keep it from saying so. Times are CLOCK_MONOTONIC, which all
-processes of a machine share; standard library only, so that a supervisor needs no torch.
+Each rank has a small file, which it overwrites in place and its supervisor reads; this
+module decides its format. The room for a rank's last words is part of the file from the
+start, because a full disk must not keep the rank from reporting just that. Times are
+CLOCK_MONOTONIC, which all processes of a machine share. Standard library only, so that a
+supervisor needs no torch.
 
-And who is to blame, from what ranks said, how they ended and where they hang to the first
-cause. Errors that only say that a peer is gone come last, as do exits that follow from
-others; among the rest the earliest counts. A hung rank is one whose main thread is not
-waiting for others; if all wait, the one that is furthest behind."""
+The first cause is found from the last words of ranks, from how they ended and from where
+they hang. Errors that only say that a peer is gone come last, as do exits that follow
+from others; among the rest the earliest counts. A rank hangs itself if its main thread is
+not waiting for others; if all wait, the one that is furthest behind is to blame."""
 
 import contextlib
 import dataclasses
@@ -24,30 +25,34 @@ from typing import Any, Literal, Self, get_args
 
 Phase = Literal["start", "warm-up", "step", "validation", "save", "finish", "score"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
+# phases that consist of many pieces of work, each of which counts as a heartbeat
 PIECEWISE: tuple[Phase, ...] = ("start", "finish")
 
 _BYTES = 1 << 16  # of a file: heartbeat, process and room for last words
-_BEAT = struct.Struct("<dqB")  # time, step, phase
+_BEAT = struct.Struct("<dqB")  # time, step, phase; at the beginning of the file
 _WHO = struct.Struct("<iQq")  # process, main thread, first step trained by this process
-_WHO_AT = 32
+_WHO_AT = 32  # bytes into the file
 _WORDS_AT = 64
-_LENGTH = struct.Struct("<I")
+_LENGTH = struct.Struct("<I")  # of the last words, before them
 
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """What a rank last said of itself: `phase` and `step` (the one in work, counted from
-    1) at `time` (CLOCK_MONOTONIC), the `first_step` it trained (0: none yet), and its
-    last `words` as `Vitals.failed` left them, or nothing."""
+    """The last heartbeat of a rank."""
 
     rank: int
     pid: int
     thread: int
+    """The identifier of its main thread, by which faulthandler names it."""
     time: float
+    """When it was sent, by CLOCK_MONOTONIC."""
     step: int
+    """The step that the rank works on, counted from 1; 0: none yet."""
     phase: Phase
     first_step: int
+    """The first step that this process trained; 0: none yet."""
     words: dict[str, Any] | None
+    """The rank's last words, as `Vitals.failed` left them; None if it has not failed."""
 
     @property
     def age(self) -> float:
@@ -56,7 +61,7 @@ class Heartbeat:
 
     @property
     def doing(self) -> str:
-        """`step 5`, `validation after step 5`, `start`."""
+        """What the rank does, in words: `step 5`, `validation at step 5`, `start`."""
         if self.phase == "step":
             return f"step {self.step}"
         if self.step:
@@ -65,7 +70,7 @@ class Heartbeat:
 
 
 class HeartbeatFile:
-    """The rank's end: overwrites its file in place, and so needs no room on the disk."""
+    """The rank's side: it overwrites its file in place, which needs no room on the disk."""
 
     def __init__(self, status: Path, rank: int, thread: int) -> None:
         status.mkdir(parents=True, exist_ok=True)
@@ -81,7 +86,7 @@ class HeartbeatFile:
         self.beat(0, "start")
 
     def beat(self, step: int, phase: Phase) -> None:
-        """A heartbeat; about a microsecond."""
+        """Send a heartbeat; it takes about a microsecond."""
         if phase == "step" and not self._first_step:
             self._first_step = step
             self._introduce()
@@ -89,9 +94,10 @@ class HeartbeatFile:
         os.pwrite(self._file, _BEAT.pack(time.monotonic(), step, PHASES.index(phase)), 0)
 
     def go_on(self) -> None:
-        """A heartbeat from a start or an end that consists of many pieces of work. In any
-        other phase it does nothing: a thread in the background must not hide that the
-        main one hangs."""
+        """Repeat the last heartbeat, in a phase that consists of many pieces of work.
+
+        In any other phase it does nothing: a thread in the background must not hide that
+        the main thread hangs."""
         step, phase = self._last
         if phase in PIECEWISE:
             self.beat(step, phase)
@@ -101,7 +107,7 @@ class HeartbeatFile:
         if not self._has_spoken:
             self._has_spoken = True
             content = json.dumps(words).encode()
-            # the length last: words count once they are there whole
+            # the length is written last: a reader sees the words once they are complete
             os.pwrite(self._file, content, _WORDS_AT + _LENGTH.size)
             os.pwrite(self._file, _LENGTH.pack(len(content)), _WORDS_AT)
 
@@ -110,7 +116,7 @@ class HeartbeatFile:
 
 
 def clear(status: Path) -> None:
-    """Forget the ranks of an earlier attempt."""
+    """Remove the files of the ranks of an earlier attempt."""
     for path in (*status.glob("rank-*.signs"), *status.glob("rank-*.stacks")):
         path.unlink(missing_ok=True)
 
@@ -125,7 +131,7 @@ def read(status: Path) -> list[Heartbeat]:
         if len(content) < _BYTES:
             continue
         beat_time, step, phase = _BEAT.unpack_from(content)
-        if not beat_time:  # of a rank that is about to write its first one
+        if not beat_time:  # the rank is about to write its first one
             continue
         pid, thread, first_step = _WHO.unpack_from(content, _WHO_AT)
         size = _LENGTH.unpack_from(content, _WORDS_AT)[0]
@@ -151,9 +157,10 @@ def stacks_path(status: Path, rank: int) -> Path:
     return status / f"rank-{rank}.stacks"
 
 
-# raised: an error of its own. killed: by a signal. hung: no heartbeat. ended: left
-# without a word. node: a whole node is gone. waits: hangs where it waits for others.
-# followed: from another.
+# raised: the rank raised an error of its own.  killed: by a signal.  hung: no heartbeat,
+# and it does not wait for others.  node: a whole node is gone.  ended: it exited without
+# last words.  waits: no heartbeat, but it waits for others.  followed: it failed because
+# another rank did.
 Kind = Literal["raised", "killed", "hung", "node", "ended", "waits", "followed"]
 
 _ORDER: Mapping[Kind, int] = {
@@ -166,6 +173,7 @@ _ORDER: Mapping[Kind, int] = {
     "followed": 2,
 }
 _FRAME = re.compile(r'\s+File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
+# where the innermost frames of a rank are that waits for others
 _COLLECTIVE = "torch/distributed/"
 _OPERATOR = "torch/_ops.py"
 _BACKWARD = "torch/autograd/graph.py"
@@ -174,21 +182,22 @@ _MEMORY = "use less memory: a smaller train.micro_batch_size, activation checkpo
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """Why a worker group ended: `what` happened to `rank` at `time` (seconds since 1970),
-    `where`, and the `fix`. `starved_at` is the step in which the kernel killed it for its
-    memory."""
+    """Why a worker group ended."""
 
     kind: Kind
     rank: int
     time: float
+    """When it happened, in seconds since 1970: causes come from several machines."""
     what: str
     where: str = ""
     fix: str = ""
     starved_at: int | None = None
+    """The step in which the kernel killed the rank for its memory; None if it did not."""
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
-        """From its fields, which another node sent: raises ValueError or TypeError."""
+        """A cause from its fields, which another node sent; ValueError or TypeError where
+        they are not those of a cause."""
         cause = cls(**facts)
         has_numbers = isinstance(cause.rank, int) and isinstance(cause.time, int | float)
         has_texts = all(isinstance(text, str) for text in (cause.what, cause.where, cause.fix))
@@ -198,7 +207,7 @@ class Cause:
 
 
 def first_cause(causes: Iterable[Cause]) -> Cause | None:
-    """The one that the others follow from."""
+    """The cause that the others follow from; None where there is none."""
     return min(causes, key=lambda cause: (_ORDER[cause.kind], cause.time), default=None)
 
 
@@ -208,9 +217,10 @@ def causes_of(
     ours: Collection[int],
     oom_kills: int,
 ) -> list[Cause]:
-    """Causes from the ranks' last words and from how torchrun saw them end (`exits`). We
-    had to kill the ranks `ours`, the kernel as many processes as `oom_kills` for their
-    memory."""
+    """Causes from the last words of ranks, and from how torchrun saw them end (`exits`).
+
+    The ranks `ours` were killed by their supervisor, so their ends explain nothing.
+    `oom_kills` is how many processes the kernel killed for their memory."""
     by_rank = {heartbeat.rank: heartbeat for heartbeat in heartbeats}
     explained_ranks = set(ours)
     causes = []
@@ -226,6 +236,7 @@ def causes_of(
 
 
 def _cause_of_words(heartbeat: Heartbeat, words: Mapping[str, Any]) -> Cause:
+    """The cause that a rank's last words name."""
     rank = heartbeat.rank
     kind: Kind = "followed" if words["peer_lost"] else "raised"
     message = f"rank {rank} failed in {heartbeat.doing}: {words['message']}"
@@ -233,6 +244,7 @@ def _cause_of_words(heartbeat: Heartbeat, words: Mapping[str, Any]) -> Cause:
 
 
 def _cause_of_exit(facts: Mapping[str, Any], heartbeat: Heartbeat | None, oom_kills: int) -> Cause:
+    """The cause where a rank ended without last words."""
     rank = facts["rank"]
     code = facts["exit_code"]
     exit_time = float(facts["time"])
@@ -243,7 +255,9 @@ def _cause_of_exit(facts: Mapping[str, Any], heartbeat: Heartbeat | None, oom_ki
         return Cause("ended", rank, exit_time, message, "", fix)
     message, fix = _killed(f"rank {rank}", -code, doing, oom_kills)
     kind: Kind = "killed"
-    if code in (-signal.SIGTERM, -signal.SIGABRT):  # torchrun's own, gloo's when a peer goes
+    # torchrun sends SIGTERM to the ranks beside a failed one; gloo aborts when a peer is
+    # gone
+    if code in (-signal.SIGTERM, -signal.SIGABRT):
         kind = "followed"
     starved_at = None
     if heartbeat and oom_kills and code == -signal.SIGKILL:
@@ -258,7 +272,7 @@ def agent_killed(rank: int, number: int, oom_kills: int) -> Cause:
 
 
 def _killed(who: str, number: int, doing: str, oom_kills: int) -> tuple[str, str]:
-    """What happened where a signal ended `who`, and the fix."""
+    """What to report where a signal ended `who`: what happened, and the fix."""
     if number != signal.SIGKILL:
         names = {known_signal.value: known_signal.name for known_signal in signal.Signals}
         return f"{who} was killed by {names.get(number, number)}{doing}", "see the step's log"
@@ -270,13 +284,14 @@ def _killed(who: str, number: int, doing: str, oom_kills: int) -> tuple[str, str
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """The main thread of a rank, innermost frame first, as `file:line function`."""
+    """Where the main thread of a rank is."""
 
     frames: tuple[tuple[str, int, str], ...]
+    """The file, line and function of each frame, the innermost first."""
 
     @classmethod
     def read(cls, text: str, thread: int) -> Self:
-        """From what faulthandler wrote of all threads."""
+        """The stack of one thread, from what faulthandler wrote of all threads."""
         blocks = re.split(r"\n(?=Thread |Current thread )", "\n" + text)
         own_block = next((block for block in blocks if f"0x{thread:016x}" in block), "")
         frames = []
@@ -288,19 +303,19 @@ class Stack:
 
     @property
     def waits(self) -> bool:
-        """Whether it is inside a collective, or in a backward pass, which runs them."""
+        """Whether the thread is in a collective, or in a backward pass, which runs them."""
         files = [file for file, _, _ in self.frames[:4]]
         if not files:
             return False
         innermost = files[0]
         if _COLLECTIVE in innermost or _BACKWARD in innermost:
             return True
-        # a functional collective is an operator, which its caller names
+        # a functional collective is an operator; a frame around it is torch.distributed's
         return _OPERATOR in innermost and any(_COLLECTIVE in file for file in files)
 
     @property
     def where(self) -> str:
-        """`step in loop.py:90, called from fit`."""
+        """The innermost frame and its callers: `loop.py:90 in step < fit`."""
         if not self.frames:
             return ""
         file, line, function = self.frames[0]
@@ -311,8 +326,8 @@ class Stack:
 def hung_causes(
     heartbeats: Sequence[Heartbeat], stacks: Mapping[int, Stack], fix: str
 ) -> list[Cause]:
-    """A cause for each rank without a heartbeat; where all wait, of the one furthest
-    behind."""
+    """A cause for each of these ranks, which had no heartbeat for too long; where all of
+    them wait for others, only for the one that is furthest behind."""
     causes = []
     for heartbeat in heartbeats:
         rank = heartbeat.rank

@@ -1,19 +1,21 @@
 """A process that has imported torch, and forks the agents of worker groups (agent.py).
 
-Importing torch and transformers takes a processor three to five seconds, and without it
-each training, each scoring and each restart begins with that. `python -m
-rekindle.launch.preloaded PARENT HANDLE MAY-DIFFER MODULE...` serves the datagram socket
-of that descriptor, whose path is in the environment as `REKINDLE_PRELOADED`; requests are
-fork_server.py's. An agent whose environment differs in more than the names that match
-MAY-DIFFER, a regular expression, is not forked: it executes a Python of its own, as all
-do on machines with a GPU and where no process serves.
+Importing torch and transformers takes three to five processor seconds, with which each
+training, each scoring and each restart would begin. `python -m rekindle.launch.preloaded
+PARENT HANDLE MAY-DIFFER MODULE...` imports the modules and answers requests
+(fork_server.py) on the datagram socket whose descriptor is HANDLE; its path is in the
+environment as `REKINDLE_PRELOADED`. MAY-DIFFER is a regular expression. An agent whose
+environment differs in a variable that does not match it is not forked, because the
+imports may have read that variable: it executes a Python of its own, as all agents do on
+machines with a GPU and where no such process runs.
 
 In 91 tests that train for seconds on CPUs, 493 of 700 processor seconds were imports.
 Rejected: a daemon that outlives runs, because it could hold the code of another checkout;
 forks on machines with a GPU, because a driver that was touched does not live through a
-fork, and ranks are executed there anyway. The cost: a fork shows the command line and the
-environment of the process that imported, but for its mark; 470 MB that ranks share stay
-until the run ends; a run that is killed (-9) leaves its socket among the temporary files."""
+fork, and ranks are executed there anyway. The cost: tools such as ps show for a fork the
+command line and the environment of the process that imported, all but its mark; 470 MB
+that ranks share stay until the run ends; a run that is killed (-9) leaves its socket
+among the temporary files."""
 
 import contextlib
 import ctypes
@@ -36,13 +38,17 @@ from rekindle.launch.process import MARK, die_with_parent, has_gpu
 SOCKET = "REKINDLE_PRELOADED"
 # the environment that every agent of ours has
 CONSTANT = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", **fork_server.THREADLESS}
-# read when ranks start, and by no import
+# variables that are read when ranks start, and by no import
 MAY_DIFFER = r"REKINDLE_\w+|TORCH_ELASTIC_\w+|(GLOO|NCCL)_\w+|PATH|_KFP_RUNTIME"
-_NO_MARK = "0" * 32  # as long as one; forks write theirs over it
+_NO_MARK = "0" * 32  # as long as a mark, since forks write theirs over it in place
 
 
 class Preloaded:
-    """Such a process and the folder of its socket, from `start` to `close`."""
+    """A process that has imported `modules`, and the folder of its socket; from `start`
+    to `close`."""
+
+    environment: dict[str, str]
+    """What the steps of the run need in their environment to find the socket."""
 
     def __init__(self, modules: Sequence[str], may_differ: str = MAY_DIFFER) -> None:
         self.modules = modules
@@ -52,16 +58,20 @@ class Preloaded:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, env: Mapping[str, str]) -> None:
-        """Import in the background, for agents in this environment; once, and nothing
-        where the temporary folder takes no socket."""
-        if self.process is not None or has_gpu() or env[SOCKET] != self.environment[SOCKET]:
-            return  # or another serves already
+        """Start the process, for agents with the environment `env`. It does nothing if it
+        was started before, or where forks are not possible."""
+        if self.process is not None or has_gpu():
+            return
+        # the environment names another such process, which serves this run, too
+        if env[SOCKET] != self.environment[SOCKET]:
+            return
         env = {"OMP_NUM_THREADS": "1", **env, **CONSTANT, MARK: _NO_MARK}
         with (
-            contextlib.suppress(OSError),
+            contextlib.suppress(OSError),  # the temporary folder takes no socket
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server,
         ):
-            self.folder.mkdir(mode=0o700)  # for our user alone, as what is asked there is done
+            # for our user alone, because the process runs whatever a request asks for
+            self.folder.mkdir(mode=0o700)
             server.bind(self.environment[SOCKET])
             arguments = ["-P", "-m", "rekindle.launch.preloaded", str(os.getpid())]
             self.process = subprocess.Popen(
@@ -75,6 +85,7 @@ class Preloaded:
             )
 
     def close(self) -> None:
+        """End the process, and remove the folder of its socket."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -82,18 +93,18 @@ class Preloaded:
 
 
 def fork_agent(
-    words: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int]
+    arguments: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int]
 ) -> fork_server.Forked | None:
-    """The agent that `python -m WORDS` would be, with these descriptors under the same
-    numbers; None where no process serves."""
+    """A fork that does what `python -m ARGUMENTS` would do. It has these open
+    descriptors, under the same numbers. None where no process can fork it."""
     if not env.get(SOCKET):
         return None
     request = {
         "python": sys.executable,
-        "words": words,
+        "arguments": arguments,
         "env": dict(env),
         "cwd": str(Path.cwd()),
-        "places": descriptors,
+        "descriptors": descriptors,
     }
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
         try:
@@ -104,15 +115,15 @@ def fork_agent(
 
 
 def main() -> None:
-    """Import, then fork for those who ask, until the process that started this one is
-    gone."""
+    """Import the modules, then fork an agent for each request, until the process that
+    started this one is gone. Returns in that process only; a fork ends in here."""
     parent, handle, may_differ, *modules = sys.argv[1:]
     die_with_parent()
-    if os.getppid() != int(parent):
+    if os.getppid() != int(parent):  # it was gone before that took effect
         return
     imported_in = dict(os.environ)
     for module in modules:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError):  # an agent that needs it says so, in its log
             importlib.import_module(module)
 
     def accepts(request: Mapping[str, Any]) -> bool:
@@ -121,25 +132,29 @@ def main() -> None:
         different_names = {name for name, _ in request["env"].items() ^ imported_in.items()}
         return all(re.fullmatch(may_differ, name) for name in different_names)
 
-    mark = _shown(f"{MARK}={_NO_MARK}")
+    # Without its own mark in /proc a fork could not be found and ended when its step is
+    # over (`process.end_marked`), so there are no forks where it cannot be written.
+    mark = _address_in_environment(f"{MARK}={_NO_MARK}")
     if mark and fork_server.can_fork():
         request = fork_server.serve(socket.socket(fileno=int(handle)), accepts)
-        if request is not None:  # be the agent
+        if request is not None:  # this is a fork, and becomes the agent
             fork_server.set_environment(request["env"])
             value = request["env"][MARK].encode()
-            ctypes.memmove(mark + len(f"{MARK}="), value, len(value))  # for `end_marked`
+            ctypes.memmove(mark + len(f"{MARK}="), value, len(value))
             os.chdir(request["cwd"])
-            agent = importlib.import_module(request["words"][0])
-            sys.argv = [str(agent.__file__), *request["words"][1:]]
+            module, *arguments = request["arguments"]
+            agent = importlib.import_module(module)
+            sys.argv = [str(agent.__file__), *arguments]
             fork_server.leave(fork_server.exit_status(agent.main))
 
 
-def _shown(variable: str) -> int:
-    """The address from which /proc shows it, also of forks: where the kernel put the
-    environment that this process was executed with (proc(5)). 0 where it does not say, as
-    gVisor's."""
+def _address_in_environment(variable: str) -> int:
+    """The address of `NAME=VALUE` in the memory that /proc/PID/environ shows, also of
+    forks: there the kernel put the environment that this process was executed with
+    (proc(5)). 0 where the kernel does not give the address, such as gVisor's."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    # env_start and env_end, numbers 50 and 51 of proc(5): the first two were cut off
+    # env_start and env_end, fields 50 and 51 of proc(5) counted from 1; the first two,
+    # pid and comm, were cut off
     start = int(fields[47])
     end = int(fields[48])
     if not start:

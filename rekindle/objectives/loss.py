@@ -71,9 +71,9 @@ class Stage(Protocol):
     def hidden(self, batch: Tensors) -> torch.Tensor:
         """What the next stage receives."""
 
-    def summarises_each(self) -> bool:
-        """Have the network summarise each of the texts that share a sequence; false where its
-        family does not say how."""
+    def summarise_each(self) -> bool:
+        """Have the network summarise each of the texts that share a sequence, and return
+        whether it can: its family has to say how."""
 
     def keeps_texts_apart(self) -> bool:
         """Whether attention keeps texts apart that share a sequence."""

@@ -10,29 +10,35 @@ from __future__ import annotations
 
 import dataclasses
 
-BACKWARD_PRODUCTS = 2.5  # of a flash kernel, times those forward: the scores are computed again
+# of a flash kernel, times the products forward: it computes the scores again
+BACKWARD_PRODUCTS = 2.5
 NARROW = 64  # heads of at most so many are slower; published speeds are of 64 and 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """Shares of the GPU's peak on endless sequences, forward and backward, and the length
-    at which as much again is lost; `diagonal` tokens are added to it where there is a
-    causal mask, whose blocks on the diagonal are computed in whole; `narrow` is the speed
-    of heads of 64, times that of 128."""
+    """How fast a flash kernel is, fitted to published speeds.
+
+    On a sequence of n tokens it reaches `forward` / (1 + `forward_half` / n) of the GPU's
+    peak, hence half of `forward` where n is `forward_half`; backward likewise."""
 
     forward: float
+    """The share of the peak on an endless sequence."""
     forward_half: float
+    """Tokens of the sequence on which half of that share is left."""
     backward: float
     backward_half: float
     diagonal: float = 0.0
+    """Tokens that are added to both halves with a causal mask: blocks on its diagonal are
+    computed in whole, though half of them is masked."""
     narrow: float = 1.0
+    """The speed with heads of 64, over that with heads of 128."""
 
     def seconds(
         self, flops: float, sequence: int, peak: float, head_dim: int, causal: bool
     ) -> tuple[float, float]:
-        """Seconds forward and backward, of `flops` forward,
-        half of which a mask has already taken off."""
+        """Seconds forward and backward, where the forward pass takes `flops`, without
+        those that a mask saves, and the GPU does at most `peak` a second."""
         diagonal = self.diagonal if causal else 0.0
         speed = peak
         if head_dim <= NARROW:
@@ -45,22 +51,31 @@ class Kernel:
         return forward, backward
 
 
-# Bytes a score that the operations between the products move, forward and backward, by
-# whether they are compiled. Our own attention with dropout (train/attention.py) has a
-# softmax in fp32: the mask is spread out and added, the softmax casts and is cast back,
-# dropout is a product with what is kept; compiled, all but that draw is one kernel each
-# way.
+# Bytes that the operations between the products move for each score, forward and
+# backward, by whether they are compiled. They are those of our own attention with dropout
+# (train/attention.py), whose softmax is in fp32: the mask is spread out and added, the
+# softmax casts its input and its result is cast back, dropout multiplies with what it
+# keeps. Compiled, all of this but the draw of dropout is one kernel forward and one
+# backward.
 WRITTEN = {False: (26.0, 22.0), True: (12.0, 10.0)}
 
 
 def written_seconds(
-    scores: float, head_dim: int, flops: float, speed: float, moved: tuple[float, float]
+    scores: float,
+    head_dim: int,
+    flops_per_second: float,
+    bytes_per_second: float,
+    bytes_per_score: tuple[float, float],
 ) -> tuple[float, float]:
-    """Seconds forward and backward, of all `scores` of 16 bits at `flops` and `speed`
-    (bytes) a second, for each of which so many bytes are `moved`.
+    """Seconds forward and backward of attention that is written out, for so many `scores`
+    of 16 bits; `bytes_per_score` are moved between the products, forward and backward.
 
-    Two products forward and four backward, each of them 2 `head_dim` operations a score,
-    which it writes or reads once: the slower of the two counts. On an A100 at 256 TFLOP/s
-    and 1.7 TB/s, heads of 128, not compiled: 17.6 ps a score either way."""
-    product = max(2.0 * head_dim / flops, 2.0 / speed)
-    return scores * (2 * product + moved[0] / speed), scores * (4 * product + moved[1] / speed)
+    There are two products forward and four backward. Each takes 2 `head_dim` operations a
+    score and writes or reads the score once; the slower of both counts. On an A100 at 256
+    TFLOP/s and 1.7 TB/s, with heads of 128 and not compiled: 17.6 ps a score in either
+    direction."""
+    product = max(2.0 * head_dim / flops_per_second, 2.0 / bytes_per_second)
+    moved_forward, moved_backward = bytes_per_score
+    forward = 2 * product + moved_forward / bytes_per_second
+    backward = 4 * product + moved_backward / bytes_per_second
+    return scores * forward, scores * backward

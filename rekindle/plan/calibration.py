@@ -1,8 +1,8 @@
 """The planner's times, corrected by trainings that were measured.
 
-A measured training says one number: its seconds a step over those that the model
-predicted. On the rows of tests/plan/rows a factor on the whole step did better than one
-on computing alone. The order of layouts stays as it is."""
+A measured training gives one number, its ratio: the seconds of a step over those that
+were predicted. On the rows of tests/plan/rows a factor on the whole step did better than
+one on computing alone. As all layouts get the same factor, their order stays as it is."""
 
 import dataclasses
 import hashlib
@@ -18,8 +18,8 @@ from rekindle.plan.work import Work
 
 
 def job_of(work: Work, cluster: Cluster) -> str:
-    """What two trainings share that take as long: the work of every rank,
-    and the machines."""
+    """A hash of the work of every rank and of the machines: trainings with the same hash
+    take the same time."""
     # `repr` of frozen dataclasses of numbers and names is the same in every process
     machines = cluster.gpu.name, cluster.gpus_per_node, cluster.nodes
     return hashlib.sha256(repr((work, machines)).encode()).hexdigest()[:16]
@@ -27,14 +27,14 @@ def job_of(work: Work, cluster: Cluster) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Speeds:
-    """Measured trainings.
-    Those that were predicted with other constants than now do not count."""
+    """What measured trainings say of the times of others."""
 
     measured: Sequence[Calibration] = ()
 
     def profile(self, gpu: str, compiled: bool, engine: str) -> Calibrated:
-        """The profile of a GPU, corrected by what was measured on it."""
+        """The profile of a GPU, corrected by trainings that were measured on it."""
         published = profile_of(gpu, compiled, engine)
+        # a ratio belongs to the formulas and constants that made its prediction (`stamp`)
         current = [run for run in self._like(gpu, compiled, engine) if run.constants == stamp()]
         if not current:
             return published
@@ -47,13 +47,16 @@ class Speeds:
             spread=spread_of("calibrated"),
             basis=basis,
             factor=factor,
+            # the spread was measured on GPUs
             guessed=gpu == CPU,
         )
 
     def applied(self, options: Sequence[Option]) -> list[Option]:
-        """Layouts on the same machines at the speed that was measured. Work that was
-        measured takes what it took; what that did to the prediction, it does to the other
-        layouts, too."""
+        """The same layouts, all on the same machines, with corrected times.
+
+        A layout that was itself measured takes the time that it took, and its ratio
+        corrects the others. Where none was measured, the ratio of other trainings on the
+        GPU corrects all."""
         if not options or not self.measured:
             return list(options)
         calibrations = {run.job: run for run in self.measured}
@@ -76,6 +79,7 @@ class Speeds:
                     spread=spread_of("same_job"),
                     basis=f"measured in {same_job.run_id}, the same work on such machines",
                     factor=same_job.measured / option.step.seconds,
+                    # that the same work takes as long again has not been measured
                     guessed=True,
                 )
             terms = option.step.terms.items()
@@ -91,7 +95,7 @@ class Speeds:
         return corrected
 
     def stale(self, gpu: str, compiled: bool, engine: str) -> tuple[str, ...]:
-        """Runs that were measured against other constants."""
+        """Runs whose ratio is not used any more, since the constants or formulas changed."""
         runs = self._like(gpu, compiled, engine)
         return tuple(run.run_id for run in runs if run.constants != stamp())
 
@@ -103,9 +107,9 @@ class Speeds:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What earlier runs told: speeds,
-    and how many examples an epoch had in `counted_in`."""
+    """What a plan knows from earlier runs."""
 
     speeds: Speeds = dataclasses.field(default_factory=Speeds)
     examples: int | None = None
+    """How many examples an epoch had in the run `counted_in`."""
     counted_in: str = ""

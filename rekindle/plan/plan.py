@@ -1,9 +1,8 @@
 """The plan of a config: machines, layout, memory, time, money, and why not the others.
 
-`make` is pure. Of machines that it may choose it takes the cheapest that keep the limits;
-of layouts, what search.py says. What neither the config nor the catalog knows is assumed
-(assumptions.yaml). `plan_record` makes a record of a plan, for the command line,
-notebooks and cards."""
+`make` is pure: choice.py picks the machines, search.py the layout. What neither the
+config nor the catalog knows is assumed (assumptions.yaml). `plan_record` makes a record
+of a plan, for the command line, notebooks and cards."""
 
 import dataclasses
 import datetime
@@ -30,7 +29,8 @@ from rekindle.spec.model import DEFAULT_EPOCHS, Spec
 from rekindle.tables import rows
 
 SHOWN = 5  # other choices beside the best
-_SHORT_SECONDS = 600.0  # of a training; what is not counted matters there
+# in a training that is shorter, what is not counted may take as long as its steps
+_SHORT_SECONDS = 600.0
 NOT_COUNTED = "steps besides training are not counted: no run of this name is known that ended well"
 NOTHING = Known()
 ASSUMED = Path(__file__).with_name("assumptions.yaml")
@@ -38,23 +38,30 @@ ASSUMED = Path(__file__).with_name("assumptions.yaml")
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The chosen layout and machines. `hours` of training: least, expected, most (nine of
-    ten lie within); None where the number of steps is not known. `others` are the next
-    best, `rejected` why not the rest, `weighed` how many candidates. `notes` say what is
-    assumed or not known."""
+    """The chosen machines and layout, and what is known of the training on them."""
 
     name: str
     asked: Asked
+    """What the config asks for, as far as the plan depends on it."""
     chosen: Choice
     others: tuple[Choice, ...]
+    """The next best."""
     rejected: tuple[Rejected, ...]
+    """Why layouts that are in neither were not taken."""
     weighed: int
+    """How many candidates there were."""
     steps: int | None
+    """Optimizer steps; None where they depend on data that has not been counted."""
     hours: Hours | None
+    """Of training, uninterrupted; None where `steps` is."""
     usd: float | None
+    """For these hours on demand, as expected; None where hours or prices are not known."""
     spot: Spot | None
+    """The same training on spot machines; None where its cost cannot be known."""
     if_else: tuple[str, ...]
+    """What would change on slower links or with longer sequences, in words."""
     notes: tuple[str, ...]
+    """What is assumed or not known, in words."""
 
 
 def make(
@@ -67,10 +74,12 @@ def make(
     today: datetime.date | None = None,
     known: Known = NOTHING,
 ) -> Plan:
-    """Plans a config. RequestError where it cannot be planned, or where nothing fits:
-    with the nearest miss. `asked` is what the config asks for, if the caller knows it
-    already; prices that were old `today` are marked; `known` is what earlier runs have
-    shown, of which `examples` counts more."""
+    """The plan of a config.
+
+    `examples` is the number of training examples, which otherwise is that of an earlier
+    run in `known`. `asked` is what the config asks for, if the caller has it already.
+    Prices that are old on the day `today` are marked. Raises RequestError where the
+    config cannot be planned, or where nothing fits, with the nearest miss."""
     asked = asked or asked_of(spec)
     notes: list[str] = []
     if examples is None and known.examples is not None and spec.train.steps is None:
@@ -112,8 +121,8 @@ def steps_of(spec: Spec, examples: int | None) -> int | None:
 
 
 def refusals(plan: Plan, spec: Spec) -> Iterator[Problem]:
-    """Why it should not be submitted: it would not end in time, or cost more than it may,
-    or a checkpoint would not fit in a machine's memory."""
+    """Why the plan should not be submitted: it would not end in time, or cost more than
+    it may, or a checkpoint would not fit into a machine's memory."""
     limits = spec.resources
     if plan.hours is not None:
         yield from _missed_hours(plan.hours, "max_run_hours", limits.max_run_hours)
@@ -157,13 +166,15 @@ def _missed_hours(hours: Hours, name: str, limit: float | None) -> Iterator[Prob
 
 
 def _snapshot(choice: Choice) -> tuple[int, int | None]:
-    """Host memory of a machine that the copies of a save take, and what it has, if that
-    is known. Every rank copies what it holds, replicas too; what is offloaded is there
-    besides."""
+    """Host memory that a machine needs while a checkpoint is saved, and the memory that
+    it has, if that is known.
+
+    For an asynchronous save every rank copies all that it holds, replicas too; what is
+    offloaded lies in host memory anyway."""
     ranks = choice.fleet.gpus_per_node
     work = choice.option.work
-    size = snapshot_bytes(work) + offloaded_bytes(work)
-    return ranks * size, choice.fleet.machine.memory_bytes
+    rank_bytes = snapshot_bytes(work) + offloaded_bytes(work)
+    return ranks * rank_bytes, choice.fleet.machine.memory_bytes
 
 
 def _offloaded_words(choice: Choice) -> str:
@@ -177,8 +188,9 @@ def _assumed(name: str) -> float:
     return value
 
 
-def training(choice: Choice, steps: int) -> risk.InterruptibleWork:
-    """What saving, starting and waiting take, as far as it is known."""
+def interruptible_training(choice: Choice, steps: int) -> risk.InterruptibleWork:
+    """The training as work that spot reclaims may interrupt: what its steps, saving,
+    starting and waiting take, by the assumptions where nothing else is known."""
     option = choice.option
     work = option.work
     shape = option.work.shape
@@ -200,32 +212,33 @@ def training(choice: Choice, steps: int) -> risk.InterruptibleWork:
 
 
 def spot_of(spec: Spec, choice: Choice, steps: int | None) -> Spot | None:
-    """Spot machines instead; None if the steps, or a price below on demand,
-    are not known."""
+    """The training on spot machines instead; None where the steps are not known, or no
+    spot price below the one on demand."""
     on_demand_usd = choice.fleet.usd_per_hour()
     spot_usd = choice.fleet.usd_per_hour(spot=True)
     if steps is None or on_demand_usd is None or spot_usd is None:
         return None
     limits = spec.resources
     needs = SpotNeeds(limits.max_run_hours, limits.budget_usd, limits.deadline_hours)
-    every = None
+    # the best interval between checkpoints is calculated, unless the user has set one
+    checkpoint_every = None
     if "every" in spec.train.checkpoint.model_fields_set:
-        every = spec.train.checkpoint.every
+        checkpoint_every = spec.train.checkpoint.every
     return weigh(
-        training(choice, steps),
+        interruptible_training(choice, steps),
         risk.hazard(limits.hazard),
         choice.fleet.nodes,
         Offer(spot_usd, on_demand_usd),
         needs,
-        every,
+        checkpoint_every,
     )
 
 
 def _if_else(option: Option) -> Iterator[str]:
-    """What would change with slower links, and with longer sequences."""
+    """What would change with slower links, and with longer sequences, in words."""
     cluster = option.cluster
     constants = option.profile.constants
-    # without what a measured run corrected, which the other predictions lack, too
+    # the uncorrected prediction, because `step_time` does not correct either
     seconds = option.step.seconds / option.profile.factor
     if cluster.gpus > 1:
         slower_links = dataclasses.replace(
@@ -239,7 +252,7 @@ def _if_else(option: Option) -> Iterator[str]:
     longer = dataclasses.replace(option.work, sequence=2 * option.work.sequence)
     gib = needed(memory(longer).peak_bytes) / 2**30
     device_gib = cluster.gpu.memory_bytes / 2**30
-    change = step_time(longer, cluster, constants).seconds / seconds / 2 - 1
+    change = step_time(longer, cluster, constants).seconds / (2 * seconds) - 1  # twice the tokens
     outcome = f"{change:+.0%} time a token, {gib:.0f} GiB"
     if gib > device_gib:
         outcome = f"{gib:.0f} of {device_gib:.0f} GiB, does not fit as it is"
@@ -251,7 +264,7 @@ def _half(speed: float | None) -> float | None:
 
 
 def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
-    """What of the time and the memory is assumed or not known."""
+    """What is assumed or not known of the time and the memory, in words."""
     fleet = choice.fleet
     profile = choice.option.profile
     work = choice.option.work
@@ -259,9 +272,9 @@ def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
     if profile.guessed and profile.factor == 1:
         speed += "; after a run, rekindle plan --calibrate RUN measures it"
     yield speed
-    if choice.option.work.optimizer in updates.MOVED:
+    if work.optimizer in updates.MOVED:
         yield updates.UNMEASURED
-    if choice.option.work.quantised:
+    if work.quantised:
         yield quantised.UNMEASURED
     hours = choice.hours(steps)
     if hours is not None and 3_600 * hours[1] < _SHORT_SECONDS:
@@ -282,7 +295,7 @@ def _notes(choice: Choice, steps: int | None, speeds: Speeds) -> Iterator[str]:
 
 
 def _price_notes(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -> Iterator[str]:
-    """What of the money is assumed, old or not known."""
+    """What is assumed, old or not known of the cost, in words."""
     if fleet.here:
         return
     price = fleet.price
@@ -310,8 +323,8 @@ def _price_notes(fleet: Fleet, spot: Spot | None, today: datetime.date | None) -
 def plan_record(
     plan: Plan, refused: Iterable[Problem] = (), rest: outputs.PlannedRest | None = None
 ) -> outputs.Planned:
-    """All that a plan says; `refused`: why it should not be submitted, `rest`:
-    other steps."""
+    """The plan as a record. `refused` says why it should not be submitted, `rest` what
+    the steps beside training take."""
     option = plan.chosen.option
     problems = list(refused)
     notes = plan.notes
@@ -390,10 +403,11 @@ def _layout(choice: Choice) -> outputs.PlannedLayout:
 
 
 def _spot(spot: Spot) -> outputs.PlannedSpot:
-    """Both ends of how reclaims may be correlated, the better one first."""
+    """Spot machines as records have them: pairs of figures, for reclaims that hit all
+    nodes together, which is better, and for reclaims of each node alone."""
     ends = (spot.together, spot.independent)
-    # on-demand machines for the deadline; nothing where there is none, or where it is
-    # lost
+    # What on-demand machines cost that still meet the deadline. There is nothing to show
+    # without a deadline, or where it cannot be met in both cases.
     rescues = []
     for end in ends:
         if end.fallback is not None and end.fallback.feasible and end.fallback_usd is not None:
@@ -417,6 +431,6 @@ def _spot(spot: Spot) -> outputs.PlannedSpot:
         slack_hours=slack_hours,
         fallback=chances,
         fallback_usd=rescue_usd,
-        # a reason of both ends once
+        # a dict keeps the order, and a reason of both ends once
         reasons=tuple(dict.fromkeys(reason for end in ends for reason in end.reasons)),
     )

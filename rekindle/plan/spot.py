@@ -1,8 +1,10 @@
-"""Spot machines or not: time and money at both ends of how reclaims may be correlated,
-the chance of keeping the limits, and what speaks against it, as data.
+"""Whether to train on spot machines: the time and money that it takes, the chances of
+keeping the limits, and what speaks against it.
 
-Prices are for all machines together. Waiting is not paid: where a platform keeps the rest
-of a cluster while it waits for one machine, give that as part of `restart_seconds`."""
+How reclaims of several machines are correlated is not known, so all is calculated for
+both extremes: each machine is reclaimed alone, or all at once. Prices are for all
+machines together. Time without machines costs nothing; where a platform keeps the rest of
+a cluster while it waits for one machine, that wait belongs into `restart_seconds`."""
 
 import dataclasses
 import math
@@ -14,11 +16,14 @@ from rekindle.plan import risk
 from rekindle.plan.risk import Expectation, Hazard, InterruptibleWork, Reclaims, interval
 from rekindle.plan.simulation import Fallback, fallback, simulate
 
-# Below so many saves and starts between two interruptions time grows like an exponential
-# of the hazard, which is not known to a factor of two.
+# The time between two interruptions has to be this many times that of a save and a start.
+# Below that the training's time grows exponentially with the hazard, which is not known
+# to a factor of two.
 FEWEST_CHANGEOVERS = 5.0
-HALVINGS = 6  # of the interval, in search of one that suits a deadline
-SEARCH_RUNS = 1024  # of each: they share their interruptions, so that costs compare
+HALVINGS = 6  # of the interval between saves, in search of one that suits a deadline
+# Simulated runs of each interval. All intervals get the same interruptions, so that their
+# costs can be compared.
+SEARCH_RUNS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,47 +36,55 @@ class Offer:
 
 @dataclasses.dataclass(frozen=True)
 class SpotNeeds:
-    """What is asked of the training, and with which chance. Hours count from the first
-    request for machines, waits included; by `deadline_hours` it is done for sure, on
-    demand if need be."""
+    """The limits that the training has to keep. Hours count from the first request for
+    machines, waits included."""
 
     max_run_hours: float | None = None
     budget_usd: float | None = None
     deadline_hours: float | None = None
+    """By then the training is done for sure: on-demand machines take over in time."""
     chance: float = 0.9
+    """The probability with which the other two have to be kept."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """Spot machines at one rate of interruptions; no chances where no limit was given.
-    `in_both`: of keeping time and budget at once; `fallback_usd`: with on-demand machines
-    at the end; `reasons`: why they do not do, in words."""
+    """What to expect of spot machines at one rate of interruptions."""
 
     mtbf_hours: float
+    """The mean time between two interruptions of the training."""
     expected: Expectation
     expected_usd: float
     in_time: float | None
+    """The chance of `max_run_hours`; None without that limit."""
     in_budget: float | None
+    """The chance of `budget_usd`; None without that limit."""
     in_both: float | None
+    """The chance of both at once; None without either."""
     fallback: Fallback | None
+    """On-demand machines that take over to meet the deadline; None without one."""
     fallback_usd: float | None
+    """The expected cost with them."""
     reasons: tuple[str, ...] = ()
+    """What speaks against spot machines, in words."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Spot:
-    """Machines that are reclaimed one by one, and all at once,
-    with a save every `every` steps."""
+    """A training on spot machines, at both extremes of how reclaims are correlated."""
 
     every: int
+    """Steps between two saves."""
     hazard: Hazard
     independent: Outlook
+    """Each machine is reclaimed alone."""
     together: Outlook
+    """All machines are reclaimed at once, which interrupts less often."""
 
     @property
     def viable(self) -> Literal["yes", "only if reclaimed together", "no"]:
-        """Whether nothing speaks against it at both ends, at the better one,
-        or at neither."""
+        """Whether nothing speaks against it: at both extremes, at the better one, or at
+        neither."""
         if not self.independent.reasons:
             return "yes"
         return "no" if self.together.reasons else "only if reclaimed together"
@@ -85,8 +98,8 @@ def weigh(
     needs: SpotNeeds,
     every: int | None = None,
 ) -> Spot:
-    """Everything about spot machines for one training on `nodes` nodes,
-    in tens of milliseconds."""
+    """What a training on `nodes` spot machines comes to. `every` is the interval between
+    saves that the user has set; None: the best one. It takes tens of milliseconds."""
     chosen = every or best_interval(work, hazard.per_hour(nodes, "independent"), offer, needs)
     hours = risk.uninterrupted_seconds(work, every or interval(work, 0.0)) / 3600
     on_demand_usd = hours * offer.on_demand_usd_per_hour
@@ -100,8 +113,8 @@ def weigh(
 
 
 def best_interval(work: InterruptibleWork, per_hour: float, offer: Offer, needs: SpotNeeds) -> int:
-    """Steps between two saves: `interval`,
-    or with a deadline a cheaper fraction of it."""
+    """Steps between two saves: those of `interval`, or the fraction of it that is
+    cheapest where a deadline has to be met."""
     longest = interval(work, per_hour)
     deadline = needs.deadline_hours
     if deadline is None:
@@ -116,15 +129,14 @@ def best_interval(work: InterruptibleWork, per_hour: float, offer: Offer, needs:
         mixed = fallback(work, every, per_hour, deadline, SEARCH_RUNS)
         return mixed.cost_usd(offer.spot_usd_per_hour, offer.on_demand_usd_per_hour)
 
-    # the longest first: of two that cost as much it saves less often
+    # `min` takes the first of equal ones: the longest interval, which saves least often
     return min(sorted(candidates, reverse=True), key=cost_usd)
 
 
 def outlook_at(
     work: InterruptibleWork, every: int, per_hour: float, offer: Offer, needs: SpotNeeds
 ) -> Outlook:
-    """What to expect at `per_hour` interruptions of all machines together;
-    no reasons yet."""
+    """What to expect at `per_hour` interruptions of the training; its reasons are still empty."""
     mean = risk.expected(work, every, per_hour)
     price = offer.spot_usd_per_hour
     runs = simulate(work, every, per_hour)
@@ -155,7 +167,7 @@ def outlook_at(
 def _reasons(
     outlook: Outlook, work: InterruptibleWork, on_demand_usd: float, needs: SpotNeeds
 ) -> Iterator[str]:
-    """What speaks against spot machines, the plainest first."""
+    """What speaks against spot machines, in words, the plainest first."""
     changeover_hours = (work.whole_save_seconds + work.restart_seconds) / 3600
     if outlook.mtbf_hours < FEWEST_CHANGEOVERS * changeover_hours:
         between = duration(3600 * outlook.mtbf_hours)
@@ -183,8 +195,10 @@ def _usd(needs: SpotNeeds) -> str:
 
 
 def _missed_limits(outlook: Outlook, needs: SpotNeeds) -> Iterator[str]:
-    """Limits that are kept too rarely. With on-demand machines at the end it is never
-    later than the deadline, and the budget is kept at least where they are not needed."""
+    """Limits that are kept too rarely, in words.
+
+    Where on-demand machines take over, the training is never later than the deadline. The
+    budget is then taken to be kept only in the runs that do without them."""
     rescue = outlook.fallback
     limit = needs.max_run_hours
     latest = math.inf

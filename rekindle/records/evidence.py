@@ -16,23 +16,23 @@ class Check(Record):
     name: str
     passed: bool
     detail: str
-    """What it means, in a sentence."""
+    """The result in a sentence, for people."""
     value: float | None = None
-    """What is held against `threshold`."""
+    """The figure that is compared with `threshold`; None where the check compares none."""
     threshold: float | None = None
 
 
 class Churn(Record):
-    """How often a model answers otherwise than another on the same rows."""
+    """How often a model's answers differ from those of another model to the same rows."""
 
     answers: int
-    """How many were compared; of words, where each has a tag."""
+    """How many answers were compared: one a row, or one a word where words have tags."""
     share: float
-    """Of them, those that differ."""
+    """The part of them that differs."""
     fixed: int
-    """Of these, those that it gets right and the other got wrong."""
+    """How many the model gets right and the other model got wrong."""
     broken: int
-    """Of these, those that it gets wrong and the other got right."""
+    """How many the model gets wrong and the other model got right."""
 
 
 class Slice(Record):
@@ -43,39 +43,41 @@ class Slice(Record):
     rows: int
     candidate: Mapping[str, float]
     champion: Mapping[str, float] = Field(default_factory=dict)
-    """Empty when there is none."""
+    """Empty without a champion."""
     p_value: float | None = None
-    """How often chance alone would show such a drop."""
+    """The probability of such a drop by chance alone."""
     detectable: float | None = None
-    """The drop that would be told from chance in 80 % of cases, were it the only slice."""
+    """The drop that would be detected in 80 % of cases, if this were the only slice."""
 
 
 class CalibrationBin(Record):
-    """Predictions whose top probability falls in [`lower`, `upper`)."""
+    """Predictions whose highest probability is in [`lower`, `upper`)."""
 
     lower: float
     upper: float
     rows: int
-    """How many."""
+    """How many predictions there are."""
     confidence: float
-    """How sure they were, in the mean."""
+    """The mean of their highest probabilities."""
     accuracy: float
-    """How often they were right."""
+    """The share of them that is right."""
 
 
 class Comparison(Record):
-    """Candidate minus champion on the same examples: estimate and two-sided interval."""
+    """The gain of the candidate over the champion on the same examples, with a two-sided
+    interval. A positive gain is an improvement."""
 
     metric: str
     estimate: float
     lower: float
     upper: float
     confidence: float
+    """The probability that the interval holds the true gain, at least."""
     resamples: int
-    """Of the bootstrap; 0: the interval is exact."""
+    """Resamples of the bootstrap; 0: the interval is exact."""
     seed: int
     detectable: float | None = None
-    """The smallest gain that the lower bound would show in 80 % of cases."""
+    """The true gain at which `lower` would be above zero in 80 % of cases."""
 
 
 class ClassResult(Record):
@@ -83,20 +85,20 @@ class ClassResult(Record):
 
     label: str
     rows: int
-    """Of this class."""
+    """How many are of this class."""
     predicted: int
-    """How often it was the answer."""
+    """How often the model answered with this class."""
     precision: float | None = None
-    """None where it never was the answer."""
+    """None where the model never answered with it."""
     recall: float | None = None
-    """None where no row has it."""
+    """None where no row is of it."""
     f1: float | None = None
-    """None where neither is known."""
+    """None where precision and recall both are."""
     champion_f1: float | None = None
 
 
 class Sample(Record):
-    """What a language model wrote after `prompt`, and how the text really goes on."""
+    """What a language model wrote after `prompt`, and how the text of the row goes on."""
 
     prompt: str
     generated: str
@@ -104,7 +106,7 @@ class Sample(Record):
 
 
 class SmokeRow(Record):
-    """An example that decided, and the candidate's answer to it."""
+    """An example of the test split, and the candidate's answer to it."""
 
     id: str
     content: str
@@ -118,65 +120,68 @@ class Smoke(Record):
     """What a server of the model has to answer before it is ready."""
 
     tolerance: float
-    """How much probabilities may differ: that of the precision which the model was scored in."""
+    """By how much probabilities may differ, which depends on the precision of scoring."""
     tokens: int = 0
-    """Length of the texts that a language model wrote."""
+    """How many tokens a language model wrote of each text."""
     rows: tuple[SmokeRow, ...]
 
 
 class Reference(Record):
-    """What production is compared with: of the rows that judged a model, one a content."""
+    """What production is compared with: figures of the rows that judged the model. Rows
+    with the same content count once."""
 
     words: str = ""
     """Hashes of the words that it was trained on: base64 of 32-bit numbers, little endian."""
     inputs: Mapping[str, tuple[float, ...]] = Field(default_factory=dict)
-    """The numbers of each signal (data/signals.py)."""
+    """By signal of the inputs (data/signals.py), its value for each row."""
     confidence: tuple[float, ...] = ()
-    """How sure it was of its answers, if they are classes."""
+    """Where the answers are classes, the highest probability for each row."""
     predicted: Mapping[str, int] = Field(default_factory=dict)
-    """How often each class was the answer."""
+    """How often the model answered with each class."""
 
 
 class Contender(Record):
-    """How a model was scored."""
+    """One of the models that are compared, and how it was scored."""
 
     run_key: str
     """Identifies its training."""
     digest: str
     """Hash of the files of its folder."""
     scores: str
-    """The key of its scores: files, examples, settings, code."""
+    """The key of its scores: a hash of its files, the examples, settings and code."""
     precision: str
+    """The precision in which it was scored."""
     labels: tuple[str, ...] = ()
     """As in `ShardManifest`."""
     unigram_nats: float | None = None
-    """Of a language model: the entropy of the targets in the rows that both contenders
-    are judged on."""
+    """Of a language model: the entropy of single targets in the rows that both contenders
+    are judged on, which is what a model would score that knows only how often each token
+    occurs."""
     bytes: int | None = None
-    """Of the files of its folder."""
+    """The size of the files of its folder."""
 
 
 class Scores(VersionedRecord):
     """Kind `scores`: `scores.json` beside `scores.parquet`.
 
-    The table has one row an example that decides: `id`, `hash`, `label`, the columns of
-    slices in the struct `slices`, and what each contender scores in the structs
-    `candidate` and `champion`: `logits` (of tags, those of a word after those of the word
-    before), or `nats`, `right` and `targets`, summed over the targets, and
+    The table has a row for each example of the test split that counts: `id`, `hash`,
+    `label`, the columns of slices in the struct `slices`, and the scores of each
+    contender in the structs `candidate` and `champion`. These are `logits` (of tags, word
+    after word), or `nats`, `right` and `targets`, summed over the targets, and
     `target_bytes`."""
 
     objective: Objective
-    """Of the candidate's task."""
+    """The objective of the candidate's task."""
     candidate: Contender
     champion: Contender | None = None
     """None where there is none, or where `incomparable` says why it cannot be compared."""
     champion_version: str = ""
     champion_digest: str = ""
-    """Hash of its files."""
+    """Hash of the champion's files."""
     incomparable: tuple[str, str] | None = None
-    """The name of a check, and a sentence."""
+    """Why the champion cannot be compared: the name of the check that fails, and a sentence."""
     same_targets: bool = True
-    """Whether both cut the texts into the same tokens."""
+    """Whether both contenders cut the texts into the same tokens."""
     rows: int
     excluded: int
     """As in `Evidence`."""
@@ -185,19 +190,19 @@ class Scores(VersionedRecord):
     bad_rows: Mapping[str, int] = Field(default_factory=dict)
     """As in `Evidence`."""
     samples: tuple[Sample, ...] = ()
-    """The candidate's."""
+    """What the candidate wrote, if it is a language model."""
     smoke: Smoke | None = None
-    """The candidate's."""
+    """What a server of the candidate has to answer."""
     reference: Reference | None = None
-    """The candidate's."""
+    """What production is compared with once the candidate serves."""
     must_pass: str = ""
     """Text of the golden rows whose `label` and `logits` are in `must_pass.parquet`; "": none."""
     compared: Mapping[str, int] = Field(default_factory=dict)
-    """How many versions before were compared with a champion, by epoch (`Evidence`)."""
+    """By `Evidence.epoch`, how many earlier versions were compared with a champion in it."""
     champion_judged: Mapping[str, float] = Field(default_factory=dict)
-    """The champion's metrics when it was promoted; empty where they are not known."""
+    """The champion's metrics when it was judged; empty where they are not known."""
     champion_judged_rows: int = 0
-    """On how many rows."""
+    """On how many rows it was judged."""
 
 
 _SURE = 0.01
@@ -208,19 +213,20 @@ class ChampionDrop(Record):
 
     metric: str
     judged: float
-    """What it reached then, on `judged_rows`."""
+    """What the champion reached when it was judged, on `judged_rows`."""
     judged_rows: int
     now: float
-    """What it reaches on the `rows` of today."""
+    """What it reaches in this run, on `rows`."""
     rows: int
     drop: float
-    """How much worse that is."""
+    """By how much `now` is worse; negative where it is better."""
     p_value: float
-    """How often chance alone would show as much."""
+    """The probability of such a drop by chance alone."""
 
     @property
     def is_sure(self) -> bool:
-        """Whether chance does not explain it: in one of a hundred runs it seems so."""
+        """Whether there is a drop that chance does not explain (which is wrong in at most
+        one of a hundred runs)."""
         return self.drop > 0 and self.p_value < _SURE
 
     @property
@@ -234,8 +240,8 @@ class ChampionDrop(Record):
 
 
 class Audit(Record):
-    """What the contenders reach on rows that decide nothing (`evaluate.audit`), by the
-    same measures."""
+    """What the contenders reach on rows on which no promotion depends (`evaluate.audit`),
+    by the same measures."""
 
     rows: int
     metrics: Mapping[str, float]
@@ -258,8 +264,9 @@ class Evidence(VersionedRecord):
     model_digest: str = ""
     """Hash of the files of the model that was judged."""
     promote: bool
-    """What the pipeline branches on."""
+    """Whether the candidate is promoted; the pipeline branches on it."""
     reason: str
+    """Why, or why not, in a sentence."""
     checks: tuple[Check, ...]
     metrics: Mapping[str, float]
     champion_version: str = ""
@@ -268,46 +275,49 @@ class Evidence(VersionedRecord):
     champion_metrics: Mapping[str, float] = Field(default_factory=dict)
     comparison: Comparison | None = None
     churn: Churn | None = None
-    """Of candidate and champion."""
+    """How the candidate's answers differ from the champion's; None without a champion."""
     labels: tuple[str, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
-    """`confusion[i][j]` counts examples (words, where each has a tag) of true class i
-    predicted as j, in the order of `labels`."""
+    """`confusion[i][j]` is the number of examples (of words, where words have tags) whose
+    true class is i and whose predicted class is j, in the order of `labels`."""
     classes: tuple[ClassResult, ...] = ()
-    """The same, class by class."""
+    """The results of each class."""
     calibration: tuple[CalibrationBin, ...] = ()
     slices: tuple[Slice, ...] = ()
     samples: tuple[Sample, ...] = ()
     smoke: Smoke | None = None
-    """None where no row is fit for it, and in evidence of before it was kept."""
+    """None where no row is fit for it, and in the evidence of older versions of rekindle."""
     reference: Reference | None = None
-    """None in evidence of before it was kept."""
+    """None in the evidence of older versions of rekindle."""
     rows: int
+    """How many examples the metrics are of."""
     excluded: int = 0
-    """Rows left out because a contender was trained on them, or finds nothing to predict
-    in them."""
+    """How many more were left out, because a contender was trained on them or finds
+    nothing to predict in them."""
     examples: str
-    """Fingerprint of the hashes of the rows scored."""
+    """Hash of the hashes of the examples that were scored."""
     epoch: str = ""
-    """How the test split is drawn, where the model was compared with a champion on it."""
+    """Identifies how the test split is drawn, if the candidate was compared with a
+    champion on it; with `evaluate.gate.looks` the gate counts the comparisons of an
+    epoch."""
     bad_rows: Mapping[str, int] = Field(default_factory=dict)
-    """Rows of the data that were dropped before all, by kind of fault."""
+    """Rows of the data that were dropped when they were read, by kind of fault."""
     audit: Audit | None = None
     champion_drop: ChampionDrop | None = None
     """None where it is not known what the champion reached when it was judged."""
 
     @property
     def is_for_a_person(self) -> bool:
-        """Whether nothing speaks against the model but what a person may decide: the
-        champion is of other classes or of another kind, or does much worse than when it
+        """Whether all that speaks against the model is for a person to decide: the
+        champion has other classes or is of another kind, or does much worse than when it
         was judged."""
         failed = {check.name for check in self.checks if not check.passed}
         return bool(failed) and failed <= {"same_classes", "same_task", "champion_drop"}
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should know before trusting the metrics: few rows, a champion
-        that does worse than it did, classes that are never predicted."""
+        """What a person should know before trusting the metrics, in sentences: few rows,
+        a champion that does worse than it did, classes that are never predicted."""
         drop = self.champion_drop
         warnings = list[str]()
         if drop is not None and drop.is_sure:
@@ -320,6 +330,7 @@ class Evidence(VersionedRecord):
         return (*warnings, *self._never_predicted())
 
     def _never_predicted(self) -> tuple[str, ...]:
+        """A warning that names the classes that are never predicted, if there are any."""
         never = [part for part in self.classes if part.rows and not part.predicted]
         if not never:
             return ()

@@ -1,4 +1,6 @@
-"""The training as the card shows it: its speed, and the curves of its history."""
+"""The training as the card shows it: what was measured of its speed, and the curves of
+its history. Colours are the style sheet's classes: `a` for training, `b` for
+validation."""
 
 import dataclasses
 import math
@@ -13,28 +15,29 @@ from rekindle.report import plots, texts
 from rekindle.report.drawing import Point
 from rekindle.report.plots import Series
 
-_SMOOTHED_FROM = 60  # points, from which on a curve is drawn behind its mean
-_MARKED_UP_TO = 40  # points; more of them would be one thick line
+_SMOOTHED_FROM = 60  # points of a curve that gets a running mean in front of it
+_MARKED_UP_TO = 40  # points that are drawn as dots, too; more dots would be one thick line
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """One figure: its plot, the legend as (css class, name), and a remark."""
+    """One figure of the card."""
 
     title: str
     plot: Markup
     legend: tuple[tuple[str, str], ...] = ()
+    """The class and the name of each line; empty where there is only one."""
     remark: str = ""
 
 
 def curves(run: RunRecord, history: tuple[HistoryRow, ...]) -> list[Curve]:
-    """The figures of a training."""
-    limit = texts.number_setting(run.spec, "train", "clip_norm")
-    return [curve for curve in _curves(history, limit) if curve.plot]
+    """The figures of a training, without those that have nothing to show."""
+    clip_norm = texts.number_setting(run.spec, "train", "clip_norm")
+    return [curve for curve in _curves(history, clip_norm) if curve.plot]
 
 
 def measured(history: Sequence[HistoryRow]) -> list[tuple[str, str]]:
-    """What a machine says of itself, as far as it was measured."""
+    """What was measured of speed and memory, as names and values for people."""
     facts = []
     rates = [row.samples_per_second for row in history if math.isfinite(row.samples_per_second)]
     if rates:
@@ -71,7 +74,7 @@ def points(history: Sequence[HistoryRow], field: str) -> list[Point]:
 
 
 def _curves(history: tuple[HistoryRow, ...], clip_norm: float | None) -> list[Curve]:
-    """All figures that a history allows, those without a point included."""
+    """All figures of a history, those without a point included."""
     if not history:
         return []
     curves = [_loss(history)]
@@ -89,6 +92,7 @@ def _curves(history: tuple[HistoryRow, ...], clip_norm: float | None) -> list[Cu
 
 
 def _accuracy(accuracy: list[Point]) -> Curve:
+    """The accuracy on the validation split."""
     series = [Series("validation", accuracy, "b", marks=len(accuracy) <= _MARKED_UP_TO)]
     last = formats.metric(accuracy[-1][1])
     label = f"Validation accuracy at {len(accuracy)} points, {last} at the end."
@@ -96,6 +100,7 @@ def _accuracy(accuracy: list[Point]) -> Curve:
 
 
 def _learning_rate(rates: list[Point]) -> Curve:
+    """The learning rate over the steps."""
     highest = max((rate for _, rate in rates if math.isfinite(rate)), default=0.0)
     label = f"Learning rate over {len(rates)} steps, at most {formats.metric(highest)}."
     series = [Series("learning rate", rates)]
@@ -103,7 +108,7 @@ def _learning_rate(rates: list[Point]) -> Curve:
 
 
 def _loss(history: tuple[HistoryRow, ...]) -> Curve:
-    """The training's loss, with its mean, and that on the validation split."""
+    """The training loss, with its running mean, and the loss on the validation split."""
     loss = points(history, "loss")
     held_out = points(history, "validation_loss")
     series = _with_mean("training", loss)
@@ -123,7 +128,8 @@ def _loss(history: tuple[HistoryRow, ...]) -> Curve:
 
 
 def _noisy(title: str, name: str, points: list[Point], limit: float | None) -> Curve:
-    """A figure that scatters, with its mean, and a level at which it is cut off."""
+    """A figure whose values scatter, with their running mean; `limit` is the level at
+    which training cuts them off."""
     series = _with_mean(name, points)
     guide = None
     if limit is not None:
@@ -136,7 +142,7 @@ def _noisy(title: str, name: str, points: list[Point], limit: float | None) -> C
 
 
 def _with_mean(name: str, points: list[Point]) -> list[Series]:
-    """The line; over many points drawn faintly behind its running mean."""
+    """The line of these points. If there are many, it is faint, and behind its running mean."""
     width = window(len(points))
     if not width:
         return [Series(name, points)]
@@ -145,26 +151,28 @@ def _with_mean(name: str, points: list[Point]) -> list[Series]:
 
 
 def window(points: int) -> int:
-    """Over how many steps a curve of so many points is averaged; 0 for not at all."""
-    return max(5, points // 40) if points >= _SMOOTHED_FROM else 0
+    """Over how many steps a curve of so many points is averaged; 0: not at all."""
+    if points < _SMOOTHED_FROM:
+        return 0
+    return max(5, points // 40)
 
 
 def running_mean(points: list[Point], window: int) -> list[Point]:
-    """The mean of the last `window` finite values at each point,
-    NaN where the value is."""
-    recent: list[float] = []
-    result: list[Point] = []
-    total = 0.0
+    """At each point the mean of the last `window` finite values; NaN where its own value
+    is not finite."""
+    finite_values: list[float] = []
+    means: list[Point] = []
+    total = (
+        0.0  # of the last `window` of them: a new sum at each point takes `window` times as long
+    )
     for x, y in points:
-        # a loss that is not a number is a gap, and does not spoil the means after it
+        # a loss that is not finite is a gap, and does not spoil the means after it
         if not math.isfinite(y):
-            result.append((x, math.nan))
+            means.append((x, math.nan))
             continue
-        recent.append(y)
+        finite_values.append(y)
         total += y
-        # the sum is carried along: a mean of each window would take `window` times as
-        # long
-        if len(recent) > window:
-            total -= recent[-window - 1]
-        result.append((x, total / min(len(recent), window)))
-    return result
+        if len(finite_values) > window:
+            total -= finite_values[-window - 1]
+        means.append((x, total / min(len(finite_values), window)))
+    return means

@@ -2,11 +2,13 @@
 
 The tokenizer's own template decides the text (Jinja, in the sandbox that transformers
 prescribes for it); tokenizers without one get `TEMPLATE`. An answer begins where the
-template's prompt for it ends, and ends with what the template puts behind it, such as the
-end-of-text token. What that is shows a chat with a word in the answer's place that stands
-nowhere else: an answer's own text may occur in the template's (`d` in `<|im_end|>`). A
-template that asks for today's date gets `_DATE`, because the same chats must give the
-same tokens every day."""
+template's prompt for it ends. It ends with what the template puts behind it, such as the
+end-of-text token, because a model has to learn to stop.
+
+To find what a template puts behind an answer, a chat is rendered with a word in its place
+that occurs nowhere else. The answer itself would not do: it may occur in the template's
+text, as `d` does in `<|im_end|>`. A template that asks for today's date gets `_DATE`,
+because the same chats must give the same tokens every day."""
 
 import dataclasses
 import datetime as dt
@@ -29,9 +31,11 @@ TEMPLATE = (
 )
 _DATE = dt.datetime(2024, 7, 26, tzinfo=dt.UTC)
 
-# of a word that no text holds; upper case first, as `capitalize` leaves it
+# The beginning of words that no text has. Some templates apply `capitalize` to contents,
+# which changes nothing in a word with only its first letter in upper case.
 _WORD = "Qzjxkvwq"
-# chats that show what stands behind an answer; the first that a template takes counts
+# The roles of chats that show what a template puts behind answers. The first chat that it
+# does not refuse is used: some want a system's turn, some refuse several answers.
 _PROBES = (
     ("user", "assistant", "user", "assistant"),
     ("system", "user", "assistant", "user", "assistant"),
@@ -40,17 +44,21 @@ _PROBES = (
 )
 
 Turn = tuple[str, str]
+"""A role and its content."""
 Span = tuple[int, int]
+"""The first character of a part of a text, and the one after its last."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """What stands behind an answer up to the next turn: characters `start` to `end` of
-    `text`, a whole chat."""
+    """What a template puts behind an answer, up to the next turn or the end of the chat."""
 
     text: str
+    """A whole chat."""
     start: int
+    """Its first character in `text`."""
     end: int
+    """The character after its last."""
 
 
 class ChatTemplate:
@@ -67,34 +75,34 @@ class ChatTemplate:
     def render(
         self, turns: Sequence[Turn], ends: Sequence[str] | None = None
     ) -> tuple[str, list[Span]]:
-        """The chat up to its last answer, and where the answers stand, in characters.
+        """The chat up to its last answer, and the span of each answer with its ending.
 
-        `ends`: what stands behind answers and holds a token that stops the writing; an
-        answer without any of them gets the end-of-text token. None: answers end as the
-        last one does. Raises DataError for a chat that the template refuses or whose
-        answers it alters."""
+        `ends` are endings that hold a token at which a model stops writing; an answer
+        that has none of them behind it gets the end-of-text token. With None, what is
+        behind the last answer is the ending of all that have it. Raises DataError for a
+        chat that the template refuses or whose answers it alters."""
         answers = [i for i, (role, _) in enumerate(turns) if role == "assistant"]
         turns = turns[: max(answers) + 1]
         text = self._render(turns)
-        behind = {i: self._behind(turns, i) for i in answers}
+        text_behind = {i: self._text_behind(turns, i) for i in answers}
         if ends is not None:
-            return self._with_ends(text, turns, behind, ends)
-        last_ending = behind[answers[-1]]
+            return self._with_ends(text, turns, text_behind, ends)
+        last_ending = text_behind[answers[-1]]
         spans = list[Span]()
         for i in answers:
-            start, end = self._answer(text, turns, i, behind[i])
-            if behind[i].startswith(last_ending):
+            start, end = self._answer_span(text, turns, i, text_behind[i])
+            if text_behind[i].startswith(last_ending):
                 end += len(last_ending)
             spans.append((start, end))
         return text, spans
 
     def endings(self) -> list[Ending]:
-        """What stands behind an answer that another turn follows, and behind a last one,
-        as chats of this module show it. Raises DataError where the template refuses all
-        of them."""
+        """The endings of an answer that another turn follows, where the template takes
+        such a chat, and of the last answer. Raises DataError where it refuses all of
+        `_PROBES`."""
         refusals = list[DataError]()
         for roles in _PROBES:
-            # a content of its own for each turn, by which it is found
+            # each turn has a content of its own, by which it is found in the text
             turns = [(role, f"{_WORD}{'abcde'[i]}") for i, role in enumerate(roles)]
             try:
                 text = self._render(turns)
@@ -105,36 +113,41 @@ class ChatTemplate:
         raise refusals[0]
 
     def _endings(self, text: str, turns: Sequence[Turn]) -> list[Ending]:
+        """The endings of answers in `text`, which is what the template made of `turns`."""
         contents = [content for _, content in turns]
-        places = [text.find(content) for content in contents]
-        if min(places[-2:]) < 0:
+        starts = [text.find(content) for content in contents]
+        if min(starts[-2:]) < 0:
             raise _altered(len(turns))
-        starts = [place + len(content) for place, content in zip(places, contents, strict=True)]
-        last = Ending(text, starts[-1], len(text))
-        if turns[-3:-2] != [("assistant", contents[-3])] or min(places) < 0:
+        stops = [start + len(content) for start, content in zip(starts, contents, strict=True)]
+        last = Ending(text, stops[-1], len(text))
+        has_earlier_answer = len(turns) > 2 and turns[-3][0] == "assistant"
+        if not has_earlier_answer or min(starts) < 0:
             return [last]
-        # from the first answer to the next turn's
-        # content: the answer's end, the turn's opening
-        between = text[starts[-3] : places[-2]]
+        # Between the earlier answer and the content of the user's turn after it stand the
+        # answer's ending and what opens the turn. The opening is what also stands before
+        # the first user's content.
+        between = text[stops[-3] : starts[-2]]
         first_user = [role for role, _ in turns].index("user")
-        opening_length = _common_end(between, text[: places[first_user]])
-        # a turn of the system may end as answers do,
-        # and is then no part of what opens a user's
+        opening_length = _common_end(between, text[: starts[first_user]])
+        # Where a system's turn stands before that user's, its end may be the same as an
+        # answer's, and count to the opening. So the ending is at least what it shares
+        # with the last one.
         common_length = _common_start(between, text[last.start :])
         length = max(len(between) - opening_length, common_length)
-        return [Ending(text, starts[-3], starts[-3] + length), last]
+        return [Ending(text, stops[-3], stops[-3] + length), last]
 
     def _with_ends(
-        self, text: str, turns: Sequence[Turn], behind: Mapping[int, str], ends: Sequence[str]
+        self, text: str, turns: Sequence[Turn], text_behind: Mapping[int, str], ends: Sequence[str]
     ) -> tuple[str, list[Span]]:
-        """The chat with each answer ended, and the answers with their ends."""
+        """The chat with the end-of-text token behind each answer that has none of `ends`,
+        and the spans of the answers with their ends."""
         pieces = list[str]()
         spans = list[Span]()
-        copied = 0  # characters of `text` that are in the pieces
-        added = 0  # characters that are not of `text`
-        for i, behind_answer in behind.items():
-            start, end = self._answer(text, turns, i, behind_answer)
-            matching_ends = [known_end for known_end in ends if behind_answer.startswith(known_end)]
+        copied = 0  # characters of `text` that are in the pieces so far
+        added = 0  # characters in the pieces that are not of `text`
+        for i, behind in text_behind.items():
+            start, end = self._answer_span(text, turns, i, behind)
+            matching_ends = [known_end for known_end in ends if behind.startswith(known_end)]
             own_end = max(matching_ends, key=len, default="")
             added_end = "" if own_end else self._special_tokens["eos_token"]
             pieces += [text[copied:end], added_end]
@@ -144,8 +157,8 @@ class ChatTemplate:
         pieces.append(text[copied:])
         return "".join(pieces), spans
 
-    def _answer(self, text: str, turns: Sequence[Turn], index: int, behind: str) -> Span:
-        """Where an answer stands, without what the template puts `behind` it."""
+    def _answer_span(self, text: str, turns: Sequence[Turn], index: int, behind: str) -> Span:
+        """The span of an answer in `text`, which ends with `behind`, all that is behind it."""
         prompt = self.prompt(turns[:index])
         if not text.startswith(prompt):
             place = _common_start(prompt, text)
@@ -157,13 +170,13 @@ class ChatTemplate:
             raise DataError(message, fix=fix)
         end = len(text) - len(behind)
         _, content = turns[index]
-        content = content.strip()  # as many templates do
+        content = content.strip()  # many templates strip contents
         if not text.endswith(behind) or not text[len(prompt) : end].rstrip().endswith(content):
             raise _altered(index + 1)
         return len(prompt), end
 
-    def _behind(self, turns: Sequence[Turn], index: int) -> str:
-        """All that stands behind an answer."""
+    def _text_behind(self, turns: Sequence[Turn], index: int) -> str:
+        """All that stands behind an answer in the chat, up to its end."""
         word = _WORD
         while any(word in content for _, content in turns):
             word += "q"
@@ -174,12 +187,14 @@ class ChatTemplate:
         return behind
 
     def _render(self, turns: Sequence[Turn], *, add_generation_prompt: bool = False) -> str:
+        """What the template makes of the turns; DataError if it refuses them."""
         from jinja2 import TemplateError
 
-        # the names that transformers gives to templates
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
-            # transformers gives these, so a template may ask whether they are none
+            # The names are those that transformers passes. It always passes tools and
+            # documents, so templates ask whether they are none, and not whether they are
+            # defined.
             return self._template.render(
                 messages=messages,
                 tools=None,
@@ -225,6 +240,7 @@ def template_in(folder: Path) -> ChatTemplate | None:
 
 
 def _altered(turn: int) -> DataError:
+    """The error for a template that alters the content of a turn."""
     message = f"the chat template alters turn {turn}, so that the answer cannot be found"
     fix = "set model.tokenizer to one whose template keeps earlier turns as they are"
     return DataError(message, fix=fix)
@@ -245,6 +261,7 @@ def _common_end(a: str, b: str) -> int:
 
 @functools.lru_cache(maxsize=4)
 def _compiled(source: str) -> "jinja2.Template":
+    """A template, in the same environment as in transformers."""
     from jinja2 import TemplateError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment

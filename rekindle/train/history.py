@@ -1,10 +1,9 @@
-"""The loss curve on disk: one JSON line an optimizer step, appended while training, cut
-back when resuming; and with `train.ledger: true` the examples of each data rank, step by
-step.
+"""The loss curve on disk, one JSON line an optimizer step; and, where `train.ledger` asks
+for it, the ids of the examples that each data rank saw in each step.
 
-The ledger has one JSON line a step and rank in `ledger/rank-<n>.jsonl` beside the curve.
-A resumed run first forgets the steps that it is about to do again, whatever the number of
-ranks was."""
+The ledger has one JSON line a step and rank, in `ledger/rank-<n>.jsonl` beside the curve.
+Both are appended to while training. A resumed run first removes the lines of the steps
+that it is about to do again, also those of ranks that it no longer has."""
 
 import contextlib
 import json
@@ -25,9 +24,11 @@ class History:
         self.path = path
 
     def resume(self, step: int, carried: str | None = None) -> str:
-        """Forget rows after `step`: those steps are about to be done again. `carried` is
-        the curve that came with a checkpoint, if one did: it counts, whatever is left on
-        this machine. Returns what is wrong with the curve up to there, or ""."""
+        """Remove the rows after `step`, since those steps are about to be done again.
+
+        `carried` is the text of the curve in the checkpoint, if there is one; it replaces
+        what is left on this machine. Returns what is wrong with the curve up to `step`,
+        or ""."""
         if carried is not None:
             write_atomically(self.path, carried)
         rows = [row for row in read_history(self.path) if row.step <= step]
@@ -41,7 +42,7 @@ class History:
         )
 
     def amend(self, step: int, validation: Mapping[str, float]) -> None:
-        """Add to the row of `step`, if it is the last, what a later validation found."""
+        """Add the results of a later validation to the row of `step`, if it is the last row."""
         rows = list(read_history(self.path))
         if rows and rows[-1].step == step:
             rows[-1] = rows[-1].model_copy(update=validation)
@@ -57,18 +58,19 @@ class History:
 
 
 def read_history(path: Path) -> Iterator[HistoryRow]:
-    """All rows of a history but damaged ones, such as a last line that a kill left."""
+    """The rows of a history, without damaged ones."""
     if not path.exists():
         return
     with path.open("rb") as file:
         for line in file:
-            if line.endswith(b"\n"):
+            if line.endswith(b"\n"):  # a process that is killed may leave half a line
                 with contextlib.suppress(ValidationError):
                     yield HistoryRow.model_validate_json(line)
 
 
 class ExampleLedger:
-    """This rank's pages; tp, cp and pp peers see the same examples and write none."""
+    """This rank's file of the ledger. Among tp, cp and pp peers, which see the same
+    examples, only the first has one."""
 
     def __init__(self, working: Path, rank: int) -> None:
         self.rank = rank
@@ -81,24 +83,31 @@ class ExampleLedger:
             file.write(json.dumps({"step": step, "rank": self.rank, "ids": list(ids)}) + "\n")
 
 
-def forget(working: Path, after: int) -> str:
-    """Remove later steps, and lines that a kill cut off; what is wrong with the rest, or ""."""
+def forget_steps(working: Path, after: int) -> str:
+    """Remove the steps after `after` from the ledger, and damaged lines; returns how many
+    of these there were, in words, or ""."""
     damaged = 0
     for path in (working / FOLDER).glob("rank-*.jsonl"):
-        lines = [line for line in path.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"]
-        notes = [(line, _note(line)) for line in lines]
-        damaged += sum(note is None for _, note in notes)
-        kept = [line for line, note in notes if note is not None and note[0] <= after]
-        write_atomically(path, b"".join(kept).decode())
+        remaining_lines = []
+        for line in path.read_bytes().splitlines(keepends=True):
+            if not line.endswith(b"\n"):  # a process that is killed may leave half a line
+                continue
+            step = _step_of(line)
+            if step is None:
+                damaged += 1
+            elif step <= after:
+                remaining_lines.append(line)
+        write_atomically(path, b"".join(remaining_lines).decode())
     if not damaged:
         return ""
     return f"{damaged} line(s) of the ledger in {working / FOLDER} were damaged and are left out"
 
 
-def _note(line: bytes) -> tuple[int, list[str]] | None:
-    """The step and the ids of a line; None for one that is damaged."""
+def _step_of(line: bytes) -> int | None:
+    """The step of a line of the ledger; None where the line is damaged."""
     try:
-        note = json.loads(line)
-        return int(note["step"]), list(note["ids"])
+        entry = json.loads(line)
+        step = int(entry["step"])
+        return step if isinstance(entry["ids"], list) else None
     except (ValueError, KeyError, TypeError):
         return None

@@ -277,7 +277,7 @@ class _PackingProbe:
         try:
             states = self._states(self.texts, in_one_sequence)
         except ValueError as error:
-            if any(stage.part.ours for stage in self.parts.stages):
+            if any(stage.part.has_our_attention for stage in self.parts.stages):
                 raise
             return first_line(error)  # transformers names the kernel that keeps documents apart
         changed = self._states(self.changed, in_one_sequence)
@@ -524,11 +524,11 @@ def _own_forward(part: Part) -> Iterator[None]:
     """With the architecture's own forward and, where ours is installed, its own attention."""
     config: Any = part.network.config
     before = config._attn_implementation
-    part.own = True
-    if part.ours:
+    part.runs_own_forward = True
+    if part.has_our_attention:
         config._attn_implementation = "sdpa"
     try:
         yield
     finally:
-        part.own = False
+        part.runs_own_forward = False
         config._attn_implementation = before

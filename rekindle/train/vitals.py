@@ -1,10 +1,10 @@
 """One rank's heartbeats, its last words, and the faults that a rehearsal asks for.
 
-A rank tells its supervisor: a beat at least once a micro-batch, stacks of all threads on
-SIGUSR1, and, when it fails, the cause with what to do about it, and whether another rank
-is to blame, which gloo says only in the text of a RuntimeError. Of memory that ran out it
-says which term of `rekindle plan` asked for it, by the innermost frame of ours. No torch
-is imported here."""
+What a rank leaves for its supervisor: a heartbeat at least once a micro-batch; the stacks
+of all threads, on SIGUSR1; and, when it fails, the cause, what to do about it, and
+whether another rank is to blame, which gloo says only in the text of a RuntimeError.
+Where memory ran out, the innermost frame of the engine decides which of the plan's terms
+needed it. No torch is imported here."""
 
 import errno
 import faulthandler
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,18 +25,18 @@ from rekindle.launch.heartbeats import HeartbeatFile, Phase, stacks_path
 from rekindle.spec import heartbeat
 
 _LONGEST_TEXT = 2_000
-"""Characters of each part of a rank's last words."""
-# where the code of the engine is
+"""Characters of each part of a rank's last words, which have to fit into its heartbeat file."""
+# the folders with the code of the engine
 _ENGINE = (Path(__file__).parent, Path(__file__).parents[1] / "objectives")
 
 
 class MemoryPlace(NamedTuple):
-    """Where the engine makes tensors of a term of `rekindle plan`."""
+    """A place in the engine's code, and the term of `rekindle plan` that it makes tensors of."""
 
     file: str
-    """Of this package."""
+    """How the path of a file of the engine ends."""
     functions: frozenset[str]
-    """In it; empty: all of them."""
+    """Names of functions in that file; empty: all of them."""
     term: str
 
 
@@ -43,7 +44,7 @@ def _place(file: str, functions: str, term: str) -> MemoryPlace:
     return MemoryPlace(file, frozenset(functions.split()), term)
 
 
-# The first place that an innermost frame fits holds: functions stand before the rest of a file.
+# The first place that fits a frame counts: functions stand before the rest of a file.
 _PLACES = (
     _place("attention.py", "", "attention"),
     _place("tokens/loss.py", "_lesson", "teacher"),
@@ -76,7 +77,8 @@ _PLACES = (
     _place("evaluation.py", "losses", "activations"),
     _place("pipeline.py", "", "activations"),
 )
-_OF_TEACHERS = ("_lesson", "teacher_logits")  # what is computed below these is the teacher's
+# A teacher runs the student's code: what is computed below these is the teacher's.
+_TEACHER_FUNCTIONS = ("_lesson", "teacher_logits")
 
 _DIVIDE_STATE = (
     "shard the model over more ranks (train.layout.shard), train adapters (model.lora), or set "
@@ -124,23 +126,31 @@ _WORDS_OF_MISSING_MEMORY = (
 
 
 class Vitals:
-    """One rank's heartbeats and faults, made early; `status` is the attempt's folder here."""
+    """One rank's heartbeats, last words and rehearsed fault.
+
+    `status` is the folder of this attempt on this machine. A rank makes its Vitals before
+    anything that may fail or take long."""
+
+    held_bytes: Mapping[str, int]
+    """What this rank holds throughout the training, by the plan's terms, for the message
+    about memory that ran out; empty until the training is set up."""
 
     def __init__(self, status: Path, rank: int) -> None:
-        self._signs = HeartbeatFile(status, rank, threading.main_thread().ident or 0)
+        self._heartbeats = HeartbeatFile(status, rank, threading.main_thread().ident or 0)
         # stays open as long as the process: the handler writes to its file descriptor
         self._stacks = stacks_path(status, rank).open("w")
         faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)
         faulthandler.enable()  # a crash in C++ leaves the stacks in the log
         self._fault = RehearsedFault.current(rank)
-        self.held: dict[str, int] = {}
-        heartbeat.connect(self._signs.go_on)
+        self.held_bytes = {}
+        heartbeat.connect(self._heartbeats.go_on)
 
     def beat(self, step: int, phase: Phase) -> None:
-        """This rank is about to work on `step`, counted from 1 (0: none yet). Costs about
-        two microseconds. Call it once a micro-batch, and before anything that may wait
-        for others."""
-        self._signs.beat(step, phase)
+        """Note that this rank is about to work on `step`, counted from 1 (0: none yet).
+
+        It takes about two microseconds. Call it once a micro-batch, and before anything
+        that may wait for other ranks."""
+        self._heartbeats.beat(step, phase)
         fault = self._fault
         if fault is not None and phase == "step" and step >= fault.step:
             self._fault = None
@@ -150,8 +160,8 @@ class Vitals:
         """Leave the cause as last words, and the traceback in the log."""
         traceback.print_exception(error, file=sys.stdout)
         sys.stdout.flush()
-        problem = explain(error, self.held)
-        self._signs.say(
+        problem = explain(error, self.held_bytes)
+        self._heartbeats.say(
             {
                 "time": time.time(),
                 "message": problem.what[:_LONGEST_TEXT],
@@ -162,11 +172,11 @@ class Vitals:
         )
 
 
-def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Problem:
+def explain(error: BaseException, held_bytes: Mapping[str, int] | None = None) -> Problem:
     """What went wrong, where, and what to do.
 
-    A full disk and missing memory are recognised in the chain of causes. `held` are bytes
-    that this rank holds as far as it knows, by the plan's terms."""
+    A full disk and missing memory are recognised anywhere in the chain of causes:
+    libraries wrap them in errors of their own. `held_bytes`: see `Vitals`."""
     if isinstance(error, RekindleError):
         return error.problems[0]
     for cause in _causes(error):
@@ -175,7 +185,7 @@ def explain(error: BaseException, held: Mapping[str, int] | None = None) -> Prob
             message = f"the disk is full: {cause.strerror}"
             return Problem(message, str(cause.filename or ""), fix)
         if is_out_of_memory(cause):
-            return _explain_out_of_memory(cause, held or {})
+            return _explain_out_of_memory(cause, held_bytes or {})
     return Problem(f"{type(error).__name__}: {error}", fix="see the step's log for the traceback")
 
 
@@ -187,12 +197,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _explain_out_of_memory(error: BaseException, held: Mapping[str, int]) -> Problem:
-    """The term that ran out, what else this rank holds, and the setting that helps."""
+def _explain_out_of_memory(error: BaseException, held_bytes: Mapping[str, int]) -> Problem:
+    """The term that memory ran out for, what else this rank holds, and the setting that helps."""
     term = term_of(error)
-    sizes = [f"{name} {formats.binary(size)}" for name, size in held.items()]
-    other_bytes = _allocated_bytes() - sum(held.values())
-    if held and other_bytes > 0:
+    sizes = [f"{name} {formats.binary(size)}" for name, size in held_bytes.items()]
+    other_bytes = _allocated_bytes() - sum(held_bytes.values())
+    if held_bytes and other_bytes > 0:
         sizes.append(f"everything else {formats.binary(other_bytes)}")
     purpose = f" for {term}" if term else ""
     message = f"out of memory{purpose} ({type(error).__name__}): {error}".strip().rstrip(":")
@@ -211,6 +221,7 @@ def _allocated_bytes() -> int:
 
 def is_peer_lost(error: BaseException) -> bool:
     """Whether a collective failed because another rank went away."""
+    # torch.distributed.DistError by its name, because torch is not imported here
     if any(base.__name__ == "DistError" for base in type(error).__mro__):
         return True
     text = str(error).lower()
@@ -228,18 +239,23 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def term_of(error: BaseException) -> str:
-    """What the engine was making, by the innermost frame of ours; "" if none tells."""
-    our_codes = []
+    """The term whose tensors the engine was making, by its innermost frame in the error's
+    traceback; "" where no frame tells."""
+    engine_codes = []  # outermost first
     for frame, _ in traceback.walk_tb(error.__traceback__):
         file = Path(frame.f_code.co_filename)
         if any(file.is_relative_to(folder) for folder in _ENGINE):
-            our_codes.append(frame.f_code)
-    teaching = [code for code in our_codes if code.co_name in _OF_TEACHERS]
-    for code in reversed(teaching or our_codes):
-        path = Path(code.co_filename).as_posix()
+            engine_codes.append(frame.f_code)
+    teacher_codes = [code for code in engine_codes if code.co_name in _TEACHER_FUNCTIONS]
+    for code in reversed(teacher_codes or engine_codes):
         for place in _PLACES:
-            if path.endswith(f"/{place.file}") and (
-                not place.functions or code.co_name in place.functions
-            ):
+            if _is_at(place, code):
                 return place.term
     return ""
+
+
+def _is_at(place: MemoryPlace, code: types.CodeType) -> bool:
+    """Whether `code`, a function of the engine, belongs to this place."""
+    if not Path(code.co_filename).as_posix().endswith(f"/{place.file}"):
+        return False
+    return not place.functions or code.co_name in place.functions

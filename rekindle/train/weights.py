@@ -1,10 +1,10 @@
-"""Where weights come from and how they leave, one tensor at a time: no rank ever holds
-the model.
+"""How weights are read, made and gathered, one tensor at a time, so that no rank ever
+holds the whole model.
 
 A network is built on the meta device while `Recorder` notes what its initialisation does.
-Every rank fills its own shards: from slices of a safetensors checkpoint, or by replaying
-the notes for one whole parameter, seeded by (seed, name): fresh weights are the same in
-every layout."""
+Then every rank fills its own shards: from slices of a safetensors checkpoint, or by
+replaying the notes for one whole parameter at a time. The random numbers of a replay are
+seeded by (seed, name of the parameter), so fresh weights are the same in every layout."""
 
 import contextlib
 import dataclasses
@@ -29,13 +29,20 @@ from rekindle.train.stored import JoinedTensors, Match, StoredTensor, headers_of
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes in-place operations on meta tensors, by storage, to be done later on real ones."""
+    """Notes in-place operations on meta tensors, by storage, to replay them on real ones."""
+
+    notes: dict[int, list["_Note"]]
+    """The operations on each storage, in order."""
+    originals: dict[int, torch.Tensor]
+    """Real values with which a module registered a parameter, by the storage of the meta
+    parameter that took their place: no operation shows how they were made."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.notes: dict[int, list[_Note]] = defaultdict(list)
-        self.originals: dict[int, torch.Tensor] = {}
-        self.kept: list[torch.Tensor] = []  # a freed storage's address could be given out again
+        self.notes = defaultdict(list)
+        self.originals = {}
+        # a storage is known by its address, which could be given out again once freed
+        self.never_freed: list[torch.Tensor] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -56,7 +63,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclasses.dataclass(frozen=True)
 class _Note:
-    """An operation, and the view of a storage that it works on."""
+    """An in-place operation, and the view of a storage that it changes."""
 
     func: Callable[..., Any]
     args: tuple[Any, ...]
@@ -67,13 +74,16 @@ class _Note:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """What identifies a tensor's storage, also on the meta device, where all have address 0."""
+    """The number of a tensor's storage, also on the meta device, where `data_ptr` is always 0."""
     return int(tensor.untyped_storage()._cdata)
 
 
 @contextlib.contextmanager
 def deferred(recorder: Recorder | None = None) -> Iterator[Recorder]:
-    """Networks built inside have meta parameters and real buffers; a `recorder` goes on."""
+    """Have networks that are built inside get meta parameters and real buffers.
+
+    Yields the recorder of their initialisation: `recorder`, which then has notes of
+    several networks, or a new one."""
     recorder = recorder or Recorder()
     register = nn.Module.register_parameter
 
@@ -82,7 +92,7 @@ def deferred(recorder: Recorder | None = None) -> Iterator[Recorder]:
             original = param.detach()
             param = nn.Parameter(original.to("meta"), requires_grad=param.requires_grad)
             recorder.originals[_storage(param)] = original
-            recorder.kept.append(param)
+            recorder.never_freed.append(param)
         register(module, name, param)
 
     nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]
@@ -100,7 +110,7 @@ def transform(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor])
         for name, parameter in child._parameters.items():
             if parameter is None:
                 continue
-            if id(parameter) not in changed:
+            if id(parameter) not in changed:  # shared ones, such as tied embeddings, once
                 value = change(parameter.detach())
                 learns = parameter.requires_grad
                 changed[id(parameter)] = nn.Parameter(value, requires_grad=learns)
@@ -111,7 +121,8 @@ def transform(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor])
 
 
 def convert(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give floating-point values that type, but rotary frequencies none narrower than fp32."""
+    """Give floating-point values this type, rotary frequencies at least fp32."""
+    # In bf16 a frequency is off by up to 0.2 %: two radians at position 1,000.
     stay_exact = set[int]()
     if torch.finfo(dtype).bits < 32:
         for child in module.modules():
@@ -127,11 +138,15 @@ def convert(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 class WeightSource:
-    """Starting values by parameter name: those of a checkpoint where there is one, else
-    fresh ones.
+    """Starting values by parameter name: those of the checkpoint in `folder`, or fresh ones.
 
-    What a checkpoint does not have is fresh, too: a new head where the task `makes_head`,
-    adapters. Raises DataError where it lacks anything else (see `stored.match`)."""
+    Fresh beside a checkpoint are adapters, and a new head where the task `makes_head`.
+    Raises DataError where the checkpoint lacks anything else (see `stored.match`)."""
+
+    fresh: tuple[str, ...]
+    """The parameters of a new head; without a checkpoint, under which all are fresh, none."""
+    storages: dict[str, tuple[int, torch.Size, tuple[int, ...], torch.dtype]]
+    """By parameter: the number of its storage, its shape, strides and type."""
 
     def __init__(
         self,
@@ -146,21 +161,23 @@ class WeightSource:
         self.network = network
         self.checkpoint: SafetensorsFolder | None = None
         self.match: Match | None = None
-        self.fresh: tuple[str, ...] = ()  # of a new head; without a checkpoint all are
+        self.fresh = ()
         if folder is not None:
             headers = headers_of(folder)
             self.match = match(network, headers, folder, makes_head)
             self.checkpoint = SafetensorsFolder(folder, headers)
             self.fresh = self.match.fresh
-            # as from_pretrained leaves them: save_pretrained and export write by these rules
+            # as from_pretrained leaves it: save_pretrained and export write by it
             network.__dict__["_weight_conversions"] = list(self.match.rules)
-        self.storages: dict[str, tuple[int, torch.Size, tuple[int, ...], torch.dtype]] = {}
+        self.storages = {}
         self.include(network, "")
         self._last: tuple[str, torch.Tensor] | None = None
         self._last_group: tuple[JoinedTensors, dict[str, torch.Tensor]] | None = None
 
     def include(self, network: nn.Module, part: str = ".lora_") -> None:
-        """Note where the parameters with `part` in their names lie, to give them values later."""
+        """Note the storages of the parameters with `part` in their names, to find their
+        notes when their values are read. By default these are adapters, which a network
+        gets after it is built."""
         for name, parameter in network.named_parameters(remove_duplicate=False):
             if part in name:
                 self.storages[name] = (
@@ -185,18 +202,23 @@ class WeightSource:
         return self.checkpoint.slice(self.match.copied[name])[index]  # type: ignore[no-any-return]
 
     def _joined(self, group: JoinedTensors) -> dict[str, torch.Tensor]:
-        """The whole parameters that a group makes; remembers the last one's."""
+        """The whole parameters that a group of stored tensors makes.
+
+        The last group is remembered: its parameters are read one after the other."""
         if self._last_group is not None and self._last_group[0] is group:
             return self._last_group[1]
         assert self.checkpoint is not None
-        self._last_group = None  # before the next is read
+        self._last_group = None  # its memory is free before the next group is read
         tensors = {name: self.checkpoint.slice(name)[:] for name, _ in group.sources}
         joined = group.made(tensors, self.network)
         self._last_group = group, joined
         return joined
 
     def _replayed(self, name: str) -> torch.Tensor:
-        """A whole parameter with its fresh values; remembers the last one."""
+        """A whole parameter with its fresh values.
+
+        The last one is remembered: matrices that were fused are rows of one (`Origin`),
+        and are read one after the other."""
         if self._last is not None and self._last[0] == name:
             return self._last[1]
         storage, shape, stride, dtype = self.storages[name]

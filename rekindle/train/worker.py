@@ -29,7 +29,7 @@ from rekindle.train.checkpoint import Checkpoint, Checkpointer
 from rekindle.train.compare import Gap, SmallNetwork, compare_with_one_rank
 from rekindle.train.dcp import pieces_of
 from rekindle.train.evaluation import Evaluation
-from rekindle.train.history import ExampleLedger, History, forget, read_history
+from rekindle.train.history import ExampleLedger, History, forget_steps, read_history
 from rekindle.train.job import Job
 from rekindle.train.loop import RunLength, StepLog, StopFlag, Trainer
 from rekindle.train.mesh import Mesh
@@ -77,7 +77,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, obj
     packing = _packing(job, task, shards, parts, resumed)
     length = RunLength.of(job.train, order_of(job, task, shards, parts, packing.packs))
     trainer = Trainer(task, shards, job.train, length, parts, job.train.seed, vitals.beat)
-    vitals.held = _held_bytes(trainer)
+    vitals.held_bytes = _held_bytes(trainer)
     first_step = trainer.restore(resumed) if resumed is not None else 0
     proof = _prove(start, trainer, packing)
     history = History(job.curve)
@@ -176,7 +176,7 @@ def _begin(
     """Rank 0 puts curve and ledger into the state of `first_step`, and says where it starts."""
     carried_curve = resumed.history() if resumed is not None else None
     damaged_curve = history.resume(first_step, carried_curve)
-    damaged_ledger = forget(job.working, after=first_step)
+    damaged_ledger = forget_steps(job.working, after=first_step)
     for damage in (damaged_curve, damaged_ledger):
         if damage:
             log.warning("%s", damage)

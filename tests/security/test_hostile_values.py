@@ -21,7 +21,7 @@ from rekindle.data.normalise import label_order
 from rekindle.errors import DataError, RequestError
 from rekindle.masking import masked
 from rekindle.outputs import ReadinessCheck
-from rekindle.platforms.kubeflow.cluster import LONGEST_LINE, ApiServer
+from rekindle.platforms.kubeflow.cluster import LONGEST_LINE_BYTES, ApiServer
 from rekindle.platforms.launcher import Attempt
 from rekindle.platforms.vertex.launcher import RUN, TASK, VertexLauncher
 from rekindle.records import ArtifactRecord, Registration, RunRecord, StepRecord, Submission
@@ -114,7 +114,7 @@ def test_a_log_without_an_end_of_line_comes_in_pieces():
     threading.Thread(target=serve, daemon=True).start()
     lines = list(ApiServer(f"http://127.0.0.1:{listening.getsockname()[1]}").lines("/log"))
     assert "".join(lines).encode() == piece * 300
-    assert max(map(len, lines)) <= 2 * LONGEST_LINE
+    assert max(map(len, lines)) <= 2 * LONGEST_LINE_BYTES
     assert len(lines) > 5
 
 

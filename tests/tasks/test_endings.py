@@ -58,6 +58,17 @@ def test_what_a_template_puts_behind_an_answer_is_found_by_rendering(shape):
     assert tuple(each.text[each.start : each.end] for each in endings) == shape.behind
 
 
+@pytest.mark.parametrize("roles", [("user",), ("system", "user")], ids=len)
+def test_the_ending_is_found_where_a_template_takes_a_single_answer(roles):
+    refusal = "{{ raise_exception('one answer only') }}"
+    source = f"{{% if messages|length != {len(roles) + 1} %}}{refusal}{{% endif %}}{CHATML}"
+    (ending,) = ChatTemplate(source, {"eos_token": "</s>", "bos_token": "<s>"}).endings()
+    assert (
+        ending.text[ending.start : ending.end]
+        == SHAPES["ChatML whose eos is another token"].behind[-1]
+    )
+
+
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_each_answer_ends_with_a_token_that_stops_the_writing(shape, tmp_path):
     settings, assets = fitted(shape, tmp_path)

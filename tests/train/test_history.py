@@ -10,7 +10,7 @@ from rekindle.errors import CheckpointError
 from rekindle.records import HistoryRow
 from rekindle.train import manifest
 from rekindle.train.dcp import File
-from rekindle.train.history import ExampleLedger, History, forget, read_history
+from rekindle.train.history import ExampleLedger, History, forget_steps, read_history
 from rekindle.train.manifest import Checkpoint
 from tests.support.ledger import read_ledger
 
@@ -67,8 +67,8 @@ def test_a_ledger_with_a_damaged_line_says_so_and_is_repaired(tmp_path):
         ledger.append(step, [f"id-{step}"])
     with ledger.path.open("ab") as file:
         file.write(b"\xff\n{}\n")
-    assert forget(tmp_path, after=2).startswith("2 line(s) of the ledger")
-    assert forget(tmp_path, after=2) == ""
+    assert forget_steps(tmp_path, after=2).startswith("2 line(s) of the ledger")
+    assert forget_steps(tmp_path, after=2) == ""
     assert read_ledger(tmp_path) == {1: ["id-1"], 2: ["id-2"]}
 
 

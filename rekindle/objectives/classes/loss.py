@@ -33,7 +33,7 @@ class Classes(Loss, Scoring):
     """The cross-entropy of one class for each example."""
 
     def prepare(self, stage: Stage) -> bool:
-        return stage.summarises_each()
+        return stage.summarise_each()
 
     def micro(self, batches: BatchContext, chosen: Chosen, key: int, count: torch.Tensor) -> Micro:
         if batches.joined:

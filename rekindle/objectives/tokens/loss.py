@@ -1,5 +1,5 @@
-"""The next token: several documents may share a sequence, and each supervised token is a
-target.
+"""The loss and the scores of predicting the next token: several documents may share a
+sequence, and each supervised token is a target.
 
 Shapes: B sequences, T tokens of this rank, N supervised tokens, H hidden, V
 vocabulary."""
@@ -40,7 +40,7 @@ from rekindle.objectives.tokens.cross_entropy import (
 )
 
 IGNORED = -100
-"""The label of tokens behind which nothing is to be predicted, as transformers has it."""
+"""The label of tokens after which nothing is to be predicted, as transformers has it."""
 
 
 class Tokens(Loss, Scoring):
@@ -69,7 +69,8 @@ class Tokens(Loss, Scoring):
         if stage.watches:
             stage.watch(base.of_targets(hidden_BTH, micro))
         loss, right = linear_cross_entropy(
-            base.of_targets(hidden_BTH, micro),  # without a name, so that it goes once it is cast
+            # without a name here, so that its memory is free once it has been cast
+            base.of_targets(hidden_BTH, micro),
             head.weight,
             micro.labels,
             1 / micro.count[0],
@@ -81,14 +82,16 @@ class Tokens(Loss, Scoring):
         return base.row(loss, right, torch.full_like(loss, len(micro.labels)))
 
     def own_loss(self, stage: TokenStage, batch: Tensors, micro: Micro) -> Tensor:
-        """Of sequences of one document each, without padding, by the scores of its own forward."""
+        """As `loss`, by the logits of the architecture's own forward. Each sequence has
+        to be one document without padding, since that forward is told of neither."""
         logits_NV = base.of_targets(stage.network(input_ids=batch["input_ids"]).logits, micro)
         losses_N = F.cross_entropy(base.exact(logits_NV), micro.labels, reduction="none")
         loss = losses_N.double().sum() / micro.count[0]
         return base.row(loss, torch.zeros_like(loss), torch.full_like(loss, len(losses_N)))
 
     def score(self, stage: TokenStage, batch: Tensors, micro: Micro) -> Tensor:
-        """[N, 2]: the loss in nats and the most probable token."""
+        """The loss in nats and the most probable token of each target, [N, 2]."""
+        # a network of the user's own may have no output layer apart
         if not hasattr(stage.network, "get_output_embeddings"):
             logits_NV = base.of_targets(stage.logits(batch), micro)
             return judge_logits(base.exact(logits_NV), micro.labels, 0, None)
@@ -102,10 +105,12 @@ class Tokens(Loss, Scoring):
     def alone(
         self, model: ScoredModel, table: pa.Table, mesh: Place, asked: int | None = None
     ) -> Alone:
-        """With `asked`, the only target is what follows that place."""
+        """The texts of the table as a micro-batch, with the place (the row) of each target.
+
+        With `asked`, the number of a token, the only target is the token that follows it."""
         task: Any = model.task
         layout = mesh.layout
-        # what tp divides, and cp into two chunks a rank
+        # tp divides the length by its ranks, cp into two chunks a rank
         unit = layout.tp
         if layout.cp > 1:
             unit *= 2 * layout.cp
@@ -120,15 +125,21 @@ class Tokens(Loss, Scoring):
         return micro, micro.targets // (length // layout.cp)
 
     def sums(self, result: Tensor, micro: Micro) -> Tensor:
-        """Nats, right predictions, targets."""
+        """Of each target [N, 3]: its nats, whether it was predicted, and 1 to count it."""
         right_N = (result[:, 1] == micro.labels).double()
         return torch.stack([result[:, 0], right_N, torch.ones_like(right_N)], 1)
 
     def width(self, labels: Sequence[str]) -> int:
+        """The columns of `sums`."""
         return 3
 
     def columns(self, encoded: pa.Table, sums: np.ndarray, settings: Settings) -> Columns:
-        """What the targets of a text cost, and which they are: another tokenizer's are others."""
+        """What the targets of each text cost, and which tokens they are.
+
+        Another tokenizer makes other targets of the same text. `cut` and `full` show
+        whether two models were asked for the same ones: the hash of all tokens with their
+        marks, and whether the text is as long as it may be, so that its end may be
+        missing."""
         longest = settings.get("max_length", sys.maxsize)
         target_ids = []
         cut = []
@@ -150,18 +161,20 @@ class Tokens(Loss, Scoring):
         }
 
     def invented(self, random: np.random.Generator, texts: Texts, classes: int) -> Columns:
-        """Every token is a target."""
+        """Marks that make every token a target."""
         marks = [np.ones(len(text), np.uint8).tolist() for text in texts]
         return {"supervised": pa.array(marks, pa.list_(pa.uint8()))}
 
     def rows_at_once(self, most: int) -> int | None:
+        """None: texts differ in length, so tokens are limited and not rows."""
         return None
 
 
 def _lesson(stage: TokenStage, batch: Tensors, micro: Micro) -> Lesson | None:
-    """What the teacher says, if there is one.
+    """The teacher's states and output layer, to learn from; None without a teacher.
 
-    It is asked before the student's forward pass, whose activations are not there yet."""
+    The teacher runs before the student's forward pass: the activations of both are then
+    never in memory at once."""
     if not (stage.teachers and stage.training):
         return None
     (teacher,) = stage.teachers
@@ -175,11 +188,12 @@ def _lesson(stage: TokenStage, batch: Tensors, micro: Micro) -> Lesson | None:
 def micro_of_tokens(
     tensors: Tensors, cp: int, cp_rank: int, is_packed: bool, key: int, count: Tensor
 ) -> Micro:
-    """What a token task's `collate` gave, as this context-parallel rank's share of it."""
+    """The micro-batch of this context-parallel rank: its share of what `collate` gave."""
     numbers_BS = tensors.pop("documents").numpy()
     documents = None
     if cp > 1:
-        # one chunk from the front and one from the back: as much attention on each rank
+        # A token attends to those before it, so chunks cost more towards the end: one
+        # chunk from the front and one from the back give each rank the same work.
         chunks = torch.arange(numbers_BS.shape[1]).chunk(2 * cp)
         places = torch.cat([chunks[cp_rank], chunks[2 * cp - 1 - cp_rank]])
         tensors = {name: tensor[:, places] for name, tensor in tensors.items()}

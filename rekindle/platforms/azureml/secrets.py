@@ -1,10 +1,11 @@
-"""Secrets of Key Vault, read in the container when a step begins: a token of the identity
-that the step has, then one GET a secret.
+"""Secrets of Key Vault, read in the container when a step begins: one request for a token of
+the step's identity, then one GET a secret.
 
 A value is never part of an error or a log, and no token follows a redirection. The image
-needs azure-identity (azure-ai-ml for the submitting user's identity); the rest is
-standard library, for the bundle brings this module. Authority: azure-identity 1.x
-(AzureMLCredential), learn.microsoft.com/rest/api/keyvault/secrets."""
+needs azure-identity (azure-ai-ml for the submitting user's identity). All else here is
+standard library, since the bundle of a step brings this module into images without
+rekindle. Authority: azure-identity 1.x (AzureMLCredential),
+learn.microsoft.com/rest/api/keyvault/secrets."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -29,19 +30,22 @@ class KeyVaultSecretError(Exception):
 
 
 def read(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The values of secrets by name; SecretError with the first that cannot be read."""
-    references = {name: environment.get(PREFIX + name, "") for name in names}
-    for name, url in references.items():
+    """The values of secrets, by the variables that a step is to have them in.
+
+    The URL of each in its vault comes in `environment`. Raises KeyVaultSecretError for the first
+    that cannot be read."""
+    urls = {name: environment.get(PREFIX + name, "") for name in names}
+    for name, url in urls.items():
         if not url:
             raise KeyVaultSecretError(
                 f"the address of {name} did not reach the step as {PREFIX}{name}"
             )
     token = _token(environment)
-    return {variable: _value(variable, url, token) for variable, url in references.items()}
+    return {name: _value(name, url, token) for name, url in urls.items()}
 
 
 def _token(environment: Mapping[str, str]) -> str:
-    """A token of the identity that Azure ML gave the step."""
+    """A token for Key Vault, of the identity that Azure ML gave the step."""
     try:
         credential = _credential(environment)
     except ImportError as error:
@@ -60,19 +64,21 @@ def _token(environment: Mapping[str, str]) -> str:
 
 
 def _credential(environment: Mapping[str, str]) -> Any:
+    """azure-identity's credential of the step: the submitting user's, or its compute's."""
+    # Azure ML sets it in steps that act for the user ("on behalf of")
     if environment.get("OBO_ENDPOINT"):
         from azure.ai.ml.identity import AzureMLOnBehalfOfCredential
 
         return AzureMLOnBehalfOfCredential()
     from azure.identity import ManagedIdentityCredential
 
-    # a cluster with an identity of the user's own names it so
+    # Azure ML names a user-assigned identity of the compute here. None: the system-assigned one.
     return ManagedIdentityCredential(client_id=environment.get("DEFAULT_IDENTITY_CLIENT_ID"))
 
 
 def _value(variable: str, url: str, token: str) -> str:
-    """The value of a secret; the error holds the vault's own code and never its message
-    or response."""
+    """The value of a secret. An error holds the vault's code and neither its message nor its
+    response, in which the value may be."""
     address = f"{url}?api-version={API_VERSION}"
     headers = {"Authorization": f"Bearer {token}"}
     try:

@@ -1,10 +1,10 @@
-"""The Kubernetes API, as far as a launcher, a node and doctor need it: JSON over HTTP,
-with the standard library.
+"""A client of the Kubernetes API, as far as a launcher, a node and doctor need it: JSON
+over HTTP, with the standard library.
 
-A pod speaks to it with its service account, whose token rotates and is therefore read for
-each request. What may pass by itself (no connection, 429, 5xx, a token that just ran out)
-is tried again for `patience_seconds` and no longer. Authority: the conventions of the
-Kubernetes API, v1."""
+A pod logs in with its service account, whose token rotates and is therefore read for each
+request. A request that may yet succeed (after no connection, 429, 5xx, or a token that
+just ran out) is repeated for `patience_seconds` and no longer. Authority: the conventions
+of the Kubernetes API, v1."""
 
 import contextlib
 import dataclasses
@@ -25,14 +25,15 @@ log = logging.getLogger(__name__)
 
 # where Kubernetes mounts a pod's token and the certificates of its API server
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# the address of the API server for pods of its cluster
 IN_CLUSTER = "https://kubernetes.default.svc"
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
 _REQUEST_SECONDS = 30.0
-# A quiet log says nothing for hours; the code that follows the status notices a dead
-# connection.
+# A log may be silent for hours, so this only frees a connection that is dead; that a job
+# has ended is seen by its status, which is polled beside.
 _STREAM_SECONDS = 300.0
-LONGEST_LINE = 1 << 16
+LONGEST_LINE_BYTES = 1 << 16
 _REFUSED_FIXES = {
     403: "grant it; `rekindle doctor --platform kubeflow` prints the least that a run needs",
     404: "install Kubeflow Trainer v2.3 or newer in the cluster",
@@ -42,24 +43,28 @@ _WEBHOOK = 'admission webhook "'
 
 
 class Conflict(Exception):
-    """There is an object of that name already."""
+    """An object of that name exists already."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ApiServer:
-    """An API server, and how to speak to it: `token` is a text, or a file of one;
-    `authority` a file or text of certificates, `certificate` our own with its key.
-    `stopping` interrupts what waits."""
+    """An API server, and how this client proves who it is."""
 
     server: str
+    """Its URL."""
     token: str | Path = ""
+    """The bearer token, or the file that holds it."""
     authority: str | Path = ""
+    """The certificates that the server is verified by, or their file; "": those of the machine."""
     certificate: tuple[Path, Path] | None = None
+    """Files of the client's own certificate and its key, where it logs in by one."""
     stopping: threading.Event = dataclasses.field(default_factory=threading.Event)
+    """Once it is set, no request is repeated: the next pause raises `Stopped`."""
     patience_seconds: float = 300.0
+    """How long a request is repeated."""
 
     @classmethod
-    def around(
+    def in_cluster(
         cls,
         account: Path,
         server: str,
@@ -67,7 +72,8 @@ class ApiServer:
         stopping: threading.Event | None = None,
         patience_seconds: float = 300.0,
     ) -> Self:
-        """The cluster that this pod runs in."""
+        """The API server of the cluster that this pod runs in; `account` is the folder of
+        its service account."""
         return cls(
             server,
             account / "token",
@@ -78,10 +84,10 @@ class ApiServer:
 
     @classmethod
     def configured(cls, patience_seconds: float) -> Self:
-        """The cluster of kubectl's current context, or the one around us; RequestError
-        for none."""
+        """The API server of the cluster that this pod runs in, or else of kubectl's
+        current context; RequestError where neither is there."""
         if ACCOUNT.exists():
-            return cls.around(ACCOUNT, IN_CLUSTER, patience_seconds=patience_seconds)
+            return cls.in_cluster(ACCOUNT, IN_CLUSTER, patience_seconds=patience_seconds)
         from kubernetes import client, config
 
         configuration = client.Configuration()
@@ -106,29 +112,32 @@ class ApiServer:
         )
 
     def get(self, path: str, **query: str) -> Json | None:
-        """An object or list; None if there is none."""
+        """An object, or a list of objects; None if there is none."""
         return self._answer_or_none("GET", path, query, none_for=(404,))
 
     def create(self, path: str, body: Json) -> Json:
-        """The object as it was stored. Conflict also after an earlier try whose answer
-        was lost."""
+        """Create an object; returns it as it was stored.
+
+        Raises Conflict if the name is taken. The object that has it may be this one,
+        created by an earlier try whose answer was lost."""
         stored = self._answer_or_none("POST", path, {}, body, none_for=(409,))
         if stored is None:
             raise Conflict
         return stored
 
     def delete(self, path: str, uid: str) -> bool:
-        """Whether there was such an object, with this uid and no newer one of its
-        name."""
+        """Delete the object with this uid; returns whether it was there. A newer object
+        of the same name stays."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         # 409: the precondition fails, since a newer object has the name
         answer = self._answer_or_none("DELETE", path, {}, body, none_for=(404, 409))
         return answer is not None
 
     def lines(self, path: str, **query: str) -> Iterator[str]:
-        """Lines of a log as they come, until its end; none if there is no such log. A
-        line that is longer than `LONGEST_LINE` comes in pieces. OSError if the connection
-        ends before, or there is none."""
+        """Lines of a log as they come, until its end; none if there is no such log.
+
+        A line of more than `LONGEST_LINE_BYTES` comes in pieces. OSError if the
+        connection ends before the log, or there is none."""
         host = urlsplit(self.server).netloc
         tls = self._tls()
         connection = http.client.HTTPConnection(host, timeout=_STREAM_SECONDS)
@@ -154,8 +163,8 @@ class ApiServer:
         *,
         none_for: Collection[int],
     ) -> Json | None:
-        """The answer; None for the statuses `none_for`, StepError for others and where no
-        retry helped."""
+        """The server's answer; None for the statuses `none_for`. StepError where the
+        server refuses otherwise, or did not answer in `patience_seconds`."""
         try:
             return self.answer(method, path, query, body)
         except HttpError as error:
@@ -163,7 +172,7 @@ class ApiServer:
                 return None
             if isinstance(error, Stopped):
                 raise
-            if passing(error):
+            if may_yet_succeed(error):
                 raise StepError(
                     f"the API server does not answer: {error}",
                     where=f"{method} {self.server}{path}",
@@ -178,7 +187,8 @@ class ApiServer:
     def answer(
         self, method: str, path: str, query: Mapping[str, str], body: Json | None = None
     ) -> Json:
-        """The answer; HttpError where the server refuses, or no retry helped."""
+        """The server's answer; HttpError where it refuses, or did not answer in
+        `patience_seconds`."""
         url = f"{self.server}{_target(path, query)}"
 
         def once() -> Json:
@@ -196,11 +206,10 @@ class ApiServer:
             log.warning("%s %s: %s; again in %.1f s", method, path, error, pause)
 
         pauses = growing(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, self.patience_seconds)
-        return retried(once, pauses, stop=self.stopping, transient=passing, notice=notice)
+        return retried(once, pauses, stop=self.stopping, transient=may_yet_succeed, notice=notice)
 
     def _tls(self) -> ssl.SSLContext | None:
-        """How the server is verified and this client proves who it is; None for plain
-        HTTP."""
+        """The certificates of both sides; None for plain HTTP."""
         if urlsplit(self.server).scheme == "http":
             return None
         if isinstance(self.authority, Path):
@@ -224,10 +233,10 @@ class ApiServer:
 def _lines_of(answer: http.client.HTTPResponse) -> Iterator[str]:
     """The lines of a body as they come."""
     unfinished = b""
-    # not `for line in answer`, to which a connection that broke looks like the end
+    # `for line in answer` would take a connection that breaks for the end of the log
     while content := answer.read1(1 << 16):
         *lines, unfinished = (unfinished + content).split(b"\n")
-        if len(unfinished) > LONGEST_LINE:
+        if len(unfinished) > LONGEST_LINE_BYTES:
             lines.append(unfinished)
             unfinished = b""
         for line in lines:
@@ -240,6 +249,6 @@ def _target(path: str, query: Mapping[str, str]) -> str:
     return f"{path}?{urlencode(query)}" if query else path
 
 
-def passing(error: HttpError) -> bool:
-    """Whether the same request may yet succeed: also after 401, for tokens rotate."""
+def may_yet_succeed(error: HttpError) -> bool:
+    """Whether the same request may yet succeed: also after 401, since tokens rotate."""
     return error.transient or error.status == 401

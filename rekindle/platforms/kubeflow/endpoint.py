@@ -29,7 +29,7 @@ from collections.abc import Collection, Mapping
 from rekindle.errors import RequestError, StepError, UnreachableError
 from rekindle.http import HttpError
 from rekindle.platforms.kubeflow import serving
-from rekindle.platforms.kubeflow.cluster import ApiServer, passing
+from rekindle.platforms.kubeflow.cluster import ApiServer, may_yet_succeed
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.kubeflow.serving import LABEL, VERSION
 from rekindle.platforms.ownership import OwnerMark
@@ -514,7 +514,7 @@ def _refusals(parents: list[dict[str, tuple[str, str]]]) -> str:
 
 
 def _explained(error: HttpError, where: str) -> RequestError | UnreachableError:
-    if passing(error):
+    if may_yet_succeed(error):
         return UnreachableError(f"the API server does not answer: {error}", where=where)
     # a quota refuses with 403 as well, and no right helps against it
     fix = _GRANT if error.status == 403 and "quota" not in str(error) else ""

@@ -59,7 +59,7 @@ def main(words: list[str]) -> int:
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, lambda *_: stopping.set())
-    cluster = ApiServer.around(
+    cluster = ApiServer.in_cluster(
         options.account, options.server, stopping=stopping, patience_seconds=options.patience
     )
     try:
@@ -192,7 +192,7 @@ class KubeflowLauncher(Launcher):
         return error.exit_code if isinstance(error, RekindleError) else 1
 
     def hurry(self) -> None:
-        self.cluster = ApiServer.around(
+        self.cluster = ApiServer.in_cluster(
             self.account, self.cluster.server, patience_seconds=_FAREWELL_SECONDS
         )
         self.follower = None

@@ -112,7 +112,7 @@ def look(leash: Json, patience_seconds: float) -> str:
     """Why the run that the leash names is at its end; "" where it goes on, or where the
     API server does not answer within the patience."""
     account = Path(leash["account"])
-    cluster = ApiServer.around(account, leash["server"], patience_seconds=patience_seconds)
+    cluster = ApiServer.in_cluster(account, leash["server"], patience_seconds=patience_seconds)
     try:
         return ending(cluster.get(leash["workflow"]), leash["workflow_uid"])
     except RekindleError as error:

@@ -55,7 +55,7 @@ class StoredArtifact:
 
 # hashes of the user's own files as they are now, of those names that have any
 OwnCode = Callable[[Collection[str]], Mapping[str, str]]
-Given = StoredArtifact | tuple[StoredArtifact, ...]  # an artifact, or a list of them
+ArtifactValue = StoredArtifact | tuple[StoredArtifact, ...]  # an artifact, or a list of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +63,15 @@ class Values:
     """Parameters and artifacts that go into a node, or come out of it."""
 
     parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    artifacts: Mapping[str, Given] = dataclasses.field(default_factory=dict)
+    artifacts: Mapping[str, ArtifactValue] = dataclasses.field(default_factory=dict)
 
 
-def each(given: Given) -> tuple[StoredArtifact, ...]:
+def as_artifacts(value: ArtifactValue) -> tuple[StoredArtifact, ...]:
     """One artifact or several, as several."""
-    return given if isinstance(given, tuple) else (given,)
+    return value if isinstance(value, tuple) else (value,)
 
 
-NOTHING = Values()
+NO_VALUES = Values()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +227,7 @@ def lend(lender: HomeStore, borrower: HomeStore) -> None:
 def _put(store: HomeStore, identity: Identity, run_id: str, outputs: Values) -> None:
     artifacts = {}
     for name, value in outputs.artifacts.items():
-        (artifact,) = each(value)  # a step has no output that is a list
+        (artifact,) = as_artifacts(value)  # a step has no output that is a list
         files = {file: dataclasses.astuple(fact) for file, fact in artifact.files.items()}
         metadata = dict(artifact.metadata)
         artifacts[name] = {**vars(artifact), "metadata": metadata, "files": files}

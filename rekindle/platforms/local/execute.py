@@ -27,7 +27,7 @@ from rekindle.launch.fork_server import fork_server_for
 from rekindle.launch.process import on_signal
 from rekindle.platforms.feature_checks import admit
 from rekindle.platforms.local import environments
-from rekindle.platforms.local.cache import each
+from rekindle.platforms.local.cache import as_artifacts
 from rekindle.platforms.local.containers import NO_CONTAINERS, Containers
 from rekindle.platforms.local.environments import OnEvent
 from rekindle.platforms.local.process import Control
@@ -284,7 +284,7 @@ class _Run:
         self.working.pop(path).join()
         artifacts = {}
         for name, output in outcome.outputs.artifacts.items():
-            (artifact,) = each(output)  # a step has no output that is a list
+            (artifact,) = as_artifacts(output)  # a step has no output that is a list
             artifacts[name] = artifact.record()
         self.update(
             path,
@@ -307,7 +307,7 @@ class _Run:
         if outcome.status != "failed":  # it gave way: nothing begins any more
             return
         self.walk.failed(path, outcome.error)
-        for ready in [ready for ready in self.waiting if not ready.free]:
+        for ready in [ready for ready in self.waiting if not ready.exempt]:
             self.waiting.remove(ready)
             reason = self.walk.withdrawn(ready.node.path)
             self.update(ready.node.path, status="skipped", reason=reason)

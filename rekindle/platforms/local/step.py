@@ -22,7 +22,14 @@ from rekindle.masking import masked
 from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.docker import HOME_LABEL, RUN_LABEL
 from rekindle.platforms.local import cache, process
-from rekindle.platforms.local.cache import NOTHING, Given, Identity, OwnCode, StoredArtifact, Values
+from rekindle.platforms.local.cache import (
+    NO_VALUES,
+    ArtifactValue,
+    Identity,
+    OwnCode,
+    StoredArtifact,
+    Values,
+)
 from rekindle.platforms.local.containers import NO_CONTAINERS, Containers
 from rekindle.platforms.local.content import FileFact, describe, digest, local_path
 from rekindle.platforms.local.environments import Packages, packages_of
@@ -97,7 +104,7 @@ class Outcome:
 
     step: Leaf
     status: Literal["succeeded", "failed", "cancelled", "preempted"]
-    outputs: Values = NOTHING
+    outputs: Values = NO_VALUES
     cached: bool = False
     reason: str = ""
     key: str = ""
@@ -219,7 +226,7 @@ def _is_what_it_was(job: StepJob, step: Step, identity: Identity) -> bool:
     """Whether the user's code and imported files are those that the step was known by."""
     home = job.around.store.home
     with contextlib.suppress(RekindleError, OSError):  # what cannot be read now has changed
-        artifacts: dict[str, Given] = {}
+        artifacts: dict[str, ArtifactValue] = {}
         for name, given in job.inputs.artifacts.items():
             if isinstance(given, tuple):
                 artifacts[name] = tuple(_described_again(artifact, home) for artifact in given)
@@ -378,7 +385,7 @@ def _step_input(step: Step, inputs: Values, folder: Path) -> Json:
     artifacts: dict[str, list[Json]] = {}
     for name, several in inputs.artifacts.items():
         artifacts[name] = []
-        for artifact in cache.each(several):
+        for artifact in cache.as_artifacts(several):
             metadata = carried(artifact.metadata)
             artifacts[name].append(artifact_of(name, vars(artifact), artifact.uri, metadata))
     promised = {}

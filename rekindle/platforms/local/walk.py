@@ -1,18 +1,18 @@
-"""The order of things: which steps can begin, with which inputs, and which never will,
+"""The order of steps: which of them can begin, with which inputs, and which never will,
 and why.
 
 A `Walk` is the state of one run over a Graph, without any process or file. The scheduler
-asks it to `advance`, tells it what succeeded or failed, and it opens nested Dags and the
-turns of loops, decides conditions and carries values along on its own. Each turn of a
-loop has steps of its own: the second of `for-loop-1/train` is called
-`for-loop-1/1/train`.
+asks it to `advance` and tells it what succeeded or failed; it opens nested Dags and the
+turns of loops, decides conditions and carries values along. Each turn of a loop has steps
+of its own: the second of `for-loop-1/train` is called `for-loop-1/1/train`.
 
 Every input is bound by its type, as KFP's driver does it (ir/values.py); a node whose
 inputs do not fit, or whose condition or loop cannot be decided, is refused: it has failed
 without having begun.
 
-After a failure nothing begins but nodes that run `always` (exit handlers) and what
-follows them. What could begin in the moment of a refusal still does."""
+After a failure nothing begins any more but nodes that are exempt: those that run `always`
+(exit handlers) and what follows them. Only a node that could begin in the same call of
+`advance` as another is refused still does, whatever their order."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,13 @@ from rekindle.ir.graph import Dag, FromInput, FromTask, SubDag
 from rekindle.ir.placeholders import Template, filled, has_templates, lower
 from rekindle.ir.values import FIT, element, parsed, received
 from rekindle.launch import shim
-from rekindle.platforms.local.cache import NOTHING, Given, StoredArtifact, Values, each
+from rekindle.platforms.local.cache import (
+    NO_VALUES,
+    ArtifactValue,
+    StoredArtifact,
+    Values,
+    as_artifacts,
+)
 from rekindle.protojson import carried
 
 Leaf = ir.Step | ir.Importer
@@ -39,70 +45,77 @@ _STATES = {"succeeded": "SUCCEEDED", "failed": "FAILED"}
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How a node ended; `stopped` ones never ran since something else, the `cause`,
-    failed."""
+    """How a node ended. One that is `stopped` never ran, since another one failed."""
 
     status: Literal["succeeded", "skipped", "failed", "stopped"]
-    values: Values = NOTHING
+    values: Values = NO_VALUES
+    """Its outputs."""
     cause: str = ""
+    """Why it did not succeed; of `stopped` nodes, what failed instead."""
     error: str = ""
+    """The message of the failure that it goes back to."""
 
 
 @dataclasses.dataclass
 class Frame:
-    """One Dag being walked, of one turn if it is a loop's; `refused` says why none of it
-    runs."""
+    """One Dag that is being walked; of a loop, one turn of it."""
 
     dag: Dag
     path: str
     inputs: Values
-    free: bool = False
+    exempt: bool = False
+    """Whether its nodes begin although something failed."""
     refused: End | None = None
+    """Why none of it runs, where it is refused."""
     begun: set[str] = dataclasses.field(default_factory=set)
-    freed: set[str] = dataclasses.field(default_factory=set)
+    """Names of nodes that were decided: they began, or never will."""
+    exempt_nodes: set[str] = dataclasses.field(default_factory=set)
     ended: dict[str, End] = dataclasses.field(default_factory=dict)
+    """The end of each node that has ended, by its name."""
 
     def __post_init__(self) -> None:
         self.order = self.dag.ordered()
 
-    def at(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
+        """The path of a node in this run."""
         return f"{self.path}/{name}" if self.path else name
 
     def done(self) -> bool:
         return self.refused is not None or len(self.ended) == len(self.dag.nodes)
 
     def end(self) -> End:
-        """How the whole Dag ended: the first failure decides."""
+        """How the whole Dag ended, with its outputs."""
         if self.refused is not None:
             return self.refused
         return dataclasses.replace(_worst(self.ended.values()), values=self.outputs())
 
     def outputs(self) -> Values:
+        """The outputs of the Dag that have a value."""
         parameters = self._values_of(self.dag.parameters, "parameters")
         artifacts = self._values_of(self.dag.artifacts, "artifacts")
         return Values(parameters, artifacts)
 
     def _values_of(self, outputs: Mapping[str, Sequence[FromTask]], kind: Kind) -> dict[str, Any]:
-        """The outputs of a kind that have a value, each from the first source that has
-        one."""
+        """The outputs of a kind that have a value. An output with several sources is
+        KFP's OneOf over branches: it gets the value of the branch that ran."""
         values = {}
         for name, sources in outputs.items():
-            value = self.first(sources, kind)
+            value = self.first_value(sources, kind)
             if value is not None:
                 values[name] = value
         return values
 
-    def read(self, source: FromInput | FromTask, kind: Kind) -> Any:
-        """The parameter or artifact that a node inside is given; None where there is
-        none."""
+    def value_of(self, source: FromInput | FromTask, kind: Kind) -> Any:
+        """The parameter or artifact that a node of this Dag gets from `source`; None
+        where it has no value."""
         if isinstance(source, FromTask):
-            return self.first((source,), kind)
+            return self.first_value((source,), kind)
         value = getattr(self.inputs, kind).get(source.name)
         if value is None:
             return None
         return element(value, source.keys)
 
-    def first(self, sources: Sequence[FromTask], kind: Kind) -> Any:
+    def first_value(self, sources: Sequence[FromTask], kind: Kind) -> Any:
         """The value of the first source that has one; None where none has."""
         for source in sources:
             end = self.ended.get(source.task)
@@ -113,16 +126,17 @@ class Frame:
 
 @dataclasses.dataclass
 class Opened:
-    """A SubDag under way: one frame, or a loop's turns, of which `at_once` are walked at
-    a time (0: all)."""
+    """A SubDag whose nodes are being walked."""
 
     node: SubDag
     parent: Frame
     turns: list[Frame]
+    """The turns of a loop; one frame where the SubDag is none."""
     at_once: int
+    """How many turns are walked at the same time; 0: all."""
 
     def walked(self) -> list[Frame]:
-        """The frames that are walked now."""
+        """The turns that are not done, as many of them as are walked at the same time."""
         frames = [frame for frame in self.turns if not frame.done()]
         return frames[: self.at_once] if self.at_once else frames
 
@@ -130,6 +144,7 @@ class Opened:
         return all(frame.done() for frame in self.turns)
 
     def end(self) -> End:
+        """How the whole SubDag ended, with its outputs."""
         ends = [frame.end() for frame in self.turns]
         if self.node.loop is None:
             return ends[0]
@@ -149,13 +164,14 @@ def _worst(ends: Iterable[End]) -> End:
 
 
 def collected(dag: Dag, turns: list[Values]) -> Values:
-    """The outputs of a loop: a list for each, without the turns that have no value."""
-    artifacts: dict[str, Given] = {}
+    """The outputs of a loop: of each a list of the values of its turns, without those
+    turns that gave none."""
+    artifacts: dict[str, ArtifactValue] = {}
     for name in dag.artifacts:
         items: list[StoredArtifact] = []
         for turn in turns:
             if name in turn.artifacts:
-                items += each(turn.artifacts[name])
+                items += as_artifacts(turn.artifacts[name])
         artifacts[name] = tuple(items)
     parameters = {}
     for name in dag.parameters:
@@ -165,13 +181,15 @@ def collected(dag: Dag, turns: list[Values]) -> Values:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A step whose turn it is, under the path that it has in this run; `origin` is its
-    path in the Graph. `free` may begin although something failed."""
+    """A step that can begin."""
 
     node: Leaf
+    """With the path that it has in this run."""
     inputs: Values
     origin: str
-    free: bool = False
+    """Its path in the Graph, which all turns of a loop share."""
+    exempt: bool = False
+    """Whether it begins although something failed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,8 +202,7 @@ class Skipped:
 
 @dataclasses.dataclass(frozen=True)
 class Unrolled:
-    """A loop whose turns are known by now: these steps take the place of those under
-    `path`."""
+    """A loop whose turns are now known: these steps take the place of those under `path`."""
 
     path: str
     steps: tuple[Leaf, ...]
@@ -193,8 +210,7 @@ class Unrolled:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """A node that has failed without having begun: a step, or a Dag with all that is in
-    it."""
+    """A node that failed before it began: a step, or a Dag with all that is in it."""
 
     path: str
     error: StepError
@@ -206,17 +222,22 @@ News = Ready | Skipped | Unrolled | Refused
 class Walk:
     """One pass over `graph` with its parameters bound to `arguments`."""
 
+    stopped_by: str
+    """The first failure, in words; from then on only exempt nodes begin. "" for none."""
+    run_facts: RunFacts
+    """What placeholders of a node say about the run."""
+
     def __init__(self, graph: ir.Graph, arguments: Mapping[str, Any], run_facts: RunFacts) -> None:
         self.run_facts = run_facts
-        self.root = Frame(graph.dag, "", Values(arguments))
-        self.open: list[Opened] = []
-        self.home: dict[str, tuple[Frame, str]] = {}
         self.stopped_by = ""
-        self.refused: list[End] = []
+        self._root = Frame(graph.dag, "", Values(arguments))
+        self._open: list[Opened] = []
+        self._home: dict[str, tuple[Frame, str]] = {}  # by path: its frame, and its name there
+        self._refused: list[End] = []
 
     @property
     def finished(self) -> bool:
-        return self.root.done()
+        return self._root.done()
 
     def succeeded(self, path: str, outputs: Values) -> None:
         """The step at `path` ended with `outputs`."""
@@ -229,18 +250,19 @@ class Walk:
         self._end(path, End("failed", cause=cause, error=error))
 
     def withdrawn(self, path: str) -> str:
-        """Why a step that was ready will not begin: something failed meanwhile."""
+        """End a step that was ready and will not begin, since something failed meanwhile;
+        returns why."""
         reason = f"the run stopped when {self.stopped_by}"
         self._end(path, End("stopped", cause=reason))
         return reason
 
     def _end(self, path: str, end: End) -> None:
-        frame, name = self.home[path]
+        frame, name = self._home[path]
         frame.ended[name] = end
 
     def advance(self) -> Iterator[News]:
-        """Everything newly decidable."""
-        refused_before = len(self.refused)
+        """Decide about every node whose upstream nodes have ended, until none is left."""
+        refused_before = len(self._refused)
         moved = True
         while moved:
             moved = False
@@ -249,31 +271,33 @@ class Walk:
                     if node.name in frame.begun or not frame.ended.keys() >= set(node.upstream):
                         continue
                     frame.begun.add(node.name)
-                    self.home[frame.at(node.name)] = (frame, node.name)
+                    self._home[frame.path_of(node.name)] = (frame, node.name)
                     moved = True
                     yield from self._begin(frame, node)
-            for opened in [opened for opened in self.open if opened.done()]:
+            for opened in [opened for opened in self._open if opened.done()]:
                 opened.parent.ended[opened.node.name] = opened.end()
-                self.open.remove(opened)
+                self._open.remove(opened)
                 moved = True  # what follows the Dag may begin now
-        # only now: what could begin in the moment of a refusal still does
-        for end in self.refused[refused_before:]:
+        # last, so that what begins beside a refused node does not depend on their order
+        for end in self._refused[refused_before:]:
             self.stopped_by = self.stopped_by or end.cause
 
     def _walked_frames(self) -> list[Frame]:
-        """All that is open now; what opens meanwhile has its turn in the next round."""
-        frames = [self.root]
-        for opened in self.open:
+        """The frames that are open now. One that opens meanwhile comes in the next round."""
+        frames = [self._root]
+        for opened in self._open:
             frames += opened.walked()
         return frames
 
     def _begin(self, frame: Frame, node: ir.AnyNode) -> Iterator[News]:
-        path = frame.at(node.name)
-        free = frame.free or node.always or not frame.freed.isdisjoint(node.upstream)
-        if free:
-            frame.freed.add(node.name)
+        """Begin a node whose upstream nodes have ended, or end it at once."""
+        path = frame.path_of(node.name)
+        follows_exempt = not frame.exempt_nodes.isdisjoint(node.upstream)
+        exempt = frame.exempt or node.always or follows_exempt
+        if exempt:
+            frame.exempt_nodes.add(node.name)
         try:
-            end, inputs = self._obstacle(frame, node, free)
+            end, inputs = self._end_or_inputs(frame, node, exempt)
             items = self._items(node, inputs) if end is None else []
         except StepError as error:
             frame.ended[node.name] = self._refuse(path, error)
@@ -283,35 +307,38 @@ class Walk:
             frame.ended[node.name] = end
             yield from (Skipped(leaf.path, end.cause) for leaf in _leaves(node, path))
         elif isinstance(node, ir.SubDag):
-            yield from self._enter(frame, node, path, inputs, items, free)
+            yield from self._enter(frame, node, path, inputs, items, exempt)
         else:
-            yield Ready(dataclasses.replace(node, path=path), inputs, node.path, free)
+            yield Ready(dataclasses.replace(node, path=path), inputs, node.path, exempt)
 
     def _refuse(self, path: str, error: StepError) -> End:
+        """The end of a node that is refused; it stops the run once `advance` is done."""
         end = End("failed", cause=f"`{path}` failed", error=error.problems[0].what)
-        self.refused.append(end)
+        self._refused.append(end)
         return end
 
-    def _obstacle(self, frame: Frame, node: ir.AnyNode, free: bool) -> tuple[End | None, Values]:
-        """How the node ends without having begun, if it does; and its inputs, if it does
-        not."""
+    def _end_or_inputs(
+        self, frame: Frame, node: ir.AnyNode, exempt: bool
+    ) -> tuple[End | None, Values]:
+        """How the node ends if it does not begin; else None, and the inputs that it
+        begins with."""
         if not node.always:
-            # a failure before a skip: it is the reason that the run reports
+            # failures first: the run reports them rather than another node's skip
             for name in node.upstream:
                 end = frame.ended[name]
                 if end.status in ("failed", "stopped"):
-                    return End("stopped", cause=end.cause, error=end.error), NOTHING
+                    return End("stopped", cause=end.cause, error=end.error), NO_VALUES
             for name in node.upstream:
                 if frame.ended[name].status == "skipped":
-                    return End("skipped", cause=f"`{name}` was skipped"), NOTHING
-        if self.stopped_by and not free:
-            return End("stopped", cause=f"the run stopped when {self.stopped_by}"), NOTHING
+                    return End("skipped", cause=f"`{name}` was skipped"), NO_VALUES
+        if self.stopped_by and not exempt:
+            return End("stopped", cause=f"the run stopped when {self.stopped_by}"), NO_VALUES
         inputs, missing = self._inputs(frame, node)
         if missing:
-            return End("skipped", cause=f"`{missing}` has no value"), NOTHING
+            return End("skipped", cause=f"`{missing}` has no value"), NO_VALUES
         if node.condition and not _holds(node, inputs):
             reason = f"its condition is false: {node.condition.expression}"
-            return End("skipped", cause=reason), NOTHING
+            return End("skipped", cause=reason), NO_VALUES
         return None, inputs
 
     def _enter(
@@ -321,23 +348,24 @@ class Walk:
         path: str,
         inputs: Values,
         items: Sequence[Any],
-        free: bool,
+        exempt: bool,
     ) -> Iterator[News]:
         """Open a nested Dag, or the turns of a loop over `items`."""
         if node.loop is None:
-            self.open.append(Opened(node, frame, [Frame(node.dag, path, inputs, free)], 0))
+            self._open.append(Opened(node, frame, [Frame(node.dag, path, inputs, exempt)], 0))
             return
         turns: list[Frame] = []
         refusals: list[News] = []
         for i, item in enumerate(items):
             turn_path = f"{path}/{i}"
             try:
-                turns.append(Frame(node.dag, turn_path, _turn(node, inputs, item, turn_path), free))
+                turn_inputs = _inputs_of_turn(node, inputs, item, turn_path)
+                turns.append(Frame(node.dag, turn_path, turn_inputs, exempt))
             except StepError as error:
                 end = self._refuse(turn_path, error)
-                turns.append(Frame(node.dag, turn_path, inputs, free, end))
+                turns.append(Frame(node.dag, turn_path, inputs, exempt, end))
                 refusals += _refusal(node, turn_path, error)
-        self.open.append(Opened(node, frame, turns, node.loop.at_once))
+        self._open.append(Opened(node, frame, turns, node.loop.at_once))
         if turns:
             steps = [leaf for turn in turns for leaf in _leaves(node, turn.path)]
             yield Unrolled(path, tuple(steps))
@@ -346,14 +374,14 @@ class Walk:
             yield from (Skipped(leaf.path, NO_TURNS) for leaf in _leaves(node, path))
 
     def _items(self, node: ir.AnyNode, inputs: Values) -> Sequence[Any]:
-        """What a loop goes over; nothing for another node."""
+        """What a loop goes over; an empty list for a node that is not a loop."""
         loop = node.loop if isinstance(node, SubDag) else None
         if loop is None:
             return []
         if loop.artifacts:
-            return each(inputs.artifacts.get(str(loop.items), ()))
+            return as_artifacts(inputs.artifacts.get(str(loop.items), ()))
         items: Any = loop.items
-        if isinstance(items, str):
+        if isinstance(items, str):  # the name of the input that holds them
             items = inputs.parameters.get(items)
             if isinstance(items, str):  # JSON, as KFP passes lists between tasks
                 items = parsed(items)
@@ -365,33 +393,35 @@ class Walk:
         return items
 
     def _inputs(self, frame: Frame, node: ir.AnyNode) -> tuple[Values, str]:
-        """The node's inputs, and the name of one that an upstream step did not give, if
-        any."""
-        path = frame.at(node.name)
+        """The node's inputs, and "". Where an upstream step did not give one that the
+        node needs: no inputs, and the name of that output."""
+        path = frame.path_of(node.name)
         values: dict[str, Any] = {}
         for name, binding in node.parameters.items():
             with _at_input(node, name, path):
                 values[name] = self._parameter(frame, node, binding)
-        artifacts: dict[str, Given | None] = {}
+        artifacts: dict[str, ArtifactValue | None] = {}
         for name, binding in node.artifacts.items():
-            artifacts[name] = frame.read(binding, "artifacts")
+            artifacts[name] = frame.value_of(binding, "artifacts")
         all_values = {**values, **artifacts}
         for name, source in (*node.parameters.items(), *node.artifacts.items()):
             if not isinstance(source, ir.FromTask) or all_values[name] is not None:
                 continue
+            # an exit handler also begins without outputs of steps that failed, if it can
             if not (node.always and _is_optional(node, name)):
-                return NOTHING, f"{source.task}.{source.output}"
+                return NO_VALUES, f"{source.task}.{source.output}"
         given_values = {name: value for name, value in values.items() if value is not None}
         given_artifacts = {name: given for name, given in artifacts.items() if given is not None}
         return Values(self._bound(node, path, given_values), given_artifacts), ""
 
     def _bound(self, node: ir.AnyNode, path: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The node's parameters, with defaults and texts filled in, each of its type."""
+        """The node's parameters, each of its type, with defaults and with placeholders
+        filled in."""
         defaults = {}
         for name, parameter in node.inputs.parameters.items():
             if name not in given and parameter.default is not None:
                 defaults[name] = parameter.default
-        texts: dict[str, Any] = {}  # with placeholders, which take the other parameters
+        texts: dict[str, Any] = {}  # those with placeholders, which stand for other parameters
         for name, binding in node.parameters.items():
             if isinstance(binding, ir.Formatted):
                 texts[name] = binding.value
@@ -402,8 +432,8 @@ class Walk:
             if has_templates(value):
                 texts[name] = value
             elif name in defaults and not isinstance(node, SubDag):
-                # a component has its defaults in its own code, of which the IR knows the
-                # kind only
+                # The default of a component is what its own Python code has. The IR only
+                # knows its kind, such as LIST, so there is nothing to check it against.
                 parameters[name] = value
             else:
                 parameters[name] = _received(node, name, value, path)
@@ -413,11 +443,12 @@ class Walk:
         return parameters
 
     def _parameter(self, frame: Frame, node: ir.AnyNode, binding: ir.Binding) -> Any:
+        """The value that `binding` stands for; None for none, or for text (see `_bound`)."""
         match binding:
             case ir.Constant(value):
                 return value
             case FromInput() | FromTask():
-                return frame.read(binding, "parameters")
+                return frame.value_of(binding, "parameters")
             case ir.FinalStatus(task):
                 return self._status(frame, node, task)
         return None
@@ -433,14 +464,13 @@ class Walk:
         }
 
     def _format(self, node: ir.AnyNode, value: Any, parameters: Mapping[str, Any]) -> Any:
-        """A formatted constant with its placeholders filled in from the node's other
-        inputs."""
+        """A value with its placeholders filled in from the node's other inputs."""
         return filled(value, lambda t: rendered(node, t, parameters, self.run_facts))
 
 
 @contextlib.contextmanager
 def _at_input(node: ir.AnyNode, name: str, path: str) -> Iterator[None]:
-    """Turn the ValueError of a value that does not fit into a StepError with its
+    """Turn the ValueError of a value that does not fit an input into a StepError with its
     place."""
     try:
         yield
@@ -459,17 +489,16 @@ def _is_optional(node: ir.AnyNode, name: str) -> bool:
 
 
 def _received(node: ir.AnyNode, name: str, value: Any, path: str) -> Any:
-    """What the input `name` of the node at `path` receives; one that only texts read is
-    untyped."""
+    """The value that the input `name` of the node at `path` receives, of the input's type."""
     with _at_input(node, name, path):
         parameter = node.inputs.parameters.get(name)
-        if parameter is None:
+        if parameter is None:  # an input that only placeholders read has no type
             return carried(value)
         return received(value, parameter.type, parameter.literals)
 
 
-def _turn(node: ir.SubDag, inputs: Values, item: Any, path: str) -> Values:
-    """The inputs of the turn of a loop over `item`."""
+def _inputs_of_turn(node: ir.SubDag, inputs: Values, item: Any, path: str) -> Values:
+    """The inputs of a loop's turn: those of the loop, and `item`."""
     assert node.loop is not None
     name = node.loop.item
     if node.loop.artifacts:
@@ -479,7 +508,7 @@ def _turn(node: ir.SubDag, inputs: Values, item: Any, path: str) -> Values:
 
 
 def _refusal(node: ir.AnyNode, path: str, error: StepError) -> Iterator[News]:
-    """The news of a node that was refused: what is in it never runs."""
+    """The news that a node was refused, and that what is in it never runs."""
     yield Refused(path, error)
     if isinstance(node, SubDag):
         yield from (Skipped(leaf.path, f"`{path}` failed") for leaf in _leaves(node, path))
@@ -488,8 +517,8 @@ def _refusal(node: ir.AnyNode, path: str, error: StepError) -> Iterator[News]:
 def rendered(
     node: ir.AnyNode, template: Template, parameters: Mapping[str, Any], run_facts: RunFacts
 ) -> str:
-    """A text of `node` with its placeholders filled in; StepError where one has no
-    value."""
+    """A text of `node` with its placeholders filled in, by the shim, as in a container;
+    StepError where one has no value."""
     inputs = {"parameterValues": dict(parameters), "artifacts": {}}
     context = {"executor_input": {"inputs": inputs}, "run": run_facts(node)}
     try:
@@ -500,20 +529,27 @@ def rendered(
 
 def dependents(graph: ir.Graph, path: str) -> frozenset[str]:
     """Paths of the steps that need the node at `path`, those inside it not counted."""
-    reached = {path, *map(str, PurePosixPath(path).parents)}
-    dependent_paths = set[str]()  # of what needs it, with all that is in a Dag that does
-    for node in graph.nodes():  # which come after all that they need
+    dependent_paths = set[str]()
+    # A node that waits for a Dag needs what is in the Dag, hence each dependent node
+    # makes the Dags around it count, too.
+    waited_for = _with_parents(path)
+    for node in graph.nodes():  # upstream nodes first, and a Dag before what is in it
         parent = node.path.rpartition("/")[0]
-        siblings = {f"{parent}/{up}" if parent else up for up in node.upstream}
-        if siblings & reached or parent in dependent_paths:
+        upstream_paths = {f"{parent}/{name}" if parent else name for name in node.upstream}
+        is_inside_dependent = parent in dependent_paths
+        if upstream_paths & waited_for or is_inside_dependent:
             dependent_paths.add(node.path)
-            reached |= {node.path, *map(str, PurePosixPath(node.path).parents)}
+            waited_for |= _with_parents(node.path)
     return frozenset(leaf.path for leaf in graph.leaves() if leaf.path in dependent_paths)
 
 
+def _with_parents(path: str) -> set[str]:
+    """The path of a node, and those of the Dags that it is in."""
+    return {path, *map(str, PurePosixPath(path).parents)}
+
+
 def _leaves(node: ir.AnyNode, path: str) -> Iterator[Leaf]:
-    """What runs at or below `node`, under paths that begin with `path` in place of its
-    own."""
+    """The steps at or below `node`, under paths that begin with `path` in place of its own."""
     if not isinstance(node, ir.SubDag):
         yield dataclasses.replace(node, path=path)
         return
@@ -522,6 +558,7 @@ def _leaves(node: ir.AnyNode, path: str) -> Iterator[Leaf]:
 
 
 def _holds(node: ir.AnyNode, inputs: Values) -> bool:
+    """Whether the node's condition is true; StepError where it cannot be decided."""
     assert node.condition is not None
     try:
         return evaluate(node.condition.expression, inputs.parameters)

@@ -1,10 +1,10 @@
-"""The least that the role of jobs on SageMaker may do, as IAM takes it, and whether the
-account on AWS has what a config names; each check reads and none changes anything.
+"""The least rights that the role of the jobs on SageMaker needs, as an IAM policy, and
+checks whether the account on AWS has what a config names. Checks only read.
 
-The list is ours, from what the steps read and write. What the account says plainly (there
-is no such bucket) is a problem; a refusal to answer, and no answer, are none. Authority:
-botocore's models of sts, iam, s3, ecr and secretsmanager. No account has been asked
-yet."""
+The list of rights (limits.yaml) is our own, from what the steps read and write. An answer
+such as "there is no such bucket" is a problem. Where AWS refuses to answer, or does not
+answer, the check is reported as not asked. Authority: botocore's models of sts, iam, s3,
+ecr and secretsmanager. No account has been asked yet."""
 
 import contextlib
 import difflib
@@ -21,8 +21,8 @@ from rekindle.platforms.sagemaker.limits import limits
 from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import Definition, plain_name
 
-# a check has to answer soon
-_BRIEF: Mapping[str, object] = {
+# botocore's settings for a check, which has to answer within `checks.PATIENCE_SECONDS`
+_IMPATIENT: Mapping[str, object] = {
     "retries": {"mode": "standard", "total_max_attempts": 2},
     "connect_timeout": 5,
     "read_timeout": 10,
@@ -31,7 +31,7 @@ _ECR = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
     r"(?P<name>[^@:]+)(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-# of a simulated request: the service that a role is passed to
+# a policy may allow iam:PassRole for one service only: a simulated request names it
 _PASSED_TO_SAGEMAKER = {
     "ContextKeyName": "iam:PassedToService",
     "ContextKeyType": "string",
@@ -44,6 +44,7 @@ Statement: TypeAlias = dict[str, Any]
 def checks(
     place: SageMakerSpec, definition: Definition | None, needs: Needs
 ) -> Iterator[PlatformCheck]:
+    """What to ask the account before a submission; see `Platform.checks`."""
     if not place.region or not place.role_arn:  # which of them is missing is reported elsewhere
         return
     check_of = about("sagemaker", Account(place))
@@ -70,7 +71,8 @@ def checks(
 
 
 def permissions(place: SageMakerSpec, needs: Needs) -> str:
-    """A policy for `place.role_arn`, and the trust that the service needs."""
+    """A policy for `place.role_arn`, which service has to be trusted with the role, and
+    what a user who deploys needs; as text."""
     allowed = statements(place)
     deploying = _allowed("deploy_permissions", place, needs.model)
     if needs.deploys_in_steps:
@@ -88,9 +90,10 @@ def permissions(place: SageMakerSpec, needs: Needs) -> str:
 
 
 def statements(place: SageMakerSpec) -> list[Statement]:
-    """What the policy allows, a statement a resource."""
+    """The statements of the policy, one a resource."""
     allowed = _allowed("permissions", place)
     if place.subnets:
+        # the first, CreateNetworkInterface, needs rights on the subnets and groups, too
         interface, *others = _allowed("network_permissions", place)
         ec2 = _names(place)["ec2"]
         resources = [interface["Resource"]]
@@ -106,25 +109,25 @@ def statements(place: SageMakerSpec) -> list[Statement]:
 
 
 def _allowed(table: str, place: SageMakerSpec, model: str = "") -> list[Statement]:
-    """The statements that a table of the catalog comes to for this config."""
+    """The statements of a table of limits.yaml, with the names of this config filled in."""
     names = _names(place, model)
     return [_statement(row["actions"], row["resource"].format(**names)) for row in limits()[table]]
 
 
 def _names(place: SageMakerSpec, model: str = "") -> dict[str, str]:
-    """What the catalog's resources are made of; a service's name stands for the begin of
-    its ARNs in the region and account of the jobs. Words in capitals stand for what the
-    config lacks."""
+    """The values of the placeholders in limits.yaml's resources.
+
+    A service's name, such as `ec2`, stands for the beginning of its ARNs in the region
+    and account of the jobs. Words in capitals stand for what the config lacks."""
     root = (place.artifact_root or "s3://BUCKET/FOLDER").rstrip("/")
     bucket, _, folder = root[len("s3://") :].partition("/")
     image = (place.image or "ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME").partition("@")[0]
     host, _, name = image.partition("/")
-    host_labels = host.split(".")
+    host_labels = host.split(".")  # ACCOUNT.dkr.ecr.REGION.amazonaws.com
     registry_region = host_labels[3] if len(host_labels) > 3 else "REGION"
     registry = f"{registry_region}:{host_labels[0]}"
-    role_parts = (place.role_arn or "arn:aws:iam::ACCOUNT:role/NAME").split(":")
-    partition = role_parts[1]
-    account = role_parts[4]
+    role_arn = place.role_arn or "arn:aws:iam::ACCOUNT:role/NAME"
+    _, partition, _, _, account, *_ = role_arn.split(":")  # `partition`: aws, aws-cn ...
     names = {
         "bucket": bucket,
         "objects": f"{bucket}/{folder}/*" if folder else f"{bucket}/*",
@@ -138,11 +141,11 @@ def _names(place: SageMakerSpec, model: str = "") -> dict[str, str]:
 
 
 def _key_statement(place: SageMakerSpec) -> Statement:
-    """Use of the key, which may be named by its ARN, its id or an alias."""
+    """The statement that allows use of the key, which the config names by ARN, id or alias."""
     uses = ["kms:Decrypt", "kms:GenerateDataKey", "kms:CreateGrant"]
     name = place.kms_key.split(":", 5)[-1]
     keys = f"{_names(place)['kms']}key/"
-    if name.startswith("alias/"):  # a policy takes no alias for a resource
+    if name.startswith("alias/"):  # in a policy an alias can be a condition, not a resource
         condition = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": name}}
         return {**_statement(uses, f"{keys}*"), "Condition": condition}
     if place.kms_key.startswith("arn:"):
@@ -155,11 +158,11 @@ def _statement(actions: list[str], resource: str | list[str]) -> Statement:
 
 
 class Account:
-    """The account that `place` names, with each client made once, since that is what
+    """The account that `place` names. Each client is made once, since making one is what
     takes time."""
 
     def __init__(
-        self, place: SageMakerSpec, botocore_settings: Mapping[str, object] = _BRIEF
+        self, place: SageMakerSpec, botocore_settings: Mapping[str, object] = _IMPATIENT
     ) -> None:
         self.place = place
         self._botocore_settings = botocore_settings
@@ -169,7 +172,7 @@ class Account:
 
     @contextlib.contextmanager
     def client(self, service: str) -> Iterator[Client]:
-        """botocore's client of a service; what it raises becomes a PlatformError."""
+        """botocore's client of a service; errors of botocore inside become PlatformErrors."""
         with connected(self.place, **self._botocore_settings) as client_of:
             with self._lock:
                 # all clients come from the session of the first connection
@@ -181,15 +184,17 @@ class Account:
 
 
 def caller(account: Account) -> str:
-    """Who is logged in, in the account of the role; a refusal to say so is a problem."""
+    """The ARN of the user who is logged in. RequestError where there is no valid login,
+    or it is to another account than the role's."""
     try:
         with account.client("sts") as sts:
             identity = sts.get_caller_identity()
     except UnreachableError:
         raise
+    # every login may ask STS who it is, so a refusal means that the login is not valid
     except PlatformError as error:
         raise RequestError(error.problems) from error
-    role_account = account.place.role_arn.split(":")[4]
+    role_account = account.place.role_arn.split(":")[4]  # arn:aws:iam::ACCOUNT:role/NAME
     arn = str(identity["Arn"])
     own_account = identity["Account"]
     if own_account != role_account:
@@ -201,7 +206,7 @@ def caller(account: Account) -> str:
 
 
 def region(account: Account) -> str:
-    """Whether there is such a region, as far as this version of botocore knows."""
+    """The region, if this version of botocore knows it for SageMaker; RequestError if not."""
     from boto3.session import Session
 
     session = Session()
@@ -217,16 +222,20 @@ def region(account: Account) -> str:
 
 
 def permitted(account: Account, rights: list[Statement], role: str) -> str:
-    """Whether the policies of the role, or else of who is logged in, allow the
-    statements, as IAM simulates them; what depends on facts of a request that only it has
-    is left open."""
+    """The actions of the statements, if the policies of the role allow them all; with ""
+    for `role`, those of the user who is logged in. RequestError names those that are not
+    allowed.
+
+    IAM simulates the requests. Where its answer depends on a value that only a real
+    request has, the action counts as allowed."""
     fixes: dict[str, str] = {}
     missing: list[str] = []
     principal = role
     with account.client("iam") as iam, account.client("sts") as sts:
         if not principal:
             principal = sts.get_caller_identity()["Arn"]
-            if ":assumed-role/" in principal:  # of which IAM knows the role alone
+            # arn:aws:sts::ACCOUNT:assumed-role/ROLE/SESSION; IAM simulates the role only
+            if ":assumed-role/" in principal:
                 principal = iam.get_role(RoleName=principal.split("/")[1])["Role"]["Arn"]
         for statement in rights:
             resource = statement["Resource"]
@@ -248,7 +257,8 @@ def permitted(account: Account, rights: list[Statement], role: str) -> str:
 
 
 def bucket(account: Account) -> str:
-    """Whether the bucket is there, can be looked at, and lies in the region."""
+    """The bucket and its region; RequestError where there is no such bucket, it may not
+    be looked at, or it lies in another region than the jobs."""
     job_region = account.place.region
     name = account.place.artifact_root.removeprefix("s3://").partition("/")[0]
     with account.client("s3") as s3:
@@ -267,6 +277,7 @@ def bucket(account: Account) -> str:
                     fix=f"name a bucket of yours, or ask for s3:ListBucket on arn:aws:s3:::{name}",
                 ) from None
             raise
+    # older versions of botocore do not parse the region, but keep the header
     headers = head["ResponseMetadata"]["HTTPHeaders"]
     bucket_region = head.get("BucketRegion") or headers.get("x-amz-bucket-region") or job_region
     if bucket_region != job_region:
@@ -279,7 +290,7 @@ def bucket(account: Account) -> str:
 
 
 def image(account: Account, reference: str) -> str:
-    """Whether ECR has the image, in the region of the jobs."""
+    """The image, if ECR has it in the region of the jobs; RequestError if not."""
     match = _ECR.fullmatch(reference)
     job_region = account.place.region
     if match is None:
@@ -317,8 +328,8 @@ def image(account: Account, reference: str) -> str:
 
 
 def secret(account: Account, arn: str) -> str:
-    """Whether the secret is there; its value is not read."""
-    secret_region = arn.split(":")[3]
+    """The ARN of the secret, if there is such a secret; its value is not read."""
+    secret_region = arn.split(":")[3]  # arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME
     if secret_region != account.place.region:
         raise NotChecked(f"it is in {secret_region}")
     with account.client("secretsmanager") as manager:

@@ -106,7 +106,7 @@ class Google:
 
 def secrets(google: Google, references: Mapping[str, str]) -> dict[str, str]:
     """The values of secrets by variable;
-    SecretError names the first unreadable one, no value."""
+    VertexSecretError names the first unreadable one, no value."""
     values = {}
     for variable, name in references.items():
         try:

@@ -26,7 +26,7 @@ def fake(tmp_path: Path) -> Iterator[FakeCluster]:
 
 
 def test_a_token_that_rotates_is_read_anew(fake: FakeCluster) -> None:
-    cluster = ApiServer.around(fake.account, fake.url)
+    cluster = ApiServer.in_cluster(fake.account, fake.url)
     assert cluster.get(PODS) == {"kind": "List", "items": []}
     fake.tokens = {"token-2": ACCOUNT}
     rotating = threading.Timer(0.3, (fake.account / "token").write_text, ["token-2\n"])
@@ -45,7 +45,7 @@ def test_patience_ends(fake: FakeCluster) -> None:
     fake.troubles.append(Trouble("pods", times=1_000, status=503))
     began = time.monotonic()
     with pytest.raises(StepError, match="503"):
-        ApiServer.around(fake.account, fake.url, patience_seconds=1.0).get(PODS)
+        ApiServer.in_cluster(fake.account, fake.url, patience_seconds=1.0).get(PODS)
     assert time.monotonic() - began < 10
     assert 2 < len(fake.requests) < 20
 
@@ -53,7 +53,7 @@ def test_patience_ends(fake: FakeCluster) -> None:
 def test_waiting_is_interrupted(fake: FakeCluster) -> None:
     fake.troubles.append(Trouble("pods", times=1_000, status=503))
     stopping = threading.Event()
-    cluster = ApiServer.around(fake.account, fake.url, stopping=stopping)
+    cluster = ApiServer.in_cluster(fake.account, fake.url, stopping=stopping)
     stopping.set()
     with pytest.raises(Stopped):
         cluster.get(PODS)
@@ -122,7 +122,7 @@ def test_the_server_is_who_its_certificate_says(fake: FakeCluster, tmp_path: Pat
     fake.server.socket = context.wrap_socket(fake.server.socket, server_side=True)
     url = fake.url.replace("http://", "https://")
     shutil.copy(certificate, fake.account / "ca.crt")
-    assert ApiServer.around(fake.account, url).get(PODS) == {"kind": "List", "items": []}
+    assert ApiServer.in_cluster(fake.account, url).get(PODS) == {"kind": "List", "items": []}
     assert ApiServer(url, "admin", certificate.read_text()).get(PODS) is not None
     with pytest.raises(StepError, match="CERTIFICATE_VERIFY_FAILED"):
         ApiServer(url, "admin", patience_seconds=0.5).get(PODS)
