@@ -66,7 +66,8 @@ class TemplatedConstant:
 
 @dataclasses.dataclass(frozen=True)
 class Typed:
-    """A value as an input of `kind` receives it, where it comes as another kind."""
+    """The value of `source`, converted when the step runs to the IR type `kind` of the input
+    that receives it."""
 
     source: "Source"
     kind: str
@@ -77,31 +78,37 @@ Source = ir.Constant | Given | Output | Listed | FirstOf | TemplatedConstant | T
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-    """A condition around a step, as text and read, and what its references stand for."""
+    """A condition around a step."""
 
     path: str
+    """The node that carries it."""
     text: str
     expression: Expression
+    """The text, parsed."""
     values: Mapping[str, Source]
+    """What the parameters that it may refer to stand for."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """A step under its `path` in a run, with all that it reads, waits for, and is guarded by."""
+    """A step of the flat list; a step in a loop is there once for each turn."""
 
     step: ir.Step | ir.Importer
     path: str
+    """Its path in a run: `for-loop-1/0/train`."""
     parameters: Mapping[str, Source]
     artifacts: Mapping[str, Source]
     guards: tuple[Guard, ...] = ()
+    """The conditions around it, from the outermost to the innermost."""
     after: tuple[str, ...] = ()
+    """Paths of steps that it waits for without reading them."""
 
 
 def flatten(graph: ir.Graph, values: Mapping[str, Any]) -> tuple[Flat, ...]:
     """Every step in topological order; UnsupportedError for what has no flat form.
 
-    `values` are the arguments: those that loops go over are constants from here on,
-    others stay what a run gives."""
+    `values` are the arguments. Those that loops go over become constants, because they say
+    how many steps there are; others stay parameters, which each run sets."""
     looped = looped_over(graph)
     types = {}
     parameters: dict[str, Source] = {}
@@ -147,8 +154,8 @@ class _Scope:
 
 
 class _Flattening:
-    """One pass: the steps so far, and the types of what they read: of the pipeline's
-    parameters by name, of outputs by path and name."""
+    """One pass over a Graph: the steps so far, and the IR types of what later ones may read,
+    the pipeline's parameters by name and outputs by step and name."""
 
     def __init__(self, types: Mapping[str, str]) -> None:
         self.types = types
@@ -158,7 +165,7 @@ class _Flattening:
     def add_dag(self, dag: ir.Dag, path: str, scope: _Scope, guards: tuple[Guard, ...]) -> _Scope:
         """Flatten one Dag; returns what its outputs stand for."""
         ended: dict[str, _Scope] = {}
-        paths_of: dict[str, tuple[str, ...]] = {}  # of the steps that a node became
+        paths_of: dict[str, tuple[str, ...]] = {}  # by node, of the steps that it became
         for node in dag.ordered():
             node_path = f"{path}/{node.name}" if path else node.name
             inputs = self.inputs(node, node_path, scope, ended, guarded=bool(guards))
@@ -198,7 +205,7 @@ class _Flattening:
         )
 
     def wait(self, places: Iterable[int], after: Iterable[str]) -> None:
-        """Have the steps at these places wait for others."""
+        """Have the steps at these places of `steps` wait for those of the paths `after`."""
         for place in places:
             step = self.steps[place]
             every_path = tuple(dict.fromkeys([*step.after, *after]))
@@ -248,13 +255,16 @@ class _Flattening:
         return items
 
     def limit(self, turns: Sequence[range], at_once: int) -> None:
-        """At most `at_once` turns side by side: each waits for the one so many before it."""
+        """Have each turn wait for the one `at_once` before it, so that at most so many run
+        side by side.
+
+        It is enough that the first steps of a turn wait for the last ones of the earlier."""
         for earlier, turn in zip(turns, turns[at_once:], strict=False):
             own_paths = {self.steps[place].path for place in turn}
             first_places = [
                 place for place in turn if own_paths.isdisjoint(_upstream(self.steps[place]))
             ]
-            # a step that another one waits for has ended before the turn's last
+            # a step that another one of its turn waits for ends before that one does
             waited_for = set[str]()
             for place in earlier:
                 waited_for |= _upstream(self.steps[place])
@@ -270,12 +280,15 @@ class _Flattening:
         *,
         guarded: bool,
     ) -> _Scope:
-        """What the node's inputs stand for; one without a value or default is left out."""
+        """What the node's inputs stand for; one without a value or default is left out.
+
+        `ended` has the outputs of the nodes before it, `guarded` says whether a condition
+        may skip it."""
         parameters: dict[str, Source] = {}
         for name, parameter in node.inputs.parameters.items():
             if parameter.default is not None:
                 parameters[name] = ir.Constant(parameter.default)
-        bound = set[str]()
+        bound = set[str]()  # inputs that have a value of their node
         for name, binding in node.parameters.items():
             source = self.bound_source(node, binding, scope, ended)
             if source is not None:
@@ -283,7 +296,7 @@ class _Flattening:
                 bound.add(name)
         texts = _texts(node, parameters)
         for name, source in parameters.items():
-            # a component has its defaults in its own code, of which the IR knows the kind only
+            # the default of a component's input is set by its own code, so it is not converted
             is_own_default = name not in bound and not isinstance(node, ir.SubDag)
             if name not in texts and not is_own_default:
                 parameters[name] = self.as_received(node, path, name, source, guarded)
@@ -313,7 +326,7 @@ class _Flattening:
             raise UnsupportedError(message, where=where, fix=FIT) from error
 
     def kind_of(self, source: Source) -> str | None:
-        """The IR type of what a source gives; None where only the run knows it."""
+        """The IR type of a source's value; None where only the run knows it."""
         match source:
             case Given(name, ()):
                 return self.types.get(name)
@@ -333,7 +346,8 @@ class _Flattening:
     def bound_source(
         self, node: ir.AnyNode, binding: ir.Binding, scope: _Scope, ended: Mapping[str, _Scope]
     ) -> Source | None:
-        """What a binding stands for; None for no value, and for text that is filled in later."""
+        """What a binding stands for; None for no value, and for text with Templates, which
+        `_texts` handles."""
         match binding:
             case ir.Constant(value):
                 return binding if value is not None else None
@@ -375,14 +389,15 @@ def _texts(node: ir.AnyNode, parameters: Mapping[str, Source]) -> dict[str, Any]
 
 
 def _listed(names: Iterable[str], turns: Sequence[Mapping[str, Source]]) -> dict[str, Source]:
-    """Each output of a loop as the list of what its turns give."""
+    """Each output of a loop: the list of its values in all turns."""
     return {name: Listed(tuple(outputs[name] for outputs in turns)) for name in names}
 
 
 def _dag_outputs(
     ended: Mapping[str, _Scope], outputs: Mapping[str, tuple[ir.FromTask, ...]], kind: str
 ) -> dict[str, Source]:
-    """What the outputs of a Dag stand for, where some are the first of several that ran."""
+    """What the outputs of a Dag stand for. One with several tasks (KFP's OneOf) is that of
+    the first task that ran."""
     sources_by_name: dict[str, Source] = {}
     for name, tasks in outputs.items():
         several = tuple(_output(ended, task, kind) for task in tasks)
@@ -397,6 +412,7 @@ def _upstream(flat: Flat) -> set[str]:
 
 
 def _output(ended: Mapping[str, _Scope], source: ir.FromTask, kind: str) -> Source:
+    """What an output of a task stands for; `kind` is `parameters` or `artifacts`."""
     outputs: Mapping[str, Source] = getattr(ended[source.task], kind)
     return outputs[source.output]
 
@@ -410,7 +426,7 @@ def element(value: Any, keys: tuple[str, ...], where: str) -> Any:
 
 
 def _element(source: Source, keys: tuple[str, ...], where: str) -> Source:
-    """What `keys` lead to, at once where the value is known."""
+    """The source of what `keys` lead to in a struct: a constant if the struct is one."""
     if not keys:
         return source
     match source:
