@@ -39,27 +39,32 @@ _STATES = {"succeeded": "SUCCEEDED", "failed": "FAILED"}
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How a node ended; `stopped` ones never ran since something else, the `cause`,
-    failed."""
+    """How a node ended."""
 
     status: Literal["succeeded", "skipped", "failed", "stopped"]
+    """`stopped`: it never began, because another node failed."""
     values: Values = NOTHING
+    """Its outputs."""
     cause: str = ""
+    """Which node failed, or why it was skipped, in words."""
     error: str = ""
 
 
 @dataclasses.dataclass
 class Frame:
-    """One Dag being walked, of one turn if it is a loop's; `refused` says why none of it
-    runs."""
+    """A Dag that is being walked; of a loop, one turn of it. Nodes are known by name here."""
 
     dag: Dag
     path: str
     inputs: Values
     free: bool = False
+    """Whether its nodes may begin although something in the run failed."""
     refused: End | None = None
+    """How it ended without having begun, if it did: none of its nodes runs."""
     begun: set[str] = dataclasses.field(default_factory=set)
+    """Nodes that have been decided on: they run, or never will."""
     freed: set[str] = dataclasses.field(default_factory=set)
+    """Nodes that run `always`, and those that follow them."""
     ended: dict[str, End] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,8 +98,8 @@ class Frame:
         return values
 
     def read(self, source: FromInput | FromTask, kind: Kind) -> Any:
-        """The parameter or artifact that a node inside is given; None where there is
-        none."""
+        """The parameter or artifact that a node of this Dag reads; None where it has no
+        value."""
         if isinstance(source, FromTask):
             return self.first((source,), kind)
         value = getattr(self.inputs, kind).get(source.name)
@@ -113,13 +118,14 @@ class Frame:
 
 @dataclasses.dataclass
 class Opened:
-    """A SubDag under way: one frame, or a loop's turns, of which `at_once` are walked at
-    a time (0: all)."""
+    """A SubDag that has begun and not ended."""
 
     node: SubDag
     parent: Frame
     turns: list[Frame]
+    """The turns of a loop; otherwise one frame."""
     at_once: int
+    """How many turns are walked at a time; 0: all."""
 
     def walked(self) -> list[Frame]:
         """The frames that are walked now."""
@@ -138,7 +144,8 @@ class Opened:
 
 
 def _worst(ends: Iterable[End]) -> End:
-    """The first that failed, else the first that was stopped, else a success."""
+    """The end that decides for all: the first failure, else the first that was stopped,
+    else a success."""
     worst = End("succeeded")
     for end in ends:
         if end.status == "failed":
@@ -165,13 +172,15 @@ def collected(dag: Dag, turns: list[Values]) -> Values:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A step whose turn it is, under the path that it has in this run; `origin` is its
-    path in the Graph. `free` may begin although something failed."""
+    """A step that may begin."""
 
     node: Leaf
+    """It has the path of this run, in which turns of loops are numbered."""
     inputs: Values
     origin: str
+    """Its path in the Graph."""
     free: bool = False
+    """Whether it may begin although something failed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,6 +209,7 @@ class Refused:
     error: StepError
 
 
+# what `advance` reports
 News = Ready | Skipped | Unrolled | Refused
 
 
@@ -210,8 +220,8 @@ class Walk:
         self.run_facts = run_facts
         self.root = Frame(graph.dag, "", Values(arguments))
         self.open: list[Opened] = []
-        self.home: dict[str, tuple[Frame, str]] = {}
-        self.stopped_by = ""
+        self.home: dict[str, tuple[Frame, str]] = {}  # by path, the frame of a node and its name
+        self.stopped_by = ""  # the failure after which nothing begins, in words
         self.refused: list[End] = []
 
     @property
@@ -239,7 +249,7 @@ class Walk:
         frame.ended[name] = end
 
     def advance(self) -> Iterator[News]:
-        """Everything newly decidable."""
+        """What can be decided now: steps that may begin, and nodes that never will."""
         refused_before = len(self.refused)
         moved = True
         while moved:
@@ -256,7 +266,7 @@ class Walk:
                 opened.parent.ended[opened.node.name] = opened.end()
                 self.open.remove(opened)
                 moved = True  # what follows the Dag may begin now
-        # only now: what could begin in the moment of a refusal still does
+        # not before: what could begin in the moment of a refusal still does
         for end in self.refused[refused_before:]:
             self.stopped_by = self.stopped_by or end.cause
 
@@ -293,10 +303,9 @@ class Walk:
         return end
 
     def _obstacle(self, frame: Frame, node: ir.AnyNode, free: bool) -> tuple[End | None, Values]:
-        """How the node ends without having begun, if it does; and its inputs, if it does
-        not."""
+        """How the node ends without having begun, None if it may begin; and its inputs."""
         if not node.always:
-            # a failure before a skip: it is the reason that the run reports
+            # failures first: the run reports a failure as the reason, not what it skipped
             for name in node.upstream:
                 end = frame.ended[name]
                 if end.status in ("failed", "stopped"):
