@@ -11,8 +11,8 @@ registers.
     run = rekindle.submit(spec, platform="sagemaker").wait()
     rekindle.deploy(spec).address, rekindle.champion(spec).version
 
-Importing this imports neither torch nor kfp; the names below load what they need when
-first used."""
+Importing this imports neither torch nor kfp: a name below is imported from its module when
+it is first used (`__getattr__`)."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rekindle.spec.model import Spec
     from rekindle.tasks.base import Task
 
+# where names are defined, if not in app/api.py
 _MODULES = {
     "Forecast": "app.forecast",
     "RekindleError": "errors",
@@ -71,8 +72,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    """A public name, from the module that defines it (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module 'rekindle' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"rekindle.{_MODULES.get(name, 'app.api')}"), name)
+    module = _MODULES.get(name, "app.api")
+    return getattr(importlib.import_module(f"rekindle.{module}"), name)

@@ -13,21 +13,23 @@ if TYPE_CHECKING:
     from rekindle.spec.model import Spec, TrainSpec
 
 AUTO = "auto"
+"""A setting with this value is left to rekindle, as in transformers' ds_config.json."""
 CONFIG = ("train", "engine_config")
-# key path below the spec, what is wrong, the fix
+"""The path of an engine's own settings in the spec."""
 Finding = tuple[tuple[str, ...], str, str]
+"""A path in the spec, what is wrong there, and the fix."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fragment:
-    """What a rank holds of a tensor that is divided without regard to its shape."""
+    """What a rank holds of a tensor that is flattened and cut without regard to its shape."""
 
     local: torch.Tensor
-    """[n] elements of the flattened whole."""
+    """[n] neighbouring elements of the flattened tensor."""
     start: int
-    """The first of them."""
+    """The index in the flattened tensor of the first of them."""
     count: int
-    """Elements of the whole."""
+    """How many elements the flattened tensor has."""
 
 
 class Engine(Protocol):
@@ -39,17 +41,18 @@ class Engine(Protocol):
     """The module that has to be importable, from the extra of the engine's name."""
 
     aside: tuple[str, ...] = ()
-    """Sections of `train.engine_config` that say where numbers lie, not what they are:
-    with another value the same training goes on."""
+    """Sections of `train.engine_config` that do not enter the run key: they say where
+    numbers lie, not what they are, so a training resumes with other values of them."""
 
     program: str = ""
     """The module that torchrun starts on a rank: `python -m MODULE JOB.json`; "" for a stepper."""
 
     def refuse(self, spec: Spec) -> Iterator[Finding]:
-        """What the config asks for and the engine does not do, or says twice."""
+        """A finding for what the config asks for and the engine does not do, and for a
+        setting of the engine that contradicts a field of rekindle's."""
 
     def programs(self, train: TrainSpec) -> tuple[str, ...]:
-        """What has to be on PATH."""
+        """The programs that a rank needs on PATH."""
         return ()
 
     def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
@@ -64,13 +67,13 @@ def by_decay(weights: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
 
 
 def untaken(engine: str, train: TrainSpec, fields: Mapping[str, Any]) -> Iterator[Finding]:
-    """Fields that an engine does not take, where they have another value than here, and
-    precisions that none but rekindle's trains in."""
+    """A finding for each of `fields` (path below `train`, and the value that the engine
+    can do) with another value, and for a precision that only rekindle's engine has."""
     if train.precision in ("fp16", "fp8", "fp64"):
         message = f"the engine {engine} does not train in {train.precision}"
         yield ("train", "precision"), message, "bf16 or fp32"
-    for field, default in fields.items():
-        if operator.attrgetter(field)(train) != default:
+    for field, possible_value in fields.items():
+        if operator.attrgetter(field)(train) != possible_value:
             message = f"the engine {engine} does not take train.{field}"
             yield ("train", *field.split(".")), message, "remove it, or use rekindle's engine"
 
@@ -78,10 +81,10 @@ def untaken(engine: str, train: TrainSpec, fields: Mapping[str, Any]) -> Iterato
 def contradictions(
     settings: Mapping[str, Any], owned: Mapping[tuple[str, ...], tuple[str, Any]], train: TrainSpec
 ) -> Iterator[Finding]:
-    """Settings of an engine's config that say otherwise than rekindle's fields.
+    """A finding for each setting of an engine's config that contradicts rekindle's fields.
 
-    `owned`: by their place our field, "" where the loop decides it, and the value that
-    follows."""
+    `owned` has, by the path of a setting, the field of `train` that decides it ("" where
+    the loop does) and the value that follows from it."""
     for path, (field, value) in owned.items():
         setting = at(settings, *path)
         if setting not in (None, AUTO, value):
@@ -93,7 +96,7 @@ def contradictions(
 
 
 def at(values: Any, *path: str) -> Any:
-    """What lies at a place in nested settings, or None."""
+    """The value at a path in nested settings; None where there is none."""
     for key in path:
         values = values.get(key) if isinstance(values, Mapping) else None
     return values

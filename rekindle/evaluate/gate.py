@@ -6,9 +6,9 @@ than the champion by `min_delta`, or not worse by `margin`, with the lower bound
 gain above it (bounds.py; both models are scored on the same rows). And it must not lose
 more than `max_slice_drop` on any slice of at least `min_slice_size` rows, unless chance
 explains the loss: Holm's steps (1979) bound the chance that any slice refuses a model
-that is as good. Rows that are no draws of their own, those of a patient or a day, are
-drawn together: clusters. Where the test rows cannot tell whatever they say, the verdict
-says how many it takes.
+that is as good. Rows that are not independent, those of a patient or a day, are resampled
+together: clusters. Where no result on so few test rows could pass, the verdict says how
+many rows are needed.
 
 With `gate.looks`, the comparisons of an epoch, which is one way to draw the test split,
 share 1 - `confidence` (Bonferroni, in rounds whose parts 1/2 + 1/6 + 1/12 + ... sum to
@@ -52,9 +52,11 @@ def judge(
     clusters_N: Ints | None = None,
     confidence: float | None = None,
 ) -> GateVerdict:
-    """The verdict in `metric`, on slices `slice_metric`, with `further` checks, if any;
-    `confidence` of the comparison with the champion is the gate's, or what looks leave of
-    it."""
+    """The verdict on the candidate, compared in `metric`, on slices in `slice_metric`.
+
+    `further` checks, made elsewhere, have to pass, too. `clusters_N` numbers the cluster
+    of each row; None: every row is its own. `confidence` replaces the gate's where looks
+    share it (`confidence_of_look`)."""
     if len(candidate) == 0:
         return refused("examples", "no held-out examples are left to judge on")
     if metric not in candidate.metrics:
@@ -72,7 +74,7 @@ def judge(
     comparison = None
     if champion is not None:
         checks.append(_finite_check(champion, "champion"))
-        # with a NaN among the scores every bound would be one
+        # one NaN among the scores would make every bound a NaN
         if all(check.passed for check in checks if check.name.endswith("_finite")):
             gate = spec.gate.model_copy(update={"confidence": confidence or spec.gate.confidence})
             comparison = compare(gate, metric, candidate, champion, clusters_N)
@@ -80,7 +82,7 @@ def judge(
         checks += _slice_checks(spec.gate, slices, slice_metric)
     checks += further
     failed = "; ".join(check.detail for check in checks if not check.passed)
-    reason = failed or _praise(spec, metric, candidate, comparison)
+    reason = failed or _reason_to_promote(spec, metric, candidate, comparison)
     return GateVerdict(not failed, reason, tuple(checks), comparison)
 
 
@@ -93,7 +95,7 @@ def confidence_of_look(spec: GateSpec, earlier: int) -> float:
     """The confidence of a comparison with as many `earlier` ones of its epoch."""
     if spec.looks is None:
         return spec.confidence
-    # the parts of all rounds, 1 / (r (r + 1)), sum to 1, so that the looks never end
+    # round r has the part 1 / (r (r + 1)); all parts sum to 1, so that looks never run out
     round_ = earlier // spec.looks + 1
     return 1 - (1 - spec.confidence) / (spec.looks * round_ * (round_ + 1))
 
@@ -130,7 +132,7 @@ def _floor_check(
     check: str, metric: str, floor: float, metrics: Mapping[str, float], where: str = ""
 ) -> Check:
     """Whether a metric is at least its floor, or at most where less is better."""
-    value = metrics.get(metric, math.nan)  # which no comparison passes
+    value = metrics.get(metric, math.nan)  # NaN is neither at most nor at least the floor
     if metric in LOWER_IS_BETTER:
         passed = value <= floor
         limit = "at most"
@@ -174,8 +176,8 @@ def _gain_check(
 def _too_few_to_tell(
     spec: GateSpec, metric: str, champion: ModelScores, clusters_N: Ints | None
 ) -> str:
-    """How many test rows are needed,
-    where these cannot show what is asked in any case."""
+    """The end of a check's sentence: how many test rows are needed, where these are too few
+    to pass whatever the candidate answers; else ""."""
     tail = (1 - spec.confidence) / 2
     if clusters_N is None:
         units = len(champion)
@@ -188,28 +190,30 @@ def _too_few_to_tell(
         if units >= needed:
             return ""
         return f": {units} {noun} cannot show a gain, it takes {needed} that all speak for it"
-    # the bound of a candidate that answers exactly as the champion does
+    # even a candidate that answers exactly as the champion does may lose so much elsewhere
     bounds = bounds_of(spec, metric, champion, champion, clusters_N, tail)
-    unseen = -bounds.lower(tail)
-    if unseen < spec.margin:
+    possible_loss = -bounds.lower(tail)
+    if possible_loss < spec.margin:
         return ""
-    needed = math.ceil(units * unseen / spec.margin)
+    # such a loss shrinks about as 1 / n
+    needed = math.ceil(units * possible_loss / spec.margin)
     if isinstance(bounds, PairedAnswers):
-        # n equal answers leave a share of 1 - tail^(1/n)
-        # open; a margin of 1 has no logarithm
+        # exactly: n equal answers allow a loss of 1 - tail^(1/n) (bounds.py), which is the
+        # margin for this n; log1p(-1) is not finite
         needed = math.ceil(math.log(tail) / math.log1p(-min(spec.margin, 1 - 1e-12)))
     return (
-        f": {units} {noun} that the models answer alike still allow a loss of {fixed(unseen)};"
-        f" to show that it is below {spec.margin:g} takes about {needed:,} of them, or a wider"
-        " evaluate.gate.margin"
+        f": {units} {noun} that the models answer alike still allow a loss of"
+        f" {fixed(possible_loss)}; to show that it is below {spec.margin:g} takes about"
+        f" {needed:,} of them, or a wider evaluate.gate.margin"
     )
 
 
 def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[Check]:
-    """Whether no large slice loses more than is allowed; one without the metric fails."""
+    """A check for each large slice: whether it loses at most what is allowed, or no more
+    than chance explains. A slice without the metric fails."""
     checks = []
     judged = [part for part in slices if part.rows >= spec.min_slice_size and part.champion]
-    # without a p-value nothing explains a loss
+    # a slice without a p-value counts as sure: nothing says that chance explains its loss
     sure = holm([part.p_value or 0.0 for part in judged], 1 - spec.confidence)
     for part, is_sure in zip(judged, sure, strict=True):
         ours = part.candidate.get(metric, math.nan)
@@ -243,6 +247,7 @@ def _change_of(part: Slice, metric: str, drop: float) -> str:
 
 
 def churn_checks(spec: GateSpec, churn: Churn | None, champion: ModelScores | None) -> list[Check]:
+    """Whether at most `gate.max_churn` of the answers differ from the champion's."""
     if spec.max_churn is None or champion is None:
         return []
     if churn is None:
@@ -261,6 +266,7 @@ def churn_checks(spec: GateSpec, churn: Churn | None, champion: ModelScores | No
 
 
 def drop_checks(spec: GateSpec, drop: ChampionDrop | None) -> list[Check]:
+    """Whether the champion itself is still about as good as when it was judged."""
     if spec.max_champion_drop is None or drop is None:
         return []
     passed = drop.drop <= spec.max_champion_drop or not drop.is_sure
@@ -280,6 +286,7 @@ def drop_checks(spec: GateSpec, drop: ChampionDrop | None) -> list[Check]:
 
 
 def size_checks(most_megabytes: float | None, size_bytes: int | None) -> list[Check]:
+    """Whether the model's files take at most as much as is allowed."""
     if most_megabytes is None:
         return []
     if size_bytes is None:
@@ -308,7 +315,7 @@ def incomparable_checks(record: records.Scores) -> list[Check]:
     return [Check(name=name, passed=False, detail=detail)]
 
 
-def _praise(
+def _reason_to_promote(
     spec: EvaluateSpec, metric: str, ours: ModelScores, comparison: Comparison | None
 ) -> str:
     """The reason of a verdict that promotes."""

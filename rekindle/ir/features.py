@@ -1,9 +1,9 @@
 """What a pipeline asks of a platform: the features of KFP that it uses, each with its
 place in the IR.
 
-The names are those of the rows of `catalog/features.yaml`, which says of each platform
-whether it carries the feature natively, whether rekindle emulates it there, or why it is
-refused."""
+The names are those of the rows of `catalog/features.yaml`. A platform's own
+`features.yaml` says whether the platform carries a feature natively, whether rekindle
+emulates it there, or why it is refused; platforms/feature_checks.py compares the two."""
 
 import dataclasses
 import re
@@ -20,21 +20,31 @@ from rekindle.ir.placeholders import (
     templates,
 )
 
+# The image of steps that KFP's driver does itself on its cluster (kfp-kubernetes)
+_STUBS = "argostub/"
+# AMD, TPUs, slices of a GPU, and GPUs that the clouds have given up
+_OTHER_ACCELERATORS = re.compile(r"/|(?:^|[-_])(?:tpu|(?:k80|p100|p4)$)", re.IGNORECASE)
+
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """A feature, who uses it (the path of a node; "" = the pipeline), and its place in the IR."""
+    """A feature that a node or the pipeline uses."""
 
     feature: str
+    """Its row in `catalog/features.yaml`."""
     path: str
+    """The node that uses it; "" for the pipeline itself."""
     where: str
+    """Its place in the IR."""
 
 
 def uses(graph: ir.Graph, arguments: Mapping[str, Any] | None = None) -> tuple[Use, ...]:
-    """Everything that the pipeline uses, each once, in the order of its nodes. The
-    `arguments` of a run decide what importers import whose URI is an input, and leave out
-    settings whose inputs have no value."""
-    all_uses = [Use(_feature_of_setting(s), "", s.where) for s in graph.settings]
+    """Every use of a feature in the pipeline, each once, in the order of its nodes.
+
+    With the `arguments` of a run more is known: the URI of an importer that reads it from
+    an input, and which settings do not count, because the inputs that they read have no
+    value."""
+    all_uses = [Use(_feature_of_setting(setting), "", setting.where) for setting in graph.settings]
     for name, parameter in graph.inputs.parameters.items():
         where = f"root.inputDefinitions.parameters.{name}.defaultValue"
         default = str(parameter.default)
@@ -43,6 +53,7 @@ def uses(graph: ir.Graph, arguments: Mapping[str, Any] | None = None) -> tuple[U
     if any(not artifact.optional for artifact in graph.inputs.artifacts.values()):
         all_uses.append(Use("artifact_arguments", "", "root.inputDefinitions.artifacts"))
     loops = loop_origins(graph)
+    # without arguments nothing is known of any Dag's inputs
     inputs_of_dags = {} if arguments is None else known_inputs(graph, arguments)
     for node in graph.nodes():
         features = [*_features_of_node(node)]
@@ -62,16 +73,16 @@ def uses(graph: ir.Graph, arguments: Mapping[str, Any] | None = None) -> tuple[U
 def _features_of_importer(
     node: ir.Importer, inputs_of_dags: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[str, str]]:
-    """By where it imports from: a platform mounts its own store only."""
+    """The features of an importer, by the store of its URI: a platform mounts its own only."""
     uri = node.uri.literal
-    waits = uri is None or has_templates(dict(node.metadata))
-    if waits:
+    is_open = uri is None or has_templates(dict(node.metadata))  # until the run
+    if is_open:
         yield "importers_at_run_time", node.where
     elif uri is not None:
         yield _feature_of_uri(uri), node.where
     if node.to_workspace:
         yield "workspace", node.where
-    if waits and inputs_of_dags:
+    if is_open and inputs_of_dags:
         known_uri = _known_uri(node, inputs_of_dags)
         if known_uri is not None:
             yield _feature_of_uri(known_uri), node.where
@@ -83,8 +94,8 @@ def _feature_of_uri(uri: str) -> str:
 
 
 def _known_uri(node: ir.Importer, inputs_of_dags: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The beginning of what an importer that waits for values imports; None where a value
-    is missing before the scheme is known."""
+    """The URI of an importer as far as `inputs_of_dags` tell it, which is enough for its
+    scheme; None where a value is missing before that."""
     values = known_values(node, inputs_of_dags)
     text = ""
     for part in node.uri.parts:
@@ -99,11 +110,12 @@ def _known_uri(node: ir.Importer, inputs_of_dags: Mapping[str, Mapping[str, Any]
 
 
 def _without_absent(step: ir.Step, inputs: Mapping[str, Any]) -> ir.Step:
-    """The step without what hangs on inputs that have no value, which KFP leaves out as
-    well. `inputs` are those of the Dag around it."""
+    """The step without the settings and secrets whose inputs have no value.
+
+    KFP leaves them out, too. `inputs` are the known ones of the Dag around the step."""
 
     def has_no_value(name: object) -> bool:
-        # an input that is not known yet may have one
+        # an input that is missing here is not known yet, and may have a value
         return isinstance(name, str) and name in inputs and inputs[name] is None
 
     def is_absent(value: Any) -> bool:
@@ -129,12 +141,14 @@ def _without_absent(step: ir.Step, inputs: Mapping[str, Any]) -> ir.Step:
 
 
 def _features_of_node(node: ir.Node) -> Iterator[tuple[str, str]]:
-    """Those that every kind of node may use."""
+    """The features that any kind of node may use, with their places."""
     bindings = [*node.parameters.values(), *node.artifacts.values()]
     if node.condition is not None:
         yield "conditions", f"{node.where}.triggerPolicy.condition"
     reads_status = any(isinstance(binding, ir.FinalStatus) for binding in bindings)
     if node.always:
+        # the IR has one trigger for both: `ALL_UPSTREAM_TASKS_COMPLETED`. The task of an
+        # ExitHandler reads how the run ended, or waits for the Dag that kfp names so
         follows_handler = any(name.startswith("exit-handler-") for name in node.after)
         is_exit = reads_status or follows_handler
         yield "exit_handlers" if is_exit else "ignore_upstream_failure", node.where
@@ -174,7 +188,7 @@ def _feature_of_fact(fact: str) -> str:
 
 
 def _features_of_sub_dag(node: ir.SubDag, loops: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
-    """Those of nested pipelines, branches, loops and exit handlers."""
+    """The features of nested pipelines, branches and loops, with their places."""
     results = [*node.dag.parameters.values(), *node.dag.artifacts.values()]
     if any(len(sources) > 1 for sources in results):
         yield "one_of", node.where
@@ -183,6 +197,8 @@ def _features_of_sub_dag(node: ir.SubDag, loops: Mapping[str, Origin]) -> Iterat
     if node.retry.count:
         yield "retries_of_nested", f"{node.where}.retryPolicy"
     if node.loop is None:
+        # kfp makes Dags of these names around what an ExitHandler covers, and around an If
+        # with its Elif and Else; any other is a pipeline of the user's
         if node.condition is None and not node.name.startswith(("exit-handler-", "condition-")):
             yield "nesting", node.where
         return
@@ -200,7 +216,8 @@ def _features_of_sub_dag(node: ir.SubDag, loops: Mapping[str, Origin]) -> Iterat
 
 
 def _features_of_step(step: ir.Step) -> Iterator[tuple[str, str]]:
-    """Those of a container, of how it is run, and of what only some platforms know."""
+    """The features of a container, of how it is run, and those that only some platforms
+    know, with their places."""
     container = step.container
     spread = step.distribution
     if container.image.startswith(_STUBS):
@@ -211,7 +228,8 @@ def _features_of_step(step: ir.Step) -> Iterator[tuple[str, str]]:
         yield "python_components", step.where
     else:
         yield "container_components", step.where
-    is_used = {
+    # a feature is used where its value is true
+    usage = {
         "retries": step.retry.count,
         "retries_of_distributed": step.retry.count and spread,
         "caching": step.cache,
@@ -222,16 +240,13 @@ def _features_of_step(step: ir.Step) -> Iterator[tuple[str, str]]:
         "machines": spread and spread.machine,
         "spot": spread and spread.spot,
     }
-    features = [feature for feature, used in is_used.items() if used]
+    features = [feature for feature, used in usage.items() if used]
     for feature in (*features, *_features_of_container(container)):
         yield feature, step.where
     if step.secrets:
         yield "secrets", step.secrets[0].where
     for setting in step.settings:
         yield _feature_of_setting(setting), setting.where
-
-
-_STUBS = "argostub/"  # kfp-kubernetes: what KFP's driver does itself in place of a container
 
 
 def _features_of_container(container: ir.Container) -> Iterator[str]:
@@ -258,10 +273,6 @@ def _features_of_container(container: ir.Container) -> Iterator[str]:
         yield _feature_of_fact(fact)
 
 
-# AMD, TPUs, slices of a GPU, and GPUs that the clouds have given up
-_OTHER_ACCELERATORS = re.compile(r"/|(?:^|[-_])(?:tpu|(?:k80|p100|p4)$)", re.IGNORECASE)
-
-
 def _feature_of_setting(setting: ir.Setting) -> str:
-    """KFP's own name, where it says enough."""
+    """The feature of a setting: KFP's own name of it, but for one that says too little."""
     return "task_config" if setting.name == "taskConfigPassthroughs" else setting.name

@@ -15,6 +15,7 @@ from typing import Any
 from rekindle.errors import UnsupportedError
 
 _PLACEHOLDER = re.compile(r"\{\{\$(.*?)\}\}", re.DOTALL)
+# `.inputs.artifacts['model'].metadata['framework']`, of which `field` and `key` may be missing
 _PORT = re.compile(
     r"""\.(?P<side>inputs|outputs)\.(?P<kind>parameters|artifacts)\[(?P<quote>'{1,2}|")(?P<name>[^'"\]]+)(?P=quote)\]
         (?:\.(?P<field>path|uri|metadata|output_file)(?:\['(?P<key>[^'\]]+)'\])?)?""",
@@ -41,6 +42,7 @@ PLATFORM_FACTS = (
     "json_escape[1]",  # ExecutorInput inside a text that is JSON itself
     "workspace_path",
 )
+# which fields a port may be asked for; None: the value itself
 _FIELDS = {
     ("inputs", "parameters"): (None,),
     ("inputs", "artifacts"): (None, "path", "uri", "metadata"),
@@ -51,10 +53,11 @@ _FIELDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """Something known only at run time: `("inputs", "parameters", "x")`, `("run",
-    "pipeline_job_name")`, ..."""
+    """Something known only at run time."""
 
     path: tuple[str, ...]
+    """Where the shim finds it: `("inputs", "parameters", "x")`, `("outputs", "artifacts",
+    "model", "path")`, `("run", "pipeline_job_name")`, ..."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Template:
 
     @property
     def literal(self) -> str | None:
-        """The text, where nothing in it waits for a value."""
+        """The text; None where a value is missing in it until the run."""
         if any(isinstance(part, Reference) for part in self.parts):
             return None
         return "".join(map(str, self.parts))
@@ -80,7 +83,8 @@ class Concat:
 
 @dataclasses.dataclass(frozen=True)
 class IfPresent:
-    """`then` if the input has a value, else `otherwise`: each none, one or several arguments."""
+    """Stands for the arguments in `then` if the input has a value, else for those in
+    `otherwise`; either may be empty."""
 
     input: str
     then: "tuple[Argument, ...]"
@@ -113,8 +117,10 @@ def parse_argument(text: str, where: str) -> Argument:
 
 
 def parse_value(value: Any, where: str) -> Any:
-    """A constant whose texts with placeholders, of its own step's parameters and facts of
-    the run only, are Templates."""
+    """`value` with a Template in place of each text that has placeholders.
+
+    UnsupportedError at `where` for placeholders of anything but parameters of the same
+    step and facts of the run."""
 
     def parsed(leaf: Any) -> Any:
         if not isinstance(leaf, str):
@@ -130,7 +136,9 @@ def parse_value(value: Any, where: str) -> Any:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """`value` with `change` of all that stands in its lists and mappings; tuples become lists."""
+    """A copy of `value` with `change` applied to every leaf of its lists and mappings.
+
+    Tuples become lists."""
     if isinstance(value, list | tuple):
         return [mapped(item, change) for item in value]
     if isinstance(value, Mapping):
@@ -139,12 +147,12 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def filled(value: Any, fill: Callable[[Template], Any]) -> Any:
-    """`value` with what `fill` makes of every Template in it."""
+    """A copy of `value` with every Template in it replaced by what `fill` returns for it."""
     return mapped(value, lambda leaf: fill(leaf) if isinstance(leaf, Template) else leaf)
 
 
 def has_templates(value: Any) -> bool:
-    """Is there a Template anywhere in `value`?"""
+    """Whether there is a Template anywhere in `value`."""
     return any(True for _ in templates(value))
 
 
@@ -160,7 +168,7 @@ def templates(value: Any) -> Iterator[Template]:
 
 
 def references(argument: Argument) -> Iterator[tuple[str, ...]]:
-    """Every reference in an argument, as paths; IfPresent's name is an input of either kind."""
+    """The path of every reference in an argument."""
     match argument:
         case Template(parts):
             yield from (part.path for part in parts if isinstance(part, Reference))
@@ -168,7 +176,7 @@ def references(argument: Argument) -> Iterator[tuple[str, ...]]:
             for item in items:
                 yield from references(item)
         case IfPresent(name, then, otherwise):
-            yield ("inputs", "any", name)
+            yield ("inputs", "any", name)  # IfPresent does not say which kind of input
             for item in (*then, *otherwise):
                 yield from references(item)
 
@@ -197,6 +205,7 @@ def _lowered_part(part: str | Reference) -> Any:
 
 
 def _reference(body: str, where: str) -> Reference:
+    """What a placeholder stands for; `body` is what it has between `{{$` and `}}`."""
     if body == "":
         return Reference(("executor_input",))
     if body in (".outputs.output_file", ".outputMetadataUri"):
@@ -206,7 +215,7 @@ def _reference(body: str, where: str) -> Reference:
     match = _PORT.fullmatch(body)
     if match and match["field"] in _FIELDS[match["side"], match["kind"]]:
         fields = [match["field"], match["key"]]
-        # an output parameter is read back from its file: the name alone says which
+        # of an output parameter only the file can be asked for: its name says enough
         path = [field for field in fields if field and field != "output_file"]
         if match["key"] is None or match["field"] == "metadata":
             return Reference((match["side"], match["kind"], match["name"], *path))
@@ -217,6 +226,9 @@ def _reference(body: str, where: str) -> Reference:
 
 
 def _structure(node: Any, where: str) -> Argument:
+    """An argument from the JSON of a Concat or IfPresent, at any depth.
+
+    Keys that KFP does not write are refused, because they would be dropped otherwise."""
     match node:
         case str():
             return parse(node, where)
@@ -230,5 +242,6 @@ def _structure(node: Any, where: str) -> Argument:
 
 
 def _several(node: Any, where: str) -> tuple[Argument, ...]:
+    """The arguments of a branch of IfPresent, which has one or a list of them."""
     items = node if isinstance(node, list) else [node]
     return tuple(_structure(item, where) for item in items)

@@ -18,8 +18,8 @@ so that a node that was killed, rank 0's included, may be started again and join
 restart.
 
 A peer that does not know the secret is dropped after 10 s, or when 64 newer ones wait,
-and changes nothing. What authentic nodes may ask has bounds too: a place of the job's
-own, the next restart."""
+and changes nothing. What authentic nodes may ask for is bounded, too: a node rank that the
+job has, and the next restart."""
 
 import contextlib
 import dataclasses
@@ -43,11 +43,11 @@ log = logging.getLogger(__name__)
 
 Message: TypeAlias = dict[str, Any]
 
-SETTLE_SECONDS = 60.0  # for the nodes to end after the first of them has
+SETTLE_SECONDS = 60.0  # from the end of the first node's ranks to that of all others'
 _PURPOSE = "nodes"
 _LOST_SECONDS = 25  # without an answer to probes or data, until the kernel gives up
 _ANSWER_SECONDS = 5.0
-_MOST_WARNINGS = 20  # a stranger must not fill the log
+_MOST_WARNINGS = 20  # peers outside of the job must not be able to fill the log
 
 
 class Disconnected(Exception):
@@ -63,7 +63,8 @@ class Connection:
         self._has_ended = False
         self.seal = Seal(secret, _PURPOSE, accepts)
         self.since = time.monotonic()
-        # a machine that is gone closes nothing: probes find out, and unanswered data too
+        # a machine that is gone closes no connection: the kernel notices by probes, and by
+        # data that stay unanswered
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
@@ -79,8 +80,9 @@ class Connection:
         connection.setblocking(False)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message; raises Disconnected. They are small: the kernel takes them at
-        once."""
+        """Send a message; raises Disconnected.
+
+        The socket does not block, and messages are small enough for the kernel's buffer."""
         content = json.dumps({"kind": kind, **fields}).encode()
         if len(content) > tunnel.LONGEST_FRAME:
             raise Disconnected
@@ -90,8 +92,10 @@ class Connection:
             raise Disconnected from error
 
     def receive(self) -> list[Message]:
-        """The messages that have arrived. Raises Disconnected after the last of them,
-        NotAuthenticError."""
+        """The messages that have arrived, without waiting for more.
+
+        Raises Disconnected once the other end is gone and its last messages have been
+        returned; NotAuthenticError for what the job's secret did not make."""
         if self._has_ended:
             raise Disconnected
         contents: list[bytes] = []
@@ -101,7 +105,7 @@ class Connection:
             self._has_ended = True
         except BlockingIOError:  # no more for now
             pass
-        except OSError:  # what came before it counts, so the next call says so
+        except OSError:  # messages from before it count: the next call raises Disconnected
             self._has_ended = True
         try:
             return [{"kind": "", **json.loads(content)} for content in contents]
@@ -113,11 +117,12 @@ class Connection:
 
 
 def judge(reports: Mapping[int, Report]) -> Report:
-    """The verdict that the reports of all nodes come to."""
+    """The one report that the reports of all nodes, by node rank, amount to."""
     endings = {report.ending for report in reports.values()}
     expired = any(report.expired for report in reports.values())
     asked = any(report.asked for report in reports.values())
-    # rank 0 says it once all is written; what became of the others then does not matter
+    # rank 0 reports "done" once everything is written: however other ranks ended after
+    # that, nothing is lost. A script that writes no status ends "quiet" on every node
     if "done" in endings or endings == {"quiet"}:
         return Report("done")
     if "preempted" in endings:
@@ -127,7 +132,10 @@ def judge(reports: Mapping[int, Report]) -> Report:
 
 
 class Coordinator(threading.Thread):
-    """The listening side, in a thread of node rank 0's supervisor."""
+    """The listening side, in a thread of node rank 0's supervisor.
+
+    Nodes are in `joined` while they wait for a restart, and in `at_work` while their ranks
+    run. A restart begins when no node is at work and all have joined."""
 
     def __init__(self, place: Rendezvous, most_restarts: int) -> None:
         super().__init__(name="coordinator", daemon=True)
@@ -138,15 +146,15 @@ class Coordinator(threading.Thread):
         self.server = socket.create_server((self.host, place.port), reuse_port=False)
         self.server.setblocking(False)
         self.selector.register(self.server, selectors.EVENT_READ)
-        self.store: socket.socket  # where torch's listens on loopback in this restart
-        self.way = contextlib.ExitStack()  # to that store
-        self.unproven: dict[Connection, None] = {}  # the oldest first
+        self.store: socket.socket  # at which torch's store listens on loopback, in this restart
+        self.way = contextlib.ExitStack()  # closes that socket, and the tunnel to it
+        self.unproven: dict[Connection, None] = {}  # no authentic message yet; the oldest first
         self.refused = 0
-        self.joined: dict[int, Connection] = {}  # ready for the next restart
-        self.at_work: dict[int, Connection] = {}
-        self.reports: dict[int, Report] = {}
+        self.joined: dict[int, Connection] = {}  # by node rank
+        self.at_work: dict[int, Connection] = {}  # by node rank
+        self.reports: dict[int, Report] = {}  # of this restart, by node rank
         self.next_restart = 0
-        self.halt_at: float | None = None
+        self.halt_at: float | None = None  # when nodes that have not reported are halted
         self.ended = False
 
     def run(self) -> None:
@@ -181,7 +189,7 @@ class Coordinator(threading.Thread):
 
     def _read(self, line: Connection) -> None:
         if line.socket.fileno() < 0:
-            return  # it made room for a newer one
+            return  # it was dropped, to make room for a newer one, after `select` returned
         try:
             for message in line.receive():
                 self.unproven.pop(line, None)
@@ -205,7 +213,8 @@ class Coordinator(threading.Thread):
             raise TypeError(f"node {node!r} asks for restart {restart!r}")
         if message["nodes"] != self.place.nodes or not 0 <= node < self.place.nodes:
             raise ValueError(f"node {node} of {message['nodes']}; here are {self.place.nodes}")
-        # only a coordinator that has started nothing yet is behind its nodes
+        # nodes are ahead of a coordinator only if that was started again, alone, and has
+        # started nothing yet; it takes any restart that the job may reach
         last_restart = self.most_restarts
         if self.next_restart:
             last_restart = self.next_restart + 1
@@ -215,7 +224,7 @@ class Coordinator(threading.Thread):
             )
         for lines in (self.joined, self.at_work):
             if node in lines and lines[node] is not line:
-                self._drop(lines[node])  # it was restarted before we noticed
+                self._drop(lines[node])  # the node was started again before its end was noticed
         self.joined[node] = line
         self.next_restart = max(self.next_restart, restart)
         self._start_if_complete()
@@ -235,8 +244,8 @@ class Coordinator(threading.Thread):
         self.next_restart += 1
 
     def _open_way(self, restart: int) -> int:
-        """Open the way to the store of a restart, and close that of the one before; its
-        port."""
+        """Open the socket of a restart's store and the tunnel to it, and close those of the
+        restart before; returns the port of the tunnel."""
         self.way.close()
         self.store = socket.create_server(("127.0.0.1", 0), backlog=tunnel.BACKLOG)
         self.way.enter_context(self.store)
@@ -247,6 +256,8 @@ class Coordinator(threading.Thread):
 
     def _take_report(self, node: int, report: Report) -> None:
         self.reports[node] = report
+        # ranks elsewhere may wait for the lost ones for ever, while after another end they
+        # get the time to end, too
         if report.ending == "lost":
             self._halt(Halt(stacks=report.hung))
         elif self.halt_at is None:
@@ -259,7 +270,7 @@ class Coordinator(threading.Thread):
             self._start_if_complete()
 
     def _halt(self, halt: Halt) -> None:
-        """Have the nodes end that have not reported yet."""
+        """Tell the nodes that have not reported yet to end their ranks."""
         self.halt_at = None
         lines = {node: line for node, line in self.at_work.items() if node not in self.reports}
         self._tell(lines, "halt", stacks=halt.stacks)
@@ -286,6 +297,7 @@ class Coordinator(threading.Thread):
 
 
 def _node_gone(place: Rendezvous, node: int) -> Cause:
+    """The cause where a node's connection closed before it reported."""
     first_rank = node * place.ranks_per_node
     ranks = f"{first_rank}"
     if place.ranks_per_node > 1:
@@ -303,8 +315,9 @@ def _node_of(lines: Mapping[int, Connection], line: Connection) -> int | None:
 
 
 class Member:
-    """This node's end: `meet`, then `poll` while the ranks run, then `settle`; and so for
-    each restart."""
+    """This node's side of the connection to the coordinator.
+
+    For each restart call `meet`, then `poll` while the ranks run, then `settle`."""
 
     def __init__(
         self, place: Rendezvous, stopped: Callable[[], bool], coordinator: Coordinator | None = None
@@ -312,23 +325,25 @@ class Member:
         self.place = place
         self.stopped = stopped
         self.coordinator = coordinator
-        self.way = contextlib.ExitStack()  # to the store of node rank 0
-        self.line: Connection | None = None
-        self.messages: list[Message] = []  # of this restart, since the ranks run
+        self.way = contextlib.ExitStack()  # closes the tunnel to the store of node rank 0
+        self.line: Connection | None = None  # None: the coordinator is lost, or not found yet
+        self.messages: list[Message] = []  # that came since the ranks of this restart run
 
     def close(self) -> None:
         self._hang_up()
         self.way.close()
 
     def meet(self, restart: int) -> GroupStart:
-        """Wait for all nodes, and return the restart that they begin now; PreemptedError
-        where they do not, or a stop."""
+        """Wait for all nodes, and return the start of the restart that they begin now.
+
+        PreemptedError where some do not come within `patience_seconds`, or at a stop."""
         self.messages = []
         patience_seconds = self.place.patience_seconds
         deadline = time.monotonic() + patience_seconds
-        missing: list[int] = [0]  # until the coordinator says more
+        missing: list[int] = [0]  # node rank 0, as long as its coordinator has not answered
         joined_line: Connection | None = None
         while time.monotonic() < deadline and not self.stopped():
+            # also on a connection that replaces a lost one
             if self.line is None or joined_line is not self.line:
                 joined_line = self._join(restart)
             for message in self._receive():
@@ -346,8 +361,8 @@ class Member:
         raise PreemptedError(what, where=f"{self.place.address}:{self.place.port}", fix=fix)
 
     def _start(self, restart: int, port: int) -> GroupStart:
-        """The start of a restart: how the ranks of this node reach the store, whose exit
-        listens on `port` of node 0."""
+        """The start of a restart: where on loopback the ranks of this node reach torch's
+        store. On other nodes than 0 a tunnel leads to `port` of node 0."""
         if self.coordinator is not None:
             store = self.coordinator.store
             return GroupStart(restart, store.getsockname()[1], store)
@@ -358,17 +373,19 @@ class Member:
         return GroupStart(restart, end.port)
 
     def poll(self) -> Halt | None:
-        """Whether our ranks have to end because others did."""
+        """A Halt where the ranks of this node have to end because others did."""
         self.messages += self._receive()
         for message in self.messages:
             if message["kind"] == "halt":
                 return Halt(stacks=message["stacks"])
-        if self.line is None:  # without the coordinator the ranks have to end
+        if self.line is None:  # without a coordinator no verdict could be made about them
             return Halt()
         return None
 
     def settle(self, report: Report) -> Report:
-        """Report how our ranks ended, and return the verdict of all nodes."""
+        """Report how the ranks of this node ended, and return the verdict of all nodes.
+
+        Without a coordinator it is that node rank 0 was lost."""
         with contextlib.suppress(Disconnected):
             if self.line is not None:
                 self.line.send("report", report=dataclasses.asdict(report))
@@ -383,7 +400,8 @@ class Member:
         return Report("lost", _node_gone(self.place, 0), report.expired, report.asked)
 
     def _join(self, restart: int) -> Connection | None:
-        """Say that we are ready, and return the connection; None where there is none."""
+        """Tell the coordinator that this node is ready; returns the connection to it, None
+        where it cannot be reached."""
         place = self.place
         try:
             if self.line is None:

@@ -34,10 +34,12 @@ from rekindle.spec.model import TrainSpec
 
 log = logging.getLogger(__name__)
 
-_NETWORK = ("NCCL_", "FI_", "GLOO_")
+# variables that the log shows: what NCCL, libfabric and gloo read
+_NETWORK_PREFIXES = ("NCCL_", "FI_", "GLOO_")
 PROFILE = "REKINDLE_NCCL_PROFILE"
-_ITS_OWN = ("NCCL_", "CUDA_", "LD_LIBRARY_PATH")
-_PATIENCE_SECONDS = 60.0
+# variables that are taken over from the script of PROFILE
+_PROFILE_PREFIXES = ("NCCL_", "CUDA_", "LD_LIBRARY_PATH")
+_PROFILE_SECONDS = 60.0
 _RESUMES = "the same command resumes"
 
 
@@ -50,12 +52,15 @@ def torchrun(
     environment: Mapping[str, str] | None = None,
     on_poll: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run `script` on the ranks of this node until it is done, on all nodes. `train` says
-    how patient to be; with an `entrypoint` the script knows nothing of `status` and is
-    done when torchrun exits with 0. `status` is a folder of this attempt and node, in
-    which ranks leave heartbeats and last words, and rank 0 `status.json`. `on_poll` is
-    called some times a second. Raises PreemptedError after a SIGTERM, or if other nodes
-    did not come; StepError, which names the first rank at fault and its cause."""
+    """Run `script` on the ranks of this node; return once it is done on all nodes.
+
+    `train` has the limits of time and of restarts. `status` is a folder of this attempt
+    and node: ranks write heartbeats and last words there, rank 0 also `status.json`. A
+    script of `train.entrypoint` knows nothing of that folder, and is done when torchrun
+    exits with 0. `on_poll` is called some times a second.
+
+    Raises PreemptedError after a SIGTERM, or if other nodes did not come; StepError, which
+    names the first rank at fault and its cause."""
     own_rendezvous = rendezvous or Rendezvous.current()
     if train.launcher == "mpirun" and shutil.which("mpirun") is None:
         raise StepError(
@@ -69,7 +74,7 @@ def torchrun(
     variables: dict[str, str] = {}
     profile = ""
     if own_rendezvous.nodes > 1:
-        variables, profile = profiled(os.environ)
+        variables, profile = variables_of_profile(os.environ)
     if train.deterministic:
         # before CUDA and NCCL start: cuBLAS with workspaces of its own
         # (docs.nvidia.com/cuda/cublas on reproducible results), and sums along rings,
@@ -77,19 +82,21 @@ def torchrun(
         # Megatron-LM's `--deterministic-mode`, NVIDIA/Megatron-LM#5718)
         variables |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
     group = WorkerGroup(script, train, status, own_rendezvous, {**variables, **(environment or {})})
-    with on_signal(group.stop), _other_nodes(group) as team:
+    with on_signal(group.stop), _membership(group) as member:
         restart = 0
         starved_at = None  # the step in which the kernel killed a rank for its memory
         while True:
-            start = team.meet(restart) if team else GroupStart(restart)
+            start = member.meet(restart) if member else GroupStart(restart)
+            # the coordinator's count: a node that was started again alone asked for 0
             restart = start.restart
-            if team and restart == 0:
+            if member and restart == 0:
                 in_effect = {**os.environ, **own_rendezvous.network(), **variables}
                 emit("notice", text=_network_line(in_effect, profile))
-            report = group.run(start, lambda: _poll(team, on_poll))
-            verdict = team.settle(report) if team else judge({0: report})
+            report = group.run(start, lambda: _poll(member, on_poll))
+            verdict = member.settle(report) if member else judge({0: report})
             if verdict.ending == "done":
                 return
+            # ranks that were preempted, or told to stop, have no cause
             cause = verdict.cause or Cause("followed", 0, 0.0, "")
             _raise_unless_restartable(verdict, cause, train)
             if cause.starved_at is not None and cause.starved_at == starved_at:
@@ -106,7 +113,7 @@ def torchrun(
 
 def _too_many_restarts(cause: Cause, restarts: int) -> StepError:
     fix = f"{cause.fix}; the same command resumes from the last checkpoint"
-    if cause.kind != "ended":  # by a script itself, which no machine is to blame for
+    if cause.kind != "ended":  # a script that ended itself would do so on any machine
         fix += ". Raise train.max_restarts if machines are this unstable"
     return StepError(f"{cause.what}; after {restarts} restarts", where=cause.where, fix=fix)
 
@@ -123,9 +130,9 @@ def _check_loopback() -> None:
         raise StepError(message, where="127.0.0.1", fix=fix) from error
 
 
-def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """The unset variables that the script of REKINDLE_NCCL_PROFILE sets, and a line about
-    it; StepError if it fails."""
+def variables_of_profile(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """The variables that the script of REKINDLE_NCCL_PROFILE adds to the environment, and
+    a line about them for the log; StepError if the script fails."""
     script, *needed_files = environment.get(PROFILE, "").split(":")
     if not script:
         return {}, ""
@@ -133,11 +140,10 @@ def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
     if missing:
         return {}, f"no GPUDirect between nodes: {', '.join(missing)} is not in this container"
     before = {"LD_LIBRARY_PATH": "", **environment}  # which the script extends
+    # stdout has the environment and nothing else: what the script prints goes to stderr
     command = ["bash", "-c", 'set -a; . "$0" >&2 && exec env -0', script]
     try:
-        process = subprocess.run(
-            command, env=before, capture_output=True, timeout=_PATIENCE_SECONDS
-        )
+        process = subprocess.run(command, env=before, capture_output=True, timeout=_PROFILE_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _failed_profile(script, error) from error
     if process.returncode:
@@ -146,8 +152,8 @@ def profiled(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
     for line in process.stdout.decode(errors="replace").split("\0"):
         name, _, value = line.partition("=")
         # what the user set stays, but for the path, to which the script adds
-        is_free = name == "LD_LIBRARY_PATH" or name not in environment
-        if name.startswith(_ITS_OWN) and is_free and before.get(name) != value:
+        may_change = name == "LD_LIBRARY_PATH" or name not in environment
+        if name.startswith(_PROFILE_PREFIXES) and may_change and before.get(name) != value:
             variables[name] = value
     return variables, f"NCCL as {script} says"
 
@@ -162,15 +168,17 @@ def _network_line(environment: Mapping[str, str], profile: str) -> str:
     """What NCCL, libfabric and gloo are told about the network, for the log."""
     variables = []
     for name, value in sorted(environment.items()):
-        if name.startswith(_NETWORK):
+        if name.startswith(_NETWORK_PREFIXES):
             variables.append(f"{name}={value}")
     line = f"network: {', '.join(variables) or 'nothing set, NCCL chooses'}"
     return f"{line}; {profile}" if profile else line
 
 
 @contextlib.contextmanager
-def _other_nodes(group: WorkerGroup) -> Iterator[Member | None]:
-    """The other nodes; None where there are none."""
+def _membership(group: WorkerGroup) -> Iterator[Member | None]:
+    """This node's connection to the other nodes; None where there is one node.
+
+    Node rank 0 also runs the coordinator meanwhile."""
     own_rendezvous = group.place
     if own_rendezvous.nodes == 1:
         yield None
@@ -193,14 +201,16 @@ def _other_nodes(group: WorkerGroup) -> Iterator[Member | None]:
         yield ends.enter_context(contextlib.closing(member))
 
 
-def _poll(team: Member | None, on_poll: Callable[[], None]) -> Halt | None:
+def _poll(member: Member | None, on_poll: Callable[[], None]) -> Halt | None:
+    """What other nodes want of this one while its ranks run."""
     on_poll()
-    return team.poll() if team else None
+    return member.poll() if member else None
 
 
 def _raise_unless_restartable(verdict: Report, cause: Cause, train: TrainSpec) -> None:
-    """Raise what the verdict comes to, unless a restart may help."""
-    if cause.kind == "raised":  # a restart would end so, too
+    """Raise the error that the verdict amounts to, unless a restart may help."""
+    # a restart would raise it again, whatever else was asked meanwhile
+    if cause.kind == "raised":
         raise StepError(cause.what, where=cause.where, fix=cause.fix)
     if verdict.expired:
         saved = "the state was saved" if verdict.ending == "preempted" else "what was saved is kept"

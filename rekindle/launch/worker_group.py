@@ -4,9 +4,9 @@ their end.
 Decides when ranks are given up: after an error or a death the others get a little time to
 say what they saw and are then killed, because a collective may wait for a dead peer for
 ever; a rank without a heartbeat for `train.hang_seconds` makes all write down their
-stacks first. What a rank warms up with, saves or finishes may take three times as long,
-and at least two minutes. A start may take as long as it likes while one rank of the node
-sends a heartbeat every `train.start_seconds`."""
+stacks first. Warming up, saving and finishing may take three times as long, and at least
+two minutes. A start may take any time, as long as one rank of the node sends a heartbeat
+every `train.start_seconds`."""
 
 import contextlib
 import dataclasses
@@ -36,28 +36,29 @@ log = logging.getLogger(__name__)
 
 Agent: TypeAlias = "subprocess.Popen[bytes] | fork_server.Forked"
 POLL_SECONDS = 0.2
-PEER_SECONDS = 15.0  # for the peers of a lost rank to notice by themselves
+PEER_SECONDS = 15.0  # for the peers of a lost rank to notice it and end by themselves
 OVERTIME_SECONDS = 15.0  # beyond the grace period, until ranks that do not stop are killed
 STACKS_SECONDS = 3.0
 SLOW_PHASES = ("start", "warm-up", "save", "finish")
 SLOW_FACTOR = 3
 SLOW_SECONDS = 120.0
 
-# done, preempted: rank 0 said so. quiet: ranks ended well that cannot say so, on another
-# node than rank 0's or in a script that knows nothing of us.
+# done, preempted: rank 0 wrote so. quiet: the ranks ended with exit code 0 and write no
+# status, on another node than rank 0's or in a script that knows nothing of rekindle.
 Ending = Literal["done", "preempted", "quiet", "lost"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """How the ranks of one node ended: the `cause` of a loss as far as this node knows,
-    whether its time was `expired` (train.max_hours), and whether it was `asked` to
-    stop."""
+    """How the ranks of one node ended."""
 
     ending: Ending
     cause: Cause | None = None
+    """Why they were lost, as far as this node knows."""
     expired: bool = False
+    """Whether `train.max_hours` were over."""
     asked: bool = False
+    """Whether they had been asked to stop."""
 
     @property
     def hung(self) -> bool:
@@ -76,23 +77,28 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Halt:
-    """Another node wants this one to end; with `stacks` written down first."""
+    """Another node's request to end the ranks of this one; `stacks`: to write down their
+    stacks first."""
 
     stacks: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupStart:
-    """The `restart` that begins, and where on loopback ranks of several nodes reach
-    torch's store; on node rank 0 the socket at which it is to listen."""
+    """What the ranks of a node are started with."""
 
     restart: int
+    """The number of the restart; 0 is the first start."""
     port: int = 0
+    """The port on loopback by which ranks of several nodes reach torch's store."""
     store: socket.socket | None = None
+    """On node rank 0 of several, the socket at which that store is to listen."""
 
 
 class WorkerGroup:
-    """The ranks of this node. `run` is one life; `stop` may be called from a signal
+    """The ranks of this node, from one restart to the next.
+
+    `run` starts them once and waits for their end; `stop` may be called from a signal
     handler."""
 
     def __init__(
@@ -107,13 +113,14 @@ class WorkerGroup:
         self.train = train
         self.status = status
         self.place = rendezvous
-        # one thread a rank, as torchrun sets it for several: they share the cores
+        # one thread for each rank, because ranks share the cores: torchrun sets the same if
+        # it starts several
         self.environment = {"OMP_NUM_THREADS": "1", **os.environ, **rendezvous.network()}
         self.environment |= {**environment, LAUNCHER: str(os.getpid())}
         self.gpus = has_gpu()
         if self.gpus:
             self.environment |= allocator(self.environment)
-        self.foreign = train.entrypoint is not None
+        self.foreign = train.entrypoint is not None  # a script that writes no heartbeats
         self.began = time.monotonic()
         self.agent: Agent | None = None
         self.stopped_at: float | None = None
@@ -126,12 +133,14 @@ class WorkerGroup:
             self.agent.send_signal(signal.SIGTERM)
 
     def run(self, start: GroupStart, on_poll: Callable[[], Halt | None]) -> Report:
-        """One life; `on_poll` is called some times a second and may end it."""
+        """Start the ranks, and return how they ended.
+
+        `on_poll` is called some times a second; the ranks are ended if it returns a Halt."""
         self.status.mkdir(parents=True, exist_ok=True)
         (self.status / "status.json").unlink(missing_ok=True)
         heartbeats.clear(self.status)
         with contextlib.closing(_Attempt(self, start)) as attempt:
-            if self.stopped_at is not None:  # before there was a torchrun to tell
+            if self.stopped_at is not None:  # `stop` was called before torchrun was started
                 self.stop()
             attempt.watch(on_poll)
             end_marked(attempt.mark)
@@ -139,14 +148,14 @@ class WorkerGroup:
 
 
 class _Attempt:
-    """One life of a worker group: its agent, from its start to `close`."""
+    """One start of a worker group: its agent, from its start to `close`."""
 
     def __init__(self, group: WorkerGroup, start: GroupStart) -> None:
         self.group = group
         self.restart = start.restart
         self.status = group.status
         self.mark = uuid.uuid4().hex
-        # on this machine's own disk: the other may be full, or hold no pipes
+        # on this machine's own disk: that of `status` may be full, or take no named pipes
         self.scratch = tempfile.TemporaryDirectory(prefix="rekindle-")
         self.exits = Path(self.scratch.name) / "exits.jsonl"
         self.began = time.monotonic()
@@ -159,14 +168,15 @@ class _Attempt:
         handles = [process.moved(reading)]
         if start.store:
             handles.append(process.moved(start.store.detach()))
-        module = ""  # whose `main` ranks are, as forks
+        module = ""  # ranks may be forks that call its `main`
         if group.script[0] == "-m" and not group.foreign and group.train.launcher != "mpirun":
             module = group.script[1]
         command = self._command(start, handles, module)
         env = {**group.environment, **self._environment()}
         try:
             agent: Agent | None = fork_agent(command, env, handles) if module else None
-            # in a session of its own: a signal to our process group leaves it to tidy up
+            # in a session of its own, which signals to this process's group do not reach: it
+            # has to outlive them, to end its ranks
             self.agent = agent or subprocess.Popen(
                 [sys.executable, "-P", "-m", *command],
                 env=env,
@@ -202,14 +212,16 @@ class _Attempt:
         """The variables of this attempt."""
         group = self.group
         variables = {MARK: self.mark, "REKINDLE_RESTART": str(self.restart), **CONSTANT}
-        if group.gpus:  # NCCL's record of the last collectives, on a timeout and when we ask for it
+        # NCCL writes its record of the last collectives on a timeout, and when it is asked to
+        if group.gpus:
             variables |= {
                 "TORCH_FR_BUFFER_SIZE": "2000",
                 "TORCH_FR_DUMP_TEMP_FILE": str(self.status / "flight-recorder-"),
                 "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
                 "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{self.scratch.name}/",
             }
-        if group.foreign:  # it may import what lies beside the config, where ours must not look
+        # a script of the user's may import modules beside its config; rekindle must not
+        if group.foreign:
             del variables["PYTHONSAFEPATH"]
         elif group.place.nodes == 1:
             variables[meeting.FILE] = f"{self.scratch.name}/store"
@@ -218,14 +230,14 @@ class _Attempt:
         return variables
 
     def close(self) -> None:
-        """Leave nothing running, and nothing on this machine's disk."""
+        """End all processes of this start, and remove its files from this machine's disk."""
         end_marked(self.mark)
         self.agent.wait()
         os.close(self.lifeline)
         self.scratch.cleanup()
 
     def watch(self, on_poll: Callable[[], Halt | None]) -> None:
-        """Until torchrun has ended."""
+        """Wait until torchrun has ended; kill the ranks when they have to be given up."""
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.agent.wait(POLL_SECONDS)
@@ -256,16 +268,16 @@ class _Attempt:
             if halt.stacks:
                 self._write_stacks(beats)
             return True
-        # all was said, and the ranks need only leave; or one of them has failed or died
+        # the training has ended, and the ranks have only to exit; or one has failed or died
         if self._status() or any(beat.words or not is_running(beat.pid) for beat in beats):
             self.ending_at = self.ending_at or now
             return now - self.ending_at > PEER_SECONDS
         return self._hangs(beats)
 
     def _hangs(self, beats: Sequence[Heartbeat]) -> bool:
-        """Whether a rank has no heartbeat for too long; then all stacks are written
+        """Whether a rank has had no heartbeat for too long; if so, all stacks are written
         down."""
-        if self.group.foreign:  # which sends none
+        if self.group.foreign:
             return False
         all_beats = list(beats)
         started_ranks = {beat.rank for beat in beats}
@@ -274,7 +286,8 @@ class _Attempt:
                 all_beats.append(Heartbeat(rank, 0, 0, self.began, 0, "start", 0, None))
         late = [beat for beat in all_beats if beat.age > self._patience_seconds(beat)]
         if any(beat.phase == "start" and beat not in late for beat in all_beats):
-            # one is at work, and the others wait for it: in a collective no rank beats
+            # one rank is still starting, and others may wait for it in a collective, in which
+            # no rank sends heartbeats
             late = [beat for beat in late if beat.phase != "start"]
         if late:
             self._write_stacks(all_beats)
@@ -290,16 +303,15 @@ class _Attempt:
         return train.hang_seconds
 
     def _write_stacks(self, beats: Sequence[Heartbeat]) -> None:
-        """Have all ranks write down their stacks, into the log and one file, and see who
-        hangs."""
+        """Write the stacks of all ranks into the log and one file; sets `hung` from them."""
         texts = _stacks(self.status, [beat for beat in beats if beat.pid])
         for rank in sorted(texts):
             log.warning("stacks of rank %d:\n%s", rank, texts[rank])
         path = self.status / f"stacks-{self.restart}.txt"
         with contextlib.suppress(OSError):  # a full disk; the log has them
             path.write_text("".join(f"rank {rank}\n{text}\n" for rank, text in texts.items()))
-        for beat in beats:  # NCCL dumps its record for what is written there
-            with contextlib.suppress(OSError):  # no NCCL in this rank, or no reader
+        for beat in beats:  # NCCL writes its record when it reads something from this pipe
+            with contextlib.suppress(OSError):  # no NCCL in this rank, or it does not read
                 name = f"{self.scratch.name}/{beat.rank}.pipe"
                 pipe = os.open(name, os.O_WRONLY | os.O_NONBLOCK)
                 os.write(pipe, b"1")
@@ -308,12 +320,12 @@ class _Attempt:
         field = "train.start_seconds" if is_start else "train.hang_seconds"
         fix = f"all stacks are in {path}; if it was only slow, raise {field}"
         stacks = {beat.rank: Stack.read(texts.get(beat.rank, ""), beat.thread) for beat in beats}
-        # with those that are about to be late
+        # also ranks that are not late yet: which of them hangs, the stacks tell
         quiet = [beat for beat in beats if beat.age > self._patience_seconds(beat) / 2]
         self.hung = heartbeats.hung_causes(quiet, stacks, fix)
 
     def kill(self) -> None:
-        """End the ranks at once; torchrun then reports and ends by itself."""
+        """Kill the ranks; torchrun then reports how each ended, and ends by itself."""
         self.killed_at = time.monotonic()
         beats = heartbeats.read(self.status)
         dead_ranks = {beat.rank for beat in beats if not is_running(beat.pid)}
@@ -321,7 +333,7 @@ class _Attempt:
         end_marked(self.mark, spared={self.agent.pid})
 
     def report(self) -> Report:
-        """How the ranks ended, once torchrun has."""
+        """How the ranks ended, once torchrun has ended."""
         code = self.agent.wait()
         status = self._status()
         expired = self.group.expired
@@ -353,7 +365,7 @@ class _Attempt:
         return Cause("followed", first_rank, time.time(), message, fix="see the step's log")
 
     def _status(self) -> str:
-        """What rank 0 said that the training came to; "" while it is at work."""
+        """The ending that rank 0 wrote; "" as long as it wrote none."""
         path = self.status / "status.json"
         return str(json.loads(path.read_text())["status"]) if path.exists() else ""
 
@@ -365,13 +377,15 @@ def argv(
     store: Sequence[int] = (),
     is_bound: bool = False,
 ) -> list[str]:
-    """torchrun's arguments for `script` (a path or `-m module`, and its arguments), and
-    for the descriptor at which torch's `store` is to listen. Each rank is bound to the
-    processors and the memory beside its GPU if `is_bound`."""
+    """torchrun's arguments for `script` (a path or `-m module`, and its arguments).
+
+    `store` has the descriptor of the socket at which torch's store is to listen, on node
+    rank 0 of several nodes. Each rank is bound to the processors and the memory beside its
+    GPU if `is_bound`."""
     arguments = [f"--nproc-per-node={place.ranks_per_node}", "--max-restarts=0"]
     if is_bound:
         arguments.append("--numa-binding=node")
-    # by address: a container without a network cannot look its own name up
+    # by address, because a container without a network cannot resolve its own name
     arguments += [f"--nnodes={place.nodes}", "--local-addr=127.0.0.1"]
     arguments += [f"--rdzv-backend={meeting.BACKEND}", f"--rdzv-endpoint=127.0.0.1:{start.port}"]
     if place.nodes > 1:
@@ -396,7 +410,7 @@ def _stacks(status: Path, beats: Sequence[Heartbeat]) -> dict[int, str]:
             path = heartbeats.stacks_path(status, beat.rank)
             if path.exists():
                 texts[beat.rank] = path.read_text()
-        if texts == texts_before and all(texts.values()):  # none is in the middle of it
+        if texts == texts_before and all(texts.values()):  # no rank is writing any more
             break
         time.sleep(POLL_SECONDS)
     return {rank: text for rank, text in texts.items() if text}

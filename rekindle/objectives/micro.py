@@ -40,14 +40,14 @@ class Micro:
     inputs: Tensors
     """The network's own, first dimension B; of joined texts B is 1."""
     labels: torch.Tensor
-    """Of classes int64 [B], of numbers float64 [B]; of tokens and tags int64 [N], what
-    each target has to be answered with."""
+    """The right answers. Of classes int64 [B], of numbers float64 [B], of tokens and tags
+    int64 [N], one for each target."""
     count: torch.Tensor
     """Float64 [1]: the number of targets in the global batch."""
     key: int
-    """Seeds dropout, and stays on the host."""
+    """The seed of dropout, which stays on the host."""
     weights: torch.Tensor | None = None
-    """Of classes and numbers, float64 [B]: 0 for rows that are none."""
+    """Of classes and numbers, float64 [B]: 0 for rows that only fill the micro-batch."""
     targets: torch.Tensor | None = None
     """Int64: of tokens [N], which of the flattened [B * T] are followed by one to
     predict; of tags [N], which are a word's first; of joined texts [texts], where each
@@ -74,9 +74,9 @@ class Chosen:
 
     table: pa.Table
     rows: np.ndarray
-    """The number of each; negative: none."""
+    """The number of each row in its split; negative: the row only fills the micro-batch."""
     slots: np.ndarray
-    """The sequence of each."""
+    """The sequence that each row goes into."""
     length: int
     """Tokens of the longest sequence."""
 
@@ -92,7 +92,9 @@ class Feed:
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, micro: Sequence[Micro]) -> Iterator[Micro]:
-        """Each micro-batch on the device, ready for the current stream."""
+        """Each micro-batch on the device, ready for the current stream.
+
+        The next one is copied while this one is worked on."""
         if self.stream is None:
             yield from map(self._moved, micro)
             return
@@ -111,7 +113,7 @@ class Feed:
             yield moved.with_each(record)
 
     def _copy(self, micro: Micro) -> tuple[Micro, Any]:
-        """A micro-batch on its way, and the event that its copy is there."""
+        """A micro-batch whose copy has begun, and the event of its end."""
         with torch.cuda.stream(self.stream):
             return self._moved(micro), self.stream.record_event()
 
@@ -154,7 +156,7 @@ Ints = npt.NDArray[np.int64]
 ByHead = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 GROUP = 2.0
-"""The longest text of a group over its shortest."""
+"""The most by which a text may be longer than the shortest of its group."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -164,10 +166,10 @@ class TextGroup:
     rows: int
     longest: int
     tokens: int
-    """Of all its texts."""
+    """How many all its texts have together."""
     places: torch.Tensor
-    """Int64 [R * longest]: the token of each padded place, the first of its text where
-    there is none."""
+    """Int64 [R * longest]: the token that goes to each padded place. To padding goes the
+    first token of the text, which the mask hides."""
     back: torch.Tensor
     """Int64 [tokens]: the padded place of each token."""
     mask: torch.Tensor | None
@@ -197,8 +199,10 @@ class TextGroup:
         )
 
     def by_head(self, heads: int) -> ByHead:
-        """Where rows of [tokens * heads] lie in [R * heads * longest], and back; and what
-        is added to scores [R * heads, longest, longest]. Found once for all layers."""
+        """`places` and `back` between [tokens * heads] and [R * heads * longest], and what is
+        added to scores [R * heads, longest, longest] to mask them.
+
+        All layers of a micro-batch share them, so they are kept."""
         if heads not in self._by_head:
             numbers = torch.arange(heads, device=self.places.device)
             places = self.places.view(self.rows, 1, -1) * heads + numbers[:, None]

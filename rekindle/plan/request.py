@@ -1,5 +1,5 @@
 """What a config asks to be trained, as the planner sees it: the model's shape, the length
-of its sequences, what it leaves open. Reads no more than a config.json."""
+of its sequences, and what it leaves to the planner. Of a model it reads config.json only."""
 
 import contextlib
 import dataclasses
@@ -27,23 +27,24 @@ _NAME_A_FOLDER = (
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What a config asks to be trained. `free` names what it leaves to the planner:
-    `layout`, `micro_batch_size`, `activation_checkpointing`. `zero`: by DeepSpeed, with
-    that stage."""
+    """What a config asks to be trained."""
 
     kind: Kind
     shape: ModelShape
     sequence: int
+    """Most tokens of an example."""
     train: TrainSpec
     free: frozenset[str]
+    """What it leaves to the planner: `layout`, `micro_batch_size`, `activation_checkpointing`."""
     lora: LoraSpec | None = None
     teacher: ModelShape | None = None
     zero: Zero | None = None
+    """How DeepSpeed divides the state; None: rekindle's engine trains."""
 
 
 def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
-    """The same work with the precision that `auto` has there;
-    the engine decides alike (train/rank.py)."""
+    """The same with the precision that `auto` becomes on this GPU, as train/rank.py decides
+    it when the training starts."""
     if asked.train.precision != "auto":
         return asked
     precision = "bf16" if "bf16" in gpu.tflops else "fp32"
@@ -52,9 +53,10 @@ def on_gpu(asked: Asked, gpu: Gpu) -> Asked:
 
 
 def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
-    """What the config asks of the planner; RequestError for networks of images, the
-    user's own networks and scripts, and models whose config is out of reach (the hub is
-    asked last)."""
+    """What the config asks of the planner.
+
+    RequestError for what it cannot plan: networks of images, the user's own networks and
+    scripts, and models whose config cannot be read (the hub is asked last)."""
     _refuse_unplanned(spec)
     assert spec.data is not None
     kind = KIND_OF[spec.task]
@@ -64,7 +66,8 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
     elif kind == "tokens":
         classes = None
     else:
-        classes = len(spec.data.labels) or 2  # as many as there may be: the head is small
+        # without labels in the config their number is not known; the head is small
+        classes = len(spec.data.labels) or 2
     shape = shape_of(model_config(spec, ask_hub), classes)
     teacher = spec.model.teacher
     teacher_shape = None
@@ -87,7 +90,7 @@ def asked_of(spec: Spec, ask_hub: bool = True) -> Asked:
 
 
 def _refuse_unplanned(spec: Spec) -> None:
-    """RequestError for what the planner has no arithmetic of."""
+    """Raise RequestError for what the planner has no arithmetic for."""
     if spec.pipeline is not None:
         raise RequestError(
             "the planner does not know what a pipeline of your own computes",
@@ -122,9 +125,11 @@ def _refuse_unplanned(spec: Spec) -> None:
 
 
 def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
-    """The same work with a run's layout there, and the largest micro-batch of up to 32 of
-    which every data rank gets one, where the config leaves them open. RequestError for
-    other numbers than fp32."""
+    """The same with the layout that a run on `ranks` CPU ranks has, and with its
+    micro-batch size: where the config leaves it open, the largest up to 32 that divides
+    the batch and gives every data rank one.
+
+    RequestError for another precision than fp32."""
     train = asked.train
     if train.precision not in ("fp32", "auto"):
         raise RequestError(
@@ -144,7 +149,7 @@ def as_on_a_cpu(asked: Asked, ranks: int) -> Asked:
 
 
 def left_open(spec: Spec) -> frozenset[str]:
-    """What the config leaves to the planner, of all that it may decide."""
+    """What the config leaves to the planner, of what the planner may decide."""
     train = spec.train
     left_open = set()
     for name in _FREE:
@@ -154,8 +159,8 @@ def left_open(spec: Spec) -> frozenset[str]:
 
 
 def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
-    """The config in Hugging Face layout: inline, of a local folder, the catalog,
-    or the hub."""
+    """The model's config as transformers writes it: the one in the spec, or that of a local
+    folder, the catalog or the hub."""
     source = spec.model.source
     if not isinstance(source, str):
         if not source:
@@ -163,7 +168,7 @@ def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
         vocabulary = source.get("vocab_size")
         tokenizer = spec.model.tokenizer
         if not isinstance(tokenizer, str):
-            # one that is trained has at most as many entries as it was asked for
+            # a tokenizer that is trained has at most the entries that the config asks for
             trained = tokenizer or TokenizerSpec()
             vocabulary = max(int(vocabulary or 0), trained.vocab_size)
         return {**source, "vocab_size": vocabulary}
@@ -171,8 +176,8 @@ def model_config(spec: Spec, ask_hub: bool = True) -> Mapping[str, Any]:
 
 
 def known_shape(spec: Spec) -> Shape | None:
-    """The numbers of the model that have to be divisible,
-    where they are known without the hub."""
+    """The numbers of the model that layouts have to divide, or None where they are not
+    known without the hub."""
     with contextlib.suppress(RequestError):
         config = model_config(spec, ask_hub=False)
         return Shape.of(config) if "model_type" in config else None

@@ -1,10 +1,10 @@
-"""Which layout: every candidate is weighed by time and memory on the machines at hand;
-what is as fast as the best within the model's own error goes to the simplest.
+"""Which layout a cluster trains in: every candidate is compared by time and memory, and of
+those that are as fast as the fastest within the model's own error, the simplest is first.
 
-Candidates are the layouts that a config allows there, each with its micro-batches and
-ways to recompute; what is legal, spec/layout.py and spec/layout_support.py say. Decides
-what fits, and in which order options stand. Every layout that is not taken has one
-reason."""
+Candidates are the layouts that the config allows on these machines, each with its
+micro-batch sizes and ways to recompute; spec/layout.py and spec/layout_support.py decide
+what is legal. This module decides what fits, and the order of options. Every layout that
+is not taken has one reason."""
 
 import dataclasses
 import itertools
@@ -25,15 +25,14 @@ from rekindle.spec.model import LayoutSpec
 LARGEST_MICRO_BATCH = 64
 RECOMPUTED: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
-# of the model's error, what two layouts on the same machines do not share: a guess
+# The part of the time model's error that two layouts on the same machines do not share:
+# within it they count as equally fast. A guess, not measured
 SHARED = 1 / 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A layout that can train there; `proven` where a test has trained all of it, not
-    only each two parts. `measured_sequence` is how many tokens an example had where this
-    work was measured, 0 where it was not."""
+    """A layout that can train on a cluster, at its fastest micro-batch size that fits."""
 
     work: Work
     cluster: Cluster
@@ -41,12 +40,15 @@ class Option:
     step: StepTime
     profile: Calibrated
     examples: int
+    """Examples of a step, over all ranks."""
     proven: bool = True
+    """Whether a test has trained all of it together, not only every two parts of it."""
     measured_sequence: int = 0
+    """Tokens of an example where this work was measured; 0 where it was not."""
 
     @property
     def sequence(self) -> int:
-        """Tokens of an example: as many as were measured, or as it may have."""
+        """Tokens of an example: as measured, or else the most that it may have."""
         return self.measured_sequence or self.work.sequence
 
     @property
@@ -56,7 +58,7 @@ class Option:
 
     @property
     def seconds_between(self) -> tuple[float, float]:
-        """The interval around the seconds of a step: nine of ten lay within."""
+        """The interval of a step's seconds in which nine of ten measurements lay."""
         spread = self.profile.spread
         return self.step.seconds / (1 + spread), self.step.seconds * (1 + spread)
 
@@ -73,16 +75,18 @@ class Rejected:
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-    """The options, best first, one a layout; what was weighed in all;
-    and why not the others."""
+    """What a search found."""
 
     options: tuple[Option, ...]
+    """One for each layout that fits, the best first."""
     rejected: tuple[Rejected, ...]
+    """Every layout but the best, with its reason."""
     weighed: int
+    """How many candidates were compared: layouts with a micro-batch size and recomputation."""
 
 
 def search(asked: Asked, cluster: Cluster) -> SearchResult:
-    """Weighs every layout that the config allows on these machines."""
+    """Compare every layout that the config allows on these machines."""
     asked = on_gpu(asked, cluster.gpu)
     gpu = cluster.gpu
     precision = asked.train.precision
@@ -129,8 +133,8 @@ def search(asked: Asked, cluster: Cluster) -> SearchResult:
 
 
 def _ranked(options: Sequence[Option], tie: float) -> list[Option]:
-    """The simplest of those that are as fast as the fastest within `tie`, a share, then
-    the others by their time."""
+    """The simplest of those that take at most `tie` (a share) longer than the fastest,
+    then all others by their time."""
     by_time = sorted(options, key=_order)
     if not by_time:
         return []
@@ -141,7 +145,7 @@ def _ranked(options: Sequence[Option], tie: float) -> list[Option]:
 
 
 class _Timed(NamedTuple):
-    """A work and the time of its step, in the order of preference."""
+    """A candidate, and the time of its step."""
 
     step: StepTime
     work: Work
@@ -149,8 +153,7 @@ class _Timed(NamedTuple):
 
 
 def _fastest_that_fits(timed: Sequence[_Timed], memory_bytes: int) -> tuple[_Timed, Memory] | None:
-    """The fastest work that a device of so much memory holds,
-    with what it takes there."""
+    """The fastest candidate that fits into so much memory, with what it takes there."""
     for candidate in sorted(timed, key=_order):
         # the bound first, because memory takes longer to find than the time of a step
         if needed(least_bytes(candidate.work)) <= memory_bytes:
@@ -161,8 +164,8 @@ def _fastest_that_fits(timed: Sequence[_Timed], memory_bytes: int) -> tuple[_Tim
 
 
 def _order(candidate: _Timed | Option) -> tuple[float, tuple[int, ...]]:
-    """Faster ones first; then proven ones, then simple axes and schedules,
-    then recomputation."""
+    """A key that sorts by preference: faster ones first, then proven ones, then simpler
+    axes and schedules, then less recomputation."""
     layout = candidate.work.layout
     # how complicated the axes are: replicas alone, shards, both, and then each other axis
     axes = 0
@@ -182,8 +185,7 @@ def _order(candidate: _Timed | Option) -> tuple[float, tuple[int, ...]]:
 
 
 def _too_large(name: str, timed: Sequence[_Timed], cluster: Cluster) -> Rejected:
-    """Says by how much a layout misses the device's memory,
-    with its smallest micro-batch."""
+    """The rejection of a layout that does not fit even with its smallest micro-batch."""
     least = min(candidate.work.layout.micro_batch_size for candidate in timed)
     smallest = []
     for candidate in timed:
@@ -197,8 +199,8 @@ def _too_large(name: str, timed: Sequence[_Timed], cluster: Cluster) -> Rejected
 
 
 def _slower(option: Option, best: Option, tie: float) -> str:
-    """Says why an option is not the best: what costs it most time,
-    or that it is less simple."""
+    """The reason why an option is not the best: what costs it most time, or that it is less
+    simple."""
     change = option.step.seconds / best.step.seconds - 1
     if change <= tie:
         return f"as fast within the error ({change:+.0%}), and less simple"
@@ -209,8 +211,7 @@ def _slower(option: Option, best: Option, tie: float) -> str:
 
 
 def _layouts(asked: Asked, cluster: Cluster) -> Iterator[Layout]:
-    """The layouts of as many ranks as there are GPUs;
-    or the one that the config asks for."""
+    """The layout that the config names, or all layouts with a rank for each GPU."""
     world = cluster.gpus
     layout_spec = asked.train.layout
     if asked.zero is not None:  # the engine has no other
@@ -232,7 +233,7 @@ def _layouts(asked: Asked, cluster: Cluster) -> Iterator[Layout]:
         data_ranks, remainder = divmod(world, tp * pp * cp)
         if remainder or not data_ranks:
             continue
-        # no shards, all of the ranks, or those of a node, whose links are the fast ones
+        # shard over nothing, over all data ranks, or over those of a node, whose links are fast
         in_node = math.gcd(data_ranks, max(1, cluster.gpus_per_node // (tp * cp)))
         for shard in sorted({1, data_ranks, in_node}):
             for schedule in SCHEDULES if pp > 1 else SCHEDULES[:1]:
@@ -240,7 +241,7 @@ def _layouts(asked: Asked, cluster: Cluster) -> Iterator[Layout]:
 
 
 def _illegal(asked: Asked, cluster: Cluster, layout: Layout) -> str:
-    """Why the engine would refuse it, or why it is not worth trying; "" for neither."""
+    """Why the engine would refuse a layout, or why it is not worth trying; else ""."""
     shape = asked.shape
     if layout.tp > cluster.gpus_per_node:
         return f"tp {layout.tp} does not stay inside a node of {cluster.gpus_per_node} GPUs"
@@ -262,8 +263,7 @@ def _illegal(asked: Asked, cluster: Cluster, layout: Layout) -> str:
 
 
 def _ways(asked: Asked, layout: Layout) -> Iterator[tuple[Checkpointing, bool]]:
-    """Ways to recompute with which the layout trains,
-    and whether a test has shown that."""
+    """The ways to recompute with which a layout trains, and whether a test has shown it."""
     choices = RECOMPUTED
     if "activation_checkpointing" not in asked.free:
         choices = (asked.train.activation_checkpointing,)
@@ -275,8 +275,8 @@ def _ways(asked: Asked, layout: Layout) -> Iterator[tuple[Checkpointing, bool]]:
 
 
 def _works(asked: Asked, layout: Layout) -> Iterator[tuple[Work, bool]]:
-    """What ranks do with each micro-batch size and way to recompute,
-    and whether it is proven."""
+    """The work of a layout with each micro-batch size and way to recompute, and whether a
+    test has shown that it trains."""
     train = asked.train
     examples = train.global_batch_size // layout.data
     largest = min(examples, LARGEST_MICRO_BATCH)
@@ -302,8 +302,8 @@ def _feeds_pipeline(layout: Layout, micro_batches: int) -> bool:
 
 
 def work_of(asked: Asked, layout: Layout, checkpointing: Checkpointing) -> Work:
-    """What each rank does in one step of that layout,
-    on a GPU that `asked` is for (`on_gpu`)."""
+    """What each rank does in one step of a layout; `on_gpu` has set the precision of
+    `asked`."""
     train = asked.train
     lora = asked.lora
     assert train.precision != "auto"

@@ -1,5 +1,6 @@
-"""One optimizer step as numbers: the model, the layout,
-how many tokens a rank sees at a time."""
+"""One optimizer step as numbers: the model, the layout, how many tokens a rank sees at a
+time, and what of the weights it holds. memory.py, steptime.py and updates.py start from
+it."""
 
 import dataclasses
 import math
@@ -15,18 +16,19 @@ Checkpointing = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp64"]
 Kernels = Literal["eager", "fused", "compiled"]
 Attention = Literal["flash2", "written"]
-# DeepSpeed keeps a weight for either of the two
-_KEPT_FOR = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
+# how many elements of gathered weights ZeRO's stage 3 keeps: it keeps a weight as long as
+# either of the two allows it
+_LIMITS_OF_GATHERED = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
 
 
 def lora_targets(shape: ModelShape, targets: Iterable[str]) -> tuple[str, ...]:
-    """Our names of the matrices that `model.lora.targets` names:
-    `q_proj` of Llama is `q`."""
+    """The matrices of a block that `model.lora.targets` names, by our names: `q` for Llama's
+    `q_proj`. Empty where the family is not known."""
     modules = DIVISIBLE.get(shape.model_type)
     if modules is None:
         return ()
     suffixes = tuple(f".{target}" for target in targets)
-    # whole parts of a module's path, as peft compares them
+    # a target matches whole components of a module's path, as in peft
     return tuple(
         name for name, module in modules.matrices.items() if f".{module}".endswith(suffixes)
     )
@@ -34,21 +36,24 @@ def lora_targets(shape: ModelShape, targets: Iterable[str]) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Zero:
-    """What a `ds_config.json` says of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054): a
-    stage and its buffers, in elements, and what lies in the host's memory; the defaults
-    are DeepSpeed's (0.19.8). `buckets` of `bucket` elements collect gradients;
-    `overlaps`: they are reduced, and weights are gathered, beside computing; a rank of
-    stage 3 keeps up to `gathered` elements of weights beyond its own, and updates
-    `updated` at a time."""
+    """What a `ds_config.json` says of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054).
+    Buffers are in elements; the defaults are DeepSpeed's (0.19.8)."""
 
     stage: int = 1
     optimizer_offloaded: bool = False
+    """Whether the optimizer's state lies in the host's memory."""
     parameters_offloaded: bool = False
+    """Whether the weights lie there."""
     bucket: int = 500_000_000
+    """The size of a buffer in which gradients are collected until they are reduced."""
     buckets: int = 1
+    """How many of these buffers there are."""
     overlaps: bool = False
+    """Whether gradients are reduced, and weights gathered, while the GPU computes."""
     gathered: int = 1_000_000_000
+    """Most weights of other ranks that a rank keeps, in stage 3."""
     updated: int = 1_000_000_000
+    """How many weights are updated at a time, in stage 3."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | None) -> Self:
@@ -61,7 +66,7 @@ class Zero:
         bucket = 0
         if stage > 0 and settings.get("contiguous_gradients", True):
             bucket = int(settings.get("reduce_bucket_size", cls.bucket))
-        # one is filled while the other is reduced
+        # where reducing overlaps with computing, one is filled while the other is reduced
         buckets = 2 if overlaps and stage in (1, 2) else 1
         return cls(
             stage=stage,
@@ -70,7 +75,7 @@ class Zero:
             bucket=bucket,
             buckets=buckets,
             overlaps=overlaps,
-            gathered=max(int(settings.get(name, cls.gathered)) for name in _KEPT_FOR),
+            gathered=max(int(settings.get(name, cls.gathered)) for name in _LIMITS_OF_GATHERED),
             updated=int(settings.get("sub_group_size", cls.updated)),
         )
 
@@ -91,30 +96,34 @@ def _on_host(section: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What each rank does in one optimizer step: `accumulation` micro-batches of
-    `layout.micro_batch_size` sequences of `sequence` tokens. `sharding`: `layout.shard`
-    divides all states (FSDP), or those of the optimizer only. `lora_rank` adapts the
-    matrices that `lora_targets` names, or all, and freezes the others. `quantised`:
-    frozen matrices have 4 bits. `teacher`: whom the model learns from. `tf32`: products
-    in fp32 use it, where the GPU has it. `zero`: DeepSpeed divides the replicas' states.
-    """
+    """What each rank does in one optimizer step."""
 
     shape: ModelShape
     layout: Layout
     accumulation: int
+    """Micro-batches, of `layout.micro_batch_size` sequences each."""
     sequence: int
+    """Tokens of a sequence."""
     precision: Precision = "bf16"
     checkpointing: Checkpointing = "none"
     compile: bool = False
     sharding: Literal["weights", "optimizer"] = "weights"
+    """Whether `layout.shard` divides all state (FSDP), or that of the optimizer only."""
     weights_bytes: int = 4
+    """Bytes of a stored weight."""
     lora_rank: int = 0
+    """The rank of adapters, beside which all else is frozen; 0: no adapters."""
     lora_targets: tuple[str, ...] = ()
+    """The matrices that have adapters; empty: all of a block."""
     teacher: ModelShape | None = None
+    """The model that this one is distilled from."""
     tf32: bool = True
+    """Whether products in fp32 use TF32, where the GPU has it."""
     optimizer: Optimizer = "adamw"
     quantised: bool = False
+    """Whether frozen matrices have 4 bits."""
     zero: Zero | None = None
+    """How DeepSpeed divides the state of replicas; None: rekindle's engine trains."""
 
     @property
     def engine(self) -> str:
@@ -127,17 +136,18 @@ class Work:
 
     @property
     def turns(self) -> int:
-        """How often a micro-batch comes by on one rank of the pipeline."""
+        """How many stages a pipeline rank has, and so how often it works on a micro-batch."""
         return self.layout.stages // self.layout.pp
 
     @property
     def blocks(self) -> int:
-        """Most blocks that a rank holds."""
+        """Blocks on the pipeline rank that holds most of them."""
         return math.ceil(self.shape.layers / (self.layout.pp * self.turns)) * self.turns
 
     @property
     def factors(self) -> tuple[tuple[float, float], ...]:
-        """Inputs and outputs, on one tp rank, of what a block multiplies tokens with."""
+        """Inputs and outputs, on one tp rank, of each matrix that a block multiplies tokens
+        with. A matrix divided by rows has fewer inputs, by columns fewer outputs."""
         tp = self.layout.tp
         sizes = []
         for matrix in self.shape.matrices:
@@ -152,19 +162,20 @@ class Work:
 
     @property
     def kernels(self) -> Kernels:
-        """How what is neither a product nor attention is computed."""
+        """How everything but products of matrices and attention is computed."""
         return "compiled" if self.compile else "eager"
 
     @property
     def attention(self) -> Attention:
-        """The kernel that runs it:
-        written out where ranks have to draw the same dropout."""
+        """The kernel of attention. Where several ranks have to draw the same dropout,
+        attention is written out: flash attention's own dropout cannot be keyed."""
         written = self.shape.attention_dropout > 0 and self.layout.tp * self.layout.cp > 1
         return "written" if written else "flash2"
 
     @property
     def along_sequence(self) -> bool:
-        """Whether tp ranks divide the residual stream, too: language models do."""
+        """Whether tp ranks divide the residual stream along the sequence, too, as those of
+        language models do."""
         return self.layout.tp > 1 and self.shape.causal
 
     @property
@@ -173,7 +184,7 @@ class Work:
         return {"fp64": 8, "fp32": 4}.get(self.precision, 2)
 
     def block_share(self) -> int:
-        """Elements of one block on one tp rank; those of norms are on all."""
+        """Weights of one block on one tp rank; norms are whole on each."""
         tp = self.layout.tp
         total = self.shape.block_norms
         for matrix in self.shape.matrices:
@@ -181,8 +192,8 @@ class Work:
             bias = matrix.outputs
             if matrix.divided:
                 weights //= tp
-            # ranks that divide rows add up their results, to which the whole bias is
-            # added once
+            # divided by rows, the ranks' results are summed and the bias is added to the
+            # sum: each rank has all of it
             if matrix.divided == "column":
                 bias //= tp
             total += weights
@@ -191,9 +202,10 @@ class Work:
         return total
 
     def ends_share(self) -> tuple[int, int]:
-        """Elements on one tp rank of what lies before the first block, and behind the
-        last; a tied head is the first's table, which the last stage of a pipeline holds
-        once more."""
+        """Weights on one tp rank before the first block, and behind the last one.
+
+        A tied head is the table before the first block, so it counts there only; the last
+        stage of a pipeline holds it once more."""
         shape = self.shape
         # tp ranks divide the table and the head of a language model only
         tp = self.layout.tp if shape.causal else 1
@@ -206,7 +218,7 @@ class Work:
 
     @property
     def adapted(self) -> tuple[Matrix, ...]:
-        """The matrices that have adapters: those that are named, or all."""
+        """The matrices of a block that have adapters."""
         if not self.lora_rank:
             return ()
         if not self.lora_targets:
@@ -214,8 +226,8 @@ class Work:
         return tuple(m for m in self.shape.matrices if m.name in self.lora_targets)
 
     def adapters_share(self) -> int:
-        """Elements of a block's adapters on one tp rank:
-        the side that is not divided is on all."""
+        """Weights of a block's adapters on one tp rank. Of the two factors of an adapter, the
+        one along the undivided side is whole on each rank."""
         tp = self.layout.tp
         total = 0
         for matrix in self.adapted:

@@ -1,9 +1,9 @@
-"""What a job of a step mounts, the task that it runs, and the bundle that carries the
-task to it; mounted.py reads them all.
+"""What a step's job mounts, the task that it runs, and the bundle that carries the task to
+it; mounted.py reads them all.
 
-A bundle is a folder called by its content, since code and constants of a KFP executor do
-not fit into a container's arguments (SageMaker: 100 x 256 characters). It brings all that
-runs it."""
+A bundle is a folder, because code and constants of a KFP executor do not fit into a
+container's arguments (SageMaker: 100 x 256 characters). Its name is a hash of its content.
+It brings the modules of rekindle that run it, so that the image needs python3 alone."""
 
 import dataclasses
 import json
@@ -32,20 +32,23 @@ _MODULES = (
     "platforms/mounted.py",
     "protojson.py",
 )
-_CONDITIONS = ("ir/condition.py",)
-RENDEZVOUS = ("launch/rendezvous.py",)  # what nodes need to find each other
+_CONDITIONS = ("ir/condition.py",)  # for steps that evaluate a condition themselves
+RENDEZVOUS = ("launch/rendezvous.py",)  # for steps whose nodes have to find each other
 
 
 def packed(entry: Path, task: Mapping[str, Any], more: Iterable[str] = ()) -> dict[str, bytes]:
-    """The files of a bundle, in a folder that says what is in it. `more` are modules of
-    rekindle that it needs beside those that every step, and one with conditions, does."""
+    """The files of a bundle by path, `bundles/HASH/...`.
+
+    `more` are modules of rekindle that it needs beside those of every bundle, and of one
+    with conditions."""
     text = json.dumps(task, sort_keys=True, allow_nan=False)
     files = {"entry.py": entry.read_bytes(), "task.json": text.encode()}
     modules = [*_MODULES, *more]
     if task.get("guards"):
         modules += _CONDITIONS
     for name in modules:
-        for package in Path("rekindle", name).parents[:-1]:  # which a bundle has empty
+        # packages need an __init__.py, and that of rekindle itself would import more
+        for package in Path("rekindle", name).parents[:-1]:
             files[f"{package.as_posix()}/__init__.py"] = b""
         files[f"rekindle/{name}"] = _PACKAGE.joinpath(name).read_bytes()
     folder = f"bundles/{digest_of(files, length=32)}"
@@ -53,8 +56,8 @@ def packed(entry: Path, task: Mapping[str, Any], more: Iterable[str] = ()) -> di
 
 
 def channels_of(flat: Flat, guards: tuple[Guard, ...]) -> dict[str, Output]:
-    """What is mounted under which name: results that the step and `guards` read, and
-    artifacts."""
+    """What is mounted, by the name of its channel: the results that the step and `guards`
+    read, and the artifacts that the step reads."""
     channels = {}
     for path, channel in _results_of(flat, guards).items():
         channels[channel] = Output(path, RESULT)
@@ -64,7 +67,7 @@ def channels_of(flat: Flat, guards: tuple[Guard, ...]) -> dict[str, Output]:
 
 
 def _artifacts_of(flat: Flat) -> dict[Output, str]:
-    """Channels of the artifacts that the step reads."""
+    """The channel of each artifact that the step reads."""
     outputs = dict.fromkeys(_outputs_in(flat.artifacts.values()))
     return {output: f"artifact-{i}" for i, output in enumerate(outputs)}
 
@@ -79,7 +82,7 @@ def _outputs_in(values: Iterable[Source]) -> list[Output]:
 
 
 def _results_of(flat: Flat, guards: tuple[Guard, ...]) -> dict[str, str]:
-    """Channels of results by the step's path."""
+    """The channel of each result that is read, by the path of the step that left it."""
     read_sources = [*flat.parameters.values()]
     for guard in guards:
         read_sources += guard.values.values()
@@ -118,14 +121,13 @@ def types_of(ports: Ports) -> dict[str, dict[str, str]]:
 
 
 def scalar(value: Any) -> Any:
-    """A parameter's value where a platform knows neither lists nor structs: these as
-    JSON."""
+    """A parameter's value for a platform that has neither lists nor structs: JSON for these."""
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def image_of(step: Step, ours: str | None) -> str:
-    """The image that a step runs in: `ours`, if there is one, where it names one of
-    rekindle's."""
+    """The image that a step runs in. `ours`, which the config names, replaces rekindle's
+    own images."""
     image = step.container.image
     if ours and image.startswith(OWN_IMAGES):
         return ours
@@ -140,16 +142,18 @@ def task_of(
     known: Mapping[str, Any],
     guards: tuple[Guard, ...],
 ) -> Json:
-    """task.json. `given` are the pipeline's parameters that the job is given, as name
-    there and type, `known` those whose value is fixed; others have none. `guards` are
-    conditions that the step itself has to look at."""
+    """The content of task.json.
+
+    `given` has the pipeline's parameters that the job receives, each with its name there
+    and its type, `known` those whose value is fixed now; all others have no value.
+    `guards` are the conditions that the step itself evaluates."""
 
     def encoded(values: Mapping[str, Source]) -> Json:
         return {name: _encoded(source, given, known) for name, source in values.items()}
 
     types = {}
     for name, parameter in step.inputs.parameters.items():
-        # a constant is of its type already
+        # flatten.py has converted constants to the type of the input already
         if not isinstance(flat.parameters.get(name), Constant | None):
             types[name] = {"type": parameter.type, "literals": list(parameter.literals)}
     artifacts = {}
@@ -171,7 +175,7 @@ def task_of(
 def _encoded(
     source: Source, given: Mapping[str, tuple[str, str]], known: Mapping[str, Any]
 ) -> Json:
-    """A source as mounted.py reads it."""
+    """A source as JSON; `_Inputs.value` of mounted.py reads all these forms."""
     match source:
         case Constant(value):
             return {"constant": value}
@@ -197,8 +201,8 @@ def _encoded(
 
 
 def _artifacts(flat: Flat, source: Source, flats: Flats) -> Json:
-    """Where each artifact of an input is mounted, and whose it is; `first` means a
-    choice."""
+    """The artifacts of an input, each with its channel and types. `first` says that the
+    input is one of them, the first that is there (OneOf), and not all."""
     channels = _artifacts_of(flat)
     items = []
     for output in _outputs_in([source]):

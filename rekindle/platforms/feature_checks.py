@@ -1,6 +1,7 @@
-"""Whether a pipeline may go to a platform. The feature table decides: what it refuses is
-an error with its place in the IR before anything is sent or run, what it ignores is
-said."""
+"""Whether a pipeline may go to a platform. The feature table decides (the rows of
+catalog/features.yaml, with a column in each platform's own features.yaml): a feature that
+it refuses is an error with its place in the IR before anything is sent or run, one that
+it ignores is listed for the user."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,10 +21,11 @@ def admit(
     unproven: Collection[str] = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> tuple[Ignored, ...]:
-    """What `platform` ignores of the pipeline, run with these `arguments`;
-    UnsupportedError with all that it refuses. Features of nodes (by name and path) that
-    are `honoured` this time, and what the user tries although it is `unproven`, count in
-    neither."""
+    """What `platform` ignores of the pipeline, run with these `arguments`.
+
+    Raises UnsupportedError with all that it refuses. Neither holds what counts as native
+    this time: uses (feature and path of the node) in `honoured`, which the platform can do
+    with this config, and features in `unproven`, which the user tries nevertheless."""
     refused: list[Problem] = []
     ignored: dict[str, list[str]] = {}
     for use in uses(graph, arguments):
@@ -52,8 +54,9 @@ def lacks(
     unproven: Collection[str] = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> list[Problem]:
-    """`of_place`, what the config's section lacks; raised with all that `admit` refuses,
-    if any."""
+    """The problems in `of_place`, which are what the config's section lacks.
+
+    If `admit` refuses anything, both are raised together, so that the user sees all."""
     refused: list[Problem] = []
     with collected(refused):
         admit(graph, platform, honoured, unproven, arguments)
@@ -63,7 +66,8 @@ def lacks(
 
 
 def row_of(use: Use) -> Feature:
-    """The table's row, or one of a feature that it does not have."""
+    """The table's row of a feature; for one that the table does not have, a row that every
+    platform refuses."""
     return feature_rows().get(use.feature, Feature(use.feature, f"`{use.feature}`", {}))
 
 
@@ -75,9 +79,11 @@ def carried_on(feature: Feature, platform: str) -> Carried:
 def known_secrets(
     graph: Graph, named: Collection[str], gets: Callable[[Step], bool]
 ) -> set[tuple[str, str]]:
-    """The steps whose secrets of Kubernetes are variables that the platform has `named`
-    secrets of its own for, among those that it `gets` them to; `honoured`, for
-    `admit`."""
+    """For `honoured` of `admit`: the uses of Kubernetes' secrets that a platform without
+    them can honour.
+
+    They are those of a step whose secrets all become variables in `named`, for which the
+    config names a secret of the platform's own, if the step `gets` these."""
     honoured = set()
     for step in graph.steps():
         if gets(step) and all(secret.env in named for secret in step.secrets):
@@ -86,8 +92,8 @@ def known_secrets(
 
 
 def beyond(platform: str, path: str, where: str, how: str, fix: str) -> Problem:
-    """A refusal of more than the platform takes; `path` is a step's, or "" for the
-    pipeline."""
+    """The problem that a pipeline goes beyond a limit of the platform; `path` is that of
+    the step, or "" for the pipeline."""
     who = f"`{path}`" if path else "the pipeline"
     message = f"{who} uses {feature_rows()['limits'].what}, which {platform} refuses: {how}"
     return Problem(message, where, fix, UnsupportedError.code)
@@ -120,8 +126,8 @@ def _refusal(use: Use, row: Feature, platform: str, why: str) -> Problem:
 
 
 def parity_report(graph: Graph, platforms: Sequence[str], arguments: Mapping[str, Any]) -> str:
-    """How each platform carries what each step uses, in Markdown: a table of step x
-    platform, for the `arguments` of a run, then what is behind each word but `native`."""
+    """How each platform carries what each step uses, in Markdown: a table of steps and
+    platforms, for the `arguments` of a run, then the reason of each verdict in it."""
     rows: dict[str, list[Feature]] = {leaf.path: [] for leaf in graph.leaves()}
     for use in uses(graph, arguments):
         rows.setdefault(use.path or "(the pipeline)", []).append(row_of(use))

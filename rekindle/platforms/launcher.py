@@ -1,18 +1,18 @@
-"""The step that has a platform run a distributed step as a job of its own, and follows
-that job.
+"""The launcher step: it has the platform run a distributed step as a job of its own, and
+follows that job.
 
-A launcher keeps nothing in memory that matters: at every poll it looks at the jobs of its
-step and does what `decide` concludes from them. So it may be killed anywhere; the next
-one finds the job and follows it. It also looks whether the run goes on. If the run ends,
-its jobs are cancelled; a launcher that is stopped while the run goes on (its machine is
-drained) leaves the job to the next one. If that cannot be found out the job goes on, too:
-its node rank 0 ends it when the run is over.
+A launcher keeps nothing in memory that matters: at every poll it reads the jobs of its
+step from the platform and does what `decide` concludes from them. So it may be killed at
+any moment; the next launcher finds the job and follows it. It also reads whether the run
+goes on. If the run ends, its jobs are cancelled; a launcher that is stopped while the run
+goes on (its machine is drained) leaves the job to the next one. If the platform does not
+answer that, the job goes on, too: its node rank 0 ends it when the run is over.
 
-`decide` knows the jobs that the step has had and nothing else, in the order in which they
-were created. One that was created while an older one was alive is surplus: two launchers,
-or one that was killed in the middle of `create` and its successor, did not know of each
-other; every launcher comes to the same conclusion, cancels it and follows the older one.
-The others are the attempts."""
+`decide` knows nothing but the jobs that the step has had, in the order in which they were
+created. A job that was created while an older one was alive is surplus: it comes from two
+launchers, or from one that was killed while it created a job and the next one, which did
+not know of each other. Every launcher concludes the same: it cancels the surplus job and
+follows the older one. The other jobs are the attempts of the step."""
 
 import abc
 import dataclasses
@@ -28,8 +28,8 @@ from rekindle.http import HttpError
 SUCCEEDED = "SUCCEEDED"
 ENDED_RUN = frozenset({SUCCEEDED, "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
 
-# `preempted`: its machines were taken away, or it stopped itself after a save (exit code
-# 75)
+# why a job ended; `preempted`: its machines were taken away, or it stopped itself after a
+# save (exit code 75)
 Cause = Literal["preempted", "failed", "expired", "cancelled"]
 log = logging.getLogger(__name__)
 TERMINATED = 128 + signal.SIGTERM
@@ -37,8 +37,8 @@ TERMINATED = 128 + signal.SIGTERM
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """One attempt of a step; times in seconds since 1970. An unknown state counts as
-    alive."""
+    """A job that is an attempt of a step; times are in seconds since 1970. A job in a state
+    that rekindle does not know counts as alive."""
 
     name: str
     state: str
@@ -50,7 +50,7 @@ class Attempt:
 
     @property
     def number(self) -> str:
-        """The last part of its name."""
+        """The last part of its name, by which logs call it."""
         return self.name.rpartition("/")[2]
 
     @property
@@ -82,20 +82,21 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class GiveUp:
-    """The last attempt ended for this cause, and there is no other."""
+    """Fail the step: its last attempt ended for `cause`, and `why` says why none follows."""
 
     job: Attempt
     cause: Cause
     why: str
 
 
-Action = Start | Attempt | GiveUp  # a Job is followed, unless it has succeeded
+# what a launcher does next; an Attempt is to be followed or, if it succeeded, delivered
+Action = Start | Attempt | GiveUp
 
 
 def decide(
     jobs: Sequence[Attempt], cause: Callable[[Attempt], Cause], allowed: Allowed
 ) -> tuple[Action, list[Attempt]]:
-    """What to do, and the jobs to cancel first."""
+    """What to do next, and the jobs to cancel first."""
     ordered = sorted(jobs, key=lambda job: (job.created, job.name))
     attempts: list[Attempt] = []  # all but those that were created while an older attempt was alive
     for job in ordered:
@@ -103,7 +104,7 @@ def decide(
         if before is None or (before.ended is not None and before.ended <= job.created):
             attempts.append(job)
     succeeded = [job for job in ordered if job.state == SUCCEEDED]
-    # also a surplus one: its results are as good
+    # a surplus job that succeeded counts, too: its results are as good
     candidates = succeeded or [job for job in attempts if job.alive]
     followed = candidates[0] if candidates else None
     surplus = [job for job in jobs if job.alive and job != followed and job.state != "CANCELLING"]
@@ -113,7 +114,7 @@ def decide(
 def _next(
     attempts: Sequence[Attempt], cause: Callable[[Attempt], Cause], allowed: Allowed
 ) -> Action:
-    """The next attempt, if there is one; none is alive."""
+    """Start the next attempt, or give up, where no attempt is alive."""
     remaining_seconds = allowed.seconds - sum(job.ran_seconds for job in attempts)
     if not attempts:
         return Start(1, remaining_seconds)
@@ -137,7 +138,7 @@ def _next(
 
 
 class Launcher(abc.ABC):
-    """One launcher at work, which platforms complete. `stop` is set by SIGTERM, and ends
+    """A launcher, whose requests each platform adds. SIGTERM sets `stop`, which ends its
     waits."""
 
     def __init__(self, allowed: Allowed, poll_seconds: float, stop: threading.Event) -> None:
@@ -170,8 +171,8 @@ class Launcher(abc.ABC):
         return self.terminated()
 
     def terminated(self) -> int:
-        """Cancel the jobs if the run ends, else leave them; the exit code after
-        SIGTERM."""
+        """Cancel the jobs if the run ends, else leave them to the next launcher; returns the
+        exit code after SIGTERM."""
         self.hurry()
         try:
             reason = self.ending()
@@ -200,29 +201,29 @@ class Launcher(abc.ABC):
 
     @abc.abstractmethod
     def start(self, attempt: Start) -> None:
-        """Create one more job. It need not be there afterwards: the next poll shows
-        it."""
+        """Ask the platform for one more job. It may fail: the next poll shows what exists."""
 
     @abc.abstractmethod
     def follow(self, job: Attempt) -> None:
-        """Show what is new about the job that counts, once a poll and once at its end."""
+        """Log what is new about the followed job; called at every poll and once at its end."""
 
     @abc.abstractmethod
     def cancel(self, job: Attempt) -> None:
-        """Have the platform end it."""
+        """Ask the platform to end the job."""
 
     @abc.abstractmethod
     def deliver(self, job: Attempt) -> int:
-        """Hand the results of the job that succeeded to the pipeline; the exit code."""
+        """Hand the results of a job that succeeded to the pipeline; returns the exit code."""
 
     @abc.abstractmethod
     def give_up(self, end: GiveUp) -> int:
-        """Show why the step failed; the exit code."""
+        """Log why the step failed; returns the exit code."""
 
     @abc.abstractmethod
     def failed(self, error: Exception) -> int:
-        """Show why this launcher cannot go on; the exit code."""
+        """Log why this launcher cannot go on; returns the exit code."""
 
     @abc.abstractmethod
     def hurry(self) -> None:
-        """From now on requests are made although `stop` is set, with little patience."""
+        """Have requests work although `stop` is set, and wait for answers only a short time:
+        SIGKILL follows."""

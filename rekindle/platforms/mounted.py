@@ -11,11 +11,11 @@ step as far as compile time knows it. A platform's entry.py says where everythin
     outputs[rekindle-result]/result.json what this step leaves for others, and for conditions
     outputs[NAME]/data, .rekindle        its artifacts
 
-A mark (`.rekindle`) and the result say the same of an artifact. `elsewhere` is the URI
-that the component gave it, if that is not a place of this container: readers get it as it
-is. `within` is the file of its own folder that it named, if that is not `data`. What it
-named elsewhere in the container (the place of an input) is copied into the artifact's own
-folder.
+An artifact is described twice, in its mark (`.rekindle`) for the steps that mount it, and
+in the result. Where its component did not write it to `data`, there is one member more:
+`elsewhere` is a URI outside of this container, which readers get as it is; `within` is
+another file of the artifact's own folder. What the component left in another folder of
+the container, such as that of an input, is copied into the artifact's own.
 
 Where the platform knows no conditions, those around the step are in its task: a step
 whose condition does not hold leaves a result that says so and nothing else. shim.py hands
@@ -50,20 +50,21 @@ Task: TypeAlias = Json
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a container finds and leaves what. `message` is a file for what failed the
-    step, if the platform reads one; `values` are the pipeline's parameters as text, by
-    the names that the task has for them; `facts` stand for `{{$.pipeline_job_name}}` and
-    its like; only node rank 0 (`node`) leaves anything."""
+    """Where the step finds its inputs in this container, and leaves its outputs."""
 
     inputs: Mapping[str, Path]
     outputs: Mapping[str, Path]
     values: Mapping[str, str]
+    """The pipeline's parameters as text, by the names that the task has for them."""
     facts: Mapping[str, str]
+    """What `{{$.pipeline_job_name}}` and its like stand for."""
     message: Path | None = None
+    """The file from which the platform reads why a step failed, if there is one."""
     node: int = 0
+    """The rank of this node; only node rank 0 leaves outputs."""
 
     def of_node(self, node: int) -> "Place":
-        """This for another node rank, whose outputs no step sees."""
+        """The same for a node rank; outputs of all but 0 go where no step sees them."""
         if node == 0:
             return self
         outputs = {name: WORK / "outputs" / name for name in self.outputs}
@@ -71,13 +72,15 @@ class Place:
 
 
 def load_task(bundle: Path) -> Task:
-    """What compile time knew of the step."""
+    """The step as far as compile time knew it: `task.json`, which bundle.py wrote."""
     task: Task = json.loads((bundle / "task.json").read_text(encoding="utf-8"))
     return task
 
 
 def run(task: Task, place: Place) -> int:
-    """Run the step, and return its exit code. What failed it goes into the message."""
+    """Run the step, write its outputs, and return its exit code.
+
+    If it fails, the reason goes into the log and into the message of `place`."""
     try:
         inputs = _Inputs(task, place)
         for folder in place.outputs.values():
@@ -86,31 +89,31 @@ def run(task: Task, place: Place) -> int:
         if not all(inputs.holds(guard) for guard in task["guards"]):
             sys.stdout.write("its condition does not hold: nothing to do\n")
             if place.node == 0:
-                _leave(place, {"parameters": {}, "artifacts": {}, "skipped": True})
+                _write_outputs(place, {"parameters": {}, "artifacts": {}, "skipped": True})
             return 0
         step_input = _step_input(task, inputs, place)
         facts = {**place.facts, "pipeline_task_name": task["name"]}
-        leads = place.node == 0
-        arguments = node.prepared(task, step_input, facts, WORK, leads=leads, cwd=Path.cwd())
+        is_first = place.node == 0
+        arguments = node.prepared(task, step_input, facts, WORK, leads=is_first, cwd=Path.cwd())
     except (shim.TaskError, OSError, ValueError, KeyError) as error:
-        return failed(place, f"{type(error).__name__}: {error}")
+        return record_failure(place, f"{type(error).__name__}: {error}")
     code = node.installed(task["pip"])
     if code:
-        return failed(place, f"pip ended with {code}; see the log")
+        return record_failure(place, f"pip ended with {code}; see the log")
     with _Log() as log:
-        code = _attempts(task, arguments, place)
+        code = _run_with_retries(task, arguments, place)
     result = node.left(WORK)
     if code:
-        failed(place, result.get("error") or f"{log.last_line}, exit code {code}")
+        record_failure(place, result.get("error") or f"{log.last_line}, exit code {code}")
         return code
     if place.node == 0:
-        _leave(place, {"parameters": result["parameters"], "artifacts": result["artifacts"]})
+        content = {"parameters": result["parameters"], "artifacts": result["artifacts"]}
+        _write_outputs(place, content)
     return 0
 
 
-def failed(place: Place, message: str) -> int:
-    """Write why the step failed, for the log and for the platform; returns exit code
-    1."""
+def record_failure(place: Place, message: str) -> int:
+    """Write why the step failed, into the log and for the platform; returns exit code 1."""
     sys.stderr.write(f"{message}\n")
     if place.message is not None:
         place.message.parent.mkdir(parents=True, exist_ok=True)
@@ -119,14 +122,17 @@ def failed(place: Place, message: str) -> int:
 
 
 def facts(job: str, task: str) -> dict[str, str]:
-    """The values of `{{$.pipeline_job_name}}` and its like."""
+    """The values of `{{$.pipeline_job_name}}` and its like: names and ids of a run are its
+    `job`, a task's id is `task`."""
     names = ("pipeline_job_name", "pipeline_job_uuid", "pipeline_job_resource_name")
     return {**dict.fromkeys(names, job), "pipeline_task_uuid": task}
 
 
-def met(rendezvous: "Rendezvous", nodes: int, kind: str, job: str) -> int:
-    """Put what this node needs to find the others into the environment; returns its
-    rank."""
+def export_rendezvous(rendezvous: "Rendezvous", nodes: int, kind: str, job: str) -> int:
+    """Put what this node needs to find the others into the environment; returns its rank.
+
+    ValueError if the job has another number of nodes than the step wants; `kind` is the
+    platform's word for them."""
     if rendezvous.nodes != nodes:
         raise ValueError(f"the job has {rendezvous.nodes} {kind}, the step wants {nodes}")
     os.environ.update(rendezvous.keyed(os.environ, job).environment())
@@ -134,7 +140,10 @@ def met(rendezvous: "Rendezvous", nodes: int, kind: str, job: str) -> int:
 
 
 class _Inputs:
-    """What the task's sources stand for in this container."""
+    """What the task's sources stand for in this container.
+
+    A source is JSON that says where a value comes from; `_encoded` of bundle.py writes all
+    its forms."""
 
     def __init__(self, task: Task, place: Place) -> None:
         self.types = task["pipeline_parameters"]
@@ -145,13 +154,16 @@ class _Inputs:
             self.results[path] = json.loads(file.read_text(encoding="utf-8"))
 
     def ran(self, step: str) -> bool:
-        """Whether a step that is read did anything; an importer always did."""
+        """Whether a step that is read was not skipped; an importer has no result, and never
+        is."""
         return step not in self.results or "skipped" not in self.results[step]
 
     def holds(self, guard: Json) -> bool:
-        """Whether a condition around the step holds; it does not where what it reads was
+        """Whether a condition around the step holds; not where a step that it reads was
         skipped."""
         from rekindle.errors import StepError
+
+        # bundles of steps without conditions do not have this module
         from rekindle.ir.condition import evaluate, parse
 
         sources = guard["values"]
@@ -165,7 +177,7 @@ class _Inputs:
             raise shim.TaskError(str(error)) from error
 
     def value(self, source: Json) -> Any:
-        """The value that a source of a parameter has; None where it has none."""
+        """The value of a source of a parameter; None where it has none."""
         match source:
             case {"constant": value}:
                 return value
@@ -225,7 +237,8 @@ class _Inputs:
         return value
 
     def artifacts(self, name: str, source: Json) -> list[Json]:
-        """All artifacts of an input: of steps that ran, and of a choice the first."""
+        """The artifacts of an input, without those of skipped steps. Of a choice (OneOf) it
+        is the first."""
         artifacts = []
         for item in source["items"]:
             artifact = self.artifact(name, item)
@@ -251,7 +264,8 @@ def _without_none(values: Json) -> Json:
 
 
 def _imported_path(place: Path) -> Path:
-    """An imported object: the one file in a folder, or the folder."""
+    """The path of an imported object. Platforms mount a single object as a folder with one
+    file, which then is meant."""
     files = list(place.iterdir()) if place.is_dir() else []
     if len(files) == 1 and files[0].is_file():
         return files[0]
@@ -259,7 +273,7 @@ def _imported_path(place: Path) -> Path:
 
 
 def _typed(text: str, kind: str) -> Any:
-    """A pipeline's parameter, which arrives as text."""
+    """The value of a pipeline's parameter, which arrives as text."""
     try:
         if kind in ("NUMBER_INTEGER", "NUMBER_DOUBLE"):
             return carried(float(text))
@@ -273,7 +287,8 @@ def _typed(text: str, kind: str) -> Any:
 
 
 class _Log(threading.Thread):
-    """What this process and its children print, on its way to the container's log."""
+    """Passes what this process and its children print on to the container's log, and keeps
+    the end of it, for the message of a failure."""
 
     def __enter__(self) -> "_Log":
         self.source, sink = os.pipe()
@@ -289,49 +304,50 @@ class _Log(threading.Thread):
         self.join()
 
     def redirect(self, file: int) -> None:
-        """Let everything printed go there."""
+        """Have stdout and stderr, those of children included, go to a file descriptor."""
         sys.stdout.flush()
         sys.stderr.flush()
         os.dup2(file, 1)
         os.dup2(file, 2)
 
     def run(self) -> None:
-        """Copy until the last one who prints is gone."""
+        """Copy until no process has the writing end of the pipe any more."""
         while content := os.read(self.source, 1 << 16):
             os.write(self.log, content)
             self.end = (self.end + content)[-800:]
 
     @property
     def last_line(self) -> str:
-        """What was printed last, without the indented advice that follows an error of
-        ours."""
+        """The last line that was printed, without the indented lines `where` and `fix`
+        below an error of rekindle's."""
         for line in reversed(self.end.decode(errors="replace").split("\n")):
             if line and not line.startswith(" "):
                 return line
         return "no word"
 
 
-def _leave(place: Place, content: Json) -> None:
-    """Write what the platform carries away."""
+def _write_outputs(place: Place, content: Json) -> None:
+    """Write the result and the marks of artifacts, which the platform carries away."""
     artifacts = {}
     for name, artifact in content["artifacts"].items():
-        artifacts[name] = _settled(artifact, place.outputs[name])
+        artifacts[name] = _collect_artifact(artifact, place.outputs[name])
     content = {**content, "artifacts": artifacts}
-    for name, folder in place.outputs.items():  # a place with nothing in it cannot be mounted
+    # each output gets a file, also that of a skipped step: platforms cannot mount an empty one
+    for name, folder in place.outputs.items():
         mark = content if "skipped" in content else artifacts.get(name, {})
         (folder / MARK).write_text(json.dumps(mark), encoding="utf-8")
     (place.outputs[RESULT] / "result.json").write_text(json.dumps(content), encoding="utf-8")
 
 
-def _settled(artifact: Json, folder: Path) -> Json:
-    """An artifact as others read it, with its place; what its component put elsewhere in
-    this container is copied into `folder`, the artifact's own."""
+def _collect_artifact(artifact: Json, folder: Path) -> Json:
+    """Copy what the component put elsewhere in this container into `folder`, the
+    artifact's own; returns its mark, which tells readers where it is."""
     uri = artifact["uri"]
     mark = {key: value for key, value in artifact.items() if key != "uri"}
     actual = Path(os.path.normpath(uri.removeprefix("file://")))
     if actual == folder / "data":
         return mark
-    if not actual.is_absolute():  # which a URI with a scheme is not either
+    if not actual.is_absolute():  # a URI with a scheme is not absolute either
         return {**mark, "elsewhere": uri}
     if actual.is_relative_to(folder):
         return {**mark, "within": actual.relative_to(folder).as_posix()}
@@ -347,8 +363,9 @@ def _settled(artifact: Json, folder: Path) -> Json:
 
 
 def place_of(artifact: Mapping[str, Any], folder: Path | str) -> str:
-    """Where readers find an artifact of which `folder` is the place, by its mark or
-    result."""
+    """The path or URI at which readers find an artifact that is mounted at `folder`.
+
+    `artifact` is its mark, or what the result says of it."""
     elsewhere = artifact.get("elsewhere")
     return str(elsewhere) if elsewhere else f"{folder}/{artifact.get('within', 'data')}"
 
@@ -360,8 +377,9 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _attempts(task: Task, words: list[str], place: Place) -> int:
-    """Run the step until it succeeds, was told to end, or has no retry left."""
+def _run_with_retries(task: Task, arguments: list[str], place: Place) -> int:
+    """Run the step until it succeeds, was told to end, or has no retry left; returns the
+    exit code of the last attempt."""
     retry = task["retry"]
     code = 1
     for attempt in range(int(retry["count"]) + 1):
@@ -370,11 +388,11 @@ def _attempts(task: Task, words: list[str], place: Place) -> int:
             pause = retry["pause_seconds"] * retry["factor"] ** (attempt - 1)
             sys.stderr.write(f"--- attempt {attempt} failed; the next one begins in {pause:g} s\n")
             time.sleep(min(pause, retry["cap_seconds"]))
-            for name in task["outputs"]["artifacts"]:  # of the attempt that failed
+            for name in task["outputs"]["artifacts"]:  # what the failed attempt left
                 shutil.rmtree(place.outputs[name])
                 place.outputs[name].mkdir()
-        code = shim.main(words)
-        # a step that hears the signal may end with any code
+        code = shim.main(arguments)
+        # a step that handles SIGTERM may end with any code, so the shim notes that it came
         if code in (0, shim.PREEMPTED, 128 + signal.SIGTERM) or node.left(WORK).get("told_to_end"):
             break
     return code
@@ -404,9 +422,11 @@ def executor_input(
     files: Mapping[str, Path],
     folder: Path,
 ) -> Json:
-    """KFP's ExecutorInput: the values of parameters, the artifacts of each input, what
-    each output is `promised` to be, the file of each output parameter, and the folder
-    where the executor says what it did."""
+    """KFP's ExecutorInput.
+
+    `values` are those of parameters, `artifacts` those of each input, `promised` the
+    artifacts that the outputs are to become, `files` those of output parameters; in
+    `folder` the executor writes what it did."""
     return {
         "inputs": {
             "parameterValues": dict(values),

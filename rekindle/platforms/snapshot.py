@@ -1,5 +1,5 @@
-"""A run on a platform as it is now, in the words of a run here: what a record becomes by
-it."""
+"""The state of a run on a platform, in the terms of RunRecord, and how it updates a
+record."""
 
 import dataclasses
 import datetime
@@ -14,26 +14,28 @@ ENDED_STEP: frozenset[StepStatus] = frozenset({"succeeded", "failed", "skipped",
 
 @dataclasses.dataclass(frozen=True)
 class RunSnapshot:
-    """What a platform says of a run. A step that it does not know yet is not among
-    `steps`, whose `log` is the platform's address of it. `ended_at` is None while it
-    runs."""
+    """What a platform reports about a run when it is queried."""
 
     status: RunStatus
     steps: tuple[StepRecord, ...] = ()
+    """The steps that the platform knows by now; `log` is its address of a step's log."""
     error: str = ""
     ended_at: datetime.datetime | None = None
+    """None while it runs."""
 
 
 def merged(record: RunRecord, snapshot: RunSnapshot, now: datetime.datetime) -> RunRecord:
-    """`record` with what `snapshot` has: planned steps keep their order, others follow as
-    they began. What never began in a run that is over is skipped, and says why."""
+    """`record` updated by `snapshot`.
+
+    Planned steps keep their order; others, such as turns of loops, follow in that of the
+    snapshot. In a run that is over, steps that never began are skipped, with the reason."""
     new_steps = {step.name: step for step in snapshot.steps}
     steps = []
     for step in record.steps:
         new_step = new_steps.pop(step.name, None)
         if new_step is None:
             steps.append(step)
-        else:  # a platform knows no components
+        else:  # the platform does not report which component a step runs
             steps.append(new_step.model_copy(update={"component": step.component}))
     steps += new_steps.values()
     if snapshot.status in ENDED_RUN:
@@ -55,8 +57,8 @@ def merged(record: RunRecord, snapshot: RunSnapshot, now: datetime.datetime) -> 
 def step_times(
     began: datetime.datetime | None, ended: datetime.datetime | None, now: datetime.datetime
 ) -> dict[str, object]:
-    """`started_at` and `seconds` of a StepRecord; of one that runs, its seconds until
-    `now`."""
+    """`started_at` and `seconds` of a StepRecord; {} for a step that has not begun. The
+    seconds of a running step are those until `now`."""
     if began is None:
         return {}
     seconds = max(0.0, round(((ended or now) - began).total_seconds(), 3))
@@ -65,7 +67,7 @@ def step_times(
 
 
 def moment(body: Mapping[str, Any], name: str) -> datetime.datetime | None:
-    """The time that a platform's JSON has under a name; None where it has none."""
+    """The time under a name of a platform's JSON; None where it has no such member."""
     text = body.get(name)
     return datetime.datetime.fromisoformat(text) if text else None
 
@@ -77,6 +79,7 @@ def first_failed(steps: Iterable[StepRecord]) -> StepRecord | None:
 
 
 def _closed(step: StepRecord, status: RunStatus) -> StepRecord:
+    """The step as it is in a run that ended with `status`."""
     if step.status == "pending":
         why = "a condition chose otherwise" if status == "succeeded" else "the run ended before"
         return step.model_copy(update={"status": "skipped", "reason": step.reason or why})

@@ -1,9 +1,8 @@
-"""A definition on its way to a platform: what it is, what it is called there, and what
-came of it.
+"""A definition that is submitted to a platform: its files, its name and tags there, and the
+run that results; and errors that all platforms share.
 
 A submission is identified by what is sent and by a token of the caller. The same two give
-the same name, so submitting is idempotent. Also what all platforms say alike of what
-failed."""
+the same name, so submitting is idempotent."""
 
 import contextlib
 import dataclasses
@@ -35,8 +34,8 @@ _TAGS = {"rekindle-run": "run_id", "rekindle-definition": "definition", "rekindl
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """What is submitted: file names and their bytes, that of the definition itself in no
-    folder."""
+    """What is submitted: the bytes of each file by name. The definition itself is the one
+    file that lies in no folder."""
 
     files: Mapping[str, bytes]
 
@@ -69,23 +68,26 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RunTag:
-    """What a run on a platform carries, for people: the id of its record, and the hash of
-    the `definition` and the `token` that make it one submission."""
+    """What rekindle writes on a run of a platform, so that a user or a later command can tell
+    where it comes from."""
 
     run_id: str
+    """The id of its record here."""
     definition: str
+    """The hash of the Definition."""
     token: str
+    """With the definition, it identifies the submission."""
 
     def __str__(self) -> str:
         return f"rekindle run {self.run_id} definition {self.definition} token {self.token}"
 
     def tags(self) -> dict[str, str]:
-        """The mark as labels or tags of a run."""
+        """The same as labels or tags of a run."""
         return {tag: getattr(self, name) for tag, name in _TAGS.items()}
 
     @classmethod
     def of(cls, tags: Mapping[str, str]) -> Self | None:
-        """The mark that labels or tags hold; None where rekindle set none."""
+        """From the labels or tags of a run; None where rekindle did not set them."""
         if not _TAGS.keys() <= tags.keys():
             return None
         return cls(**{name: tags[tag] for tag, name in _TAGS.items()})
@@ -93,7 +95,8 @@ class RunTag:
 
 @dataclasses.dataclass(frozen=True)
 class SubmittedRun:
-    """A run on a platform and its page (`url`); not `anew` if it was there already."""
+    """A run on a platform and its page (`url`); `anew` is false if an earlier command had
+    submitted it already."""
 
     id: str
     url: str
@@ -102,7 +105,8 @@ class SubmittedRun:
 
 @dataclasses.dataclass(frozen=True)
 class SubmissionPreview:
-    """What a submission will make: a run called `id`, in the place that `where` names."""
+    """What a submission will create: a run called `id`, in the project, namespace or account
+    that `where` names."""
 
     where: str
     id: str
@@ -111,21 +115,21 @@ class SubmissionPreview:
 
 @dataclasses.dataclass(frozen=True)
 class Lowered:
-    """A schedule in a platform's own words, `expression` and `timezone`, and what the
-    platform does by itself, for people: `overlap`, with a start that falls due while a
-    run goes on; `missed`, with starts that did not happen; `clocks`, with times that a
-    change of them skips or repeats."""
+    """A schedule as a platform takes it, and what the platform does by itself, in words."""
 
     expression: str
     timezone: str
     overlap: str
+    """What it does with a start that falls due while a run goes on."""
     missed: str
+    """What it does about starts that did not happen."""
     clocks: str = "what then happens is not documented"
+    """What it does with times that a change of clocks skips or repeats."""
 
 
 def newest(schedules: Sequence[S], remove: Callable[[S], None]) -> list[S]:
-    """Of schedules (the oldest first) the last of each name, by name; the others are
-    removed."""
+    """The newest of the schedules of each name, sorted by name; `remove` is called for the
+    others. `schedules` are given the oldest first."""
     by_name: dict[str, S] = {schedule.display_name: schedule for schedule in schedules}
     for schedule in schedules:
         if schedule is not by_name[schedule.display_name]:
@@ -137,8 +141,10 @@ def plain_name(
     name: str, illegal: str, longest: int, *, taken: Collection[str] = (), distinct: bool = False
 ) -> str:
     """`name` with `-` for what is `illegal` (a regular expression), at most `longest`
-    long. A hash of the name ends one that was cut or is `taken`, and with `distinct` each
-    that was changed."""
+    characters long.
+
+    A name that was cut or is `taken` ends with a hash of the name; with `distinct`, so does
+    each that was changed, so that two names never become one."""
     plain = re.sub(illegal, "-", name)
     if len(plain) <= longest and plain not in taken and (plain == name or not distinct):
         return plain
@@ -146,7 +152,7 @@ def plain_name(
 
 
 def digest_of(files: Mapping[str, bytes], token: str = "", length: int = 16) -> str:
-    """`length` characters that stand for the files and the token."""
+    """The first `length` characters of a hash of the files and the token."""
     digest = hashlib.sha256(f"{len(token)}\0{token}".encode())
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
@@ -156,32 +162,32 @@ def digest_of(files: Mapping[str, bytes], token: str = "", length: int = 16) -> 
 def submission_name(
     pipeline: str, definition: Definition, token: str, longest: int | None = None
 ) -> str:
-    """What a run is called on a platform: up to `longest` characters of the pipeline's
-    name, and what identifies the submission."""
+    """The name of a run on a platform: up to `longest` characters of the pipeline's name,
+    and a hash that identifies the submission."""
     return f"{pipeline[:longest].rstrip('-')}-{digest_of(definition.files, token)}"
 
 
 def not_installed(error: ImportError, where: str, fix: str) -> PlatformError:
-    """To raise where a platform's SDK is missing."""
+    """The error to raise where a platform's SDK is missing."""
     return PlatformError(f"{error.name} is not installed here", where=where, fix=fix)
 
 
 def no_schedule(name: str, where: str = "") -> PlatformError:
-    """To raise for a name that no schedule has."""
+    """The error to raise for a name that no schedule has."""
     message = f"there is no schedule `{name}`"
     return PlatformError(message, where=where, fix="rekindle schedule list")
 
 
 def check_resumable(status: RunStatus | None, what: str, where: str) -> None:
-    """PlatformError for a run that succeeded or goes on."""
+    """Raise PlatformError, which says `what`, for a run that succeeded or goes on."""
     if status not in ("failed", "cancelled"):
         fix = "only what failed or was stopped is tried again"
         raise PlatformError(what, where=where, fix=fix)
 
 
 def unheeded(schedule: ScheduleSpec, what: str, who: str, platform: str) -> Iterator[Problem]:
-    """Problems of a schedule for a service which starts each run when it is due, as
-    `what` says."""
+    """The problems of a schedule on a service that starts every run when it is due, whatever
+    else runs; `what` says so, and `who` names the service."""
     if schedule.overlap in ("skip", "queue"):
         fix = "write schedule.overlap: parallel, and leave a run the time that it takes"
         yield Problem(what, "schedule.overlap", fix)

@@ -1,9 +1,8 @@
-"""What images are, by the names that configs have for them: `rekindle.lock`, beside the
-config.
+"""`rekindle.lock`, a file beside the config: which digest the tag of an image stands for,
+and the hash of the user's own code in that image.
 
 `rekindle images push` writes it, loading a config reads it, and it belongs into version
-control as the config does. An image is its digest, and with it the hash of the user's own
-code in it."""
+control as the config does."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,23 +22,25 @@ _HEAD = "# what images are, by name: `rekindle images push` writes it; commit it
 
 
 class Pin(Section):
-    """What stands behind the name of an image."""
+    """The image that a name stands for."""
 
     digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
-    """Of its manifest, as the registry says."""
+    """That of its manifest, as the registry reports it."""
     code: str = Field("", pattern=r"^([0-9a-f]{32})?$")
-    """Hash of the user's own code in it; empty: none."""
+    """Hash of the user's own code in it; empty: it holds none."""
 
 
 def read(folder: Path) -> dict[str, Pin]:
-    """The pins of the configs in a folder, by name; SpecError for another kind of file."""
+    """The pins in a folder's lock file, by the image's name in configs; {} without the file.
+
+    SpecError where `rekindle images push` did not write the file."""
     path = folder / NAME
     if not path.exists():
         return {}
     images = read_document(path).values.get("images")
     try:
         if not isinstance(images, dict):
-            raise TypeError
+            raise TypeError  # refused below, as images that are not pins are
         return {name: Pin.model_validate(pin) for name, pin in images.items()}
     except (ValidationError, TypeError):
         what = f"{path} is not what `rekindle images push` writes"
@@ -47,7 +48,8 @@ def read(folder: Path) -> dict[str, Pin]:
 
 
 def write(folder: Path, pins: Mapping[str, Pin]) -> Path:
-    """The file, with these pins beside or in place of those that were there."""
+    """Add these pins to the folder's lock file, in place of older ones of the same name;
+    returns its path."""
     merged = read(folder) | dict(pins)
     images = {name: pin.model_dump(mode="json") for name, pin in merged.items()}
     text = yaml.safe_dump({"images": images}, sort_keys=True, width=1_000)
@@ -61,13 +63,16 @@ def by_digest(name: str, pin: Pin) -> str:
 
 
 def repository(name: str) -> str:
-    """The name without its tag or digest."""
+    """The name without its tag or digest.
+
+    `host:5000/team/image:tag` is `host:5000/team/image`: a colon before the last slash
+    belongs to a port."""
     head, slash, last = name.partition("@")[0].rpartition("/")
     return head + slash + last.partition(":")[0]
 
 
 def pinned(spec: Spec, folder: Path) -> Spec:
-    """The spec with its images by digest, as far as the folder's pins know them."""
+    """The spec with each image that the folder's lock file pins named by its digest."""
     pins = read(folder)
     pinned_sections = {}
     for platform in PlatformsSpec.model_fields:

@@ -21,23 +21,25 @@ from rekindle.train.attention import Kernel
 log = logging.getLogger(__name__)
 
 KERNEL_TOLERANCE = 0.05
-"""Of a kernel in half precision, relative to the largest value."""
+"""Most that a kernel in half precision may differ, relative to the largest value."""
 # what transformers' configs call the dropout of attention
 ATTENTION_DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 
 
 def takes_groups(device: torch.device) -> bool:
-    """Whether a fast kernel takes fewer key-value heads: flash attention, from CUDA's 8.0 on."""
+    """Whether a fast kernel takes fewer key-value heads than query heads.
+
+    Flash attention does, from CUDA's compute capability 8.0 on."""
     if device.type != "cuda" or not torch.cuda.is_available():  # a trace has no device to ask
         return True
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> Kernel:
-    """What keeps documents apart on this device: varlen where it takes the network's
-    heads.
+    """The kernel that keeps documents apart on this device: `varlen` where it can run with
+    heads of this network's size, else `sdpa`, one call a document.
 
-    Raises UnsupportedError where it disagrees with one call a document."""
+    Raises UnsupportedError where varlen runs, and its results differ from those of sdpa."""
     if device.type != "cuda" or dtype not in attention.HALVES:
         return "sdpa"
     config: Any = network.config
@@ -47,7 +49,7 @@ def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> 
     heads = shape.heads // shape.kv_heads * 2
     windows: tuple[int | None, ...] = (None,)
     if getattr(config, "sliding_window", None):
-        windows = (None, 8)
+        windows = (None, 8)  # shorter than the documents of the comparison, so that it cuts
     try:
         gap = kernel_difference(device, dtype, heads, 2, head_size, windows)
     except (ImportError, RuntimeError, TypeError, ValueError, UnsupportedError) as error:
@@ -63,7 +65,9 @@ def kernel_for(network: nn.Module, device: torch.device, dtype: torch.dtype) -> 
 
 
 def kernel_while_training(network: nn.Module, kernel: Kernel) -> Kernel:
-    """What keeps documents apart in training steps, which it logs: varlen has no dropout."""
+    """The kernel that keeps documents apart in training steps, which it logs.
+
+    `varlen` has no dropout, so `sdpa` takes its place where the network has some."""
     if kernel != "varlen":
         return kernel
     for name in ATTENTION_DROPOUTS:
@@ -88,24 +92,27 @@ def kernel_difference(
     windows: tuple[int | None, ...],
 ) -> float:
     """How far the varlen kernel is from one call a document, forwards and backwards,
-    relative to the largest value. Raises what the kernel raises where it cannot be
-    used."""
+    relative to the largest value: the worst of all `windows`.
+
+    `groups` is the number of key-value heads, `size` that of a head. Raises what the
+    kernel raises where it cannot be used."""
     draw = torch.Generator().manual_seed(0)
+    # query, key and value
     inputs = [torch.randn(2, count, 64, size, generator=draw) for count in (heads, groups, groups)]
     documents = Documents.of(np.array([[1] * 40 + [2] * 24, [1] * 9 + [2] * 55]))
     documents = documents.with_each(lambda tensor: tensor.to(device))
     worst = 0.0
     for window in windows:
-        varlen = _outputs_and_slopes("varlen", window, inputs, documents, device, dtype)
-        one_by_one = _outputs_and_slopes("sdpa", window, inputs, documents, device, dtype)
+        varlen = _output_and_gradients("varlen", window, inputs, documents, device, dtype)
+        one_by_one = _output_and_gradients("sdpa", window, inputs, documents, device, dtype)
         for ours, theirs in zip(varlen, one_by_one, strict=True):
             gap = float((ours - theirs).abs().max() / theirs.abs().max())
-            if not gap <= worst:  # a gap that is not a number counts
+            if not gap <= worst:  # as `gap > worst`, and true for NaN
                 worst = gap
     return worst
 
 
-def _outputs_and_slopes(
+def _output_and_gradients(
     kernel: Kernel,
     window: int | None,
     inputs: list[torch.Tensor],
@@ -117,5 +124,5 @@ def _outputs_and_slopes(
     with torch.enable_grad():
         q, k, v = (tensor.to(device, dtype).requires_grad_() for tensor in inputs)
         output = attention.apart(q, k, v, documents, call)
-        slopes = torch.autograd.grad(output.float().square().sum(), (q, k, v))
-    return [output.detach(), *slopes]
+        gradients = torch.autograd.grad(output.float().square().sum(), (q, k, v))
+    return [output.detach(), *gradients]

@@ -441,14 +441,14 @@ class Trainer:
             for turn, micro in enumerate(self.feed(work.micro)):
                 self.beat(step, phase)
                 is_last = turn + 1 == len(work.micro)
-                with self.optimizer.running(is_last):
+                with self.optimizer.micro_batch_context(is_last):
                     result = module(micro=self._scaled(micro))
                     self.optimizer.backward(result[0, 0], is_last)
                 total += result[0].detach().double()
             return total
 
     def _scaled(self, micro: Micro) -> Micro:
-        return dataclasses.replace(micro, count=self.optimizer.scaled(micro.count))
+        return dataclasses.replace(micro, count=self.optimizer.divided_by_scale(micro.count))
 
     @torch.no_grad()
     def validate(
@@ -496,7 +496,7 @@ class Trainer:
         load(checkpoint, self.tensors(), self.optimizer.replicas)
         self.seconds_before = float(checkpoint.state.get("train_seconds") or 0.0)
         self.is_spent = self._exceeds_budget(self.seconds_before)
-        self.optimizer.restored(checkpoint.state.get("loss_scale"))
+        self.optimizer.finish_restore(checkpoint.state.get("loss_scale"))
         self.best = Best(**checkpoint.state.get("best", {}))
         validates = self.validation is not None and self.length.validates(checkpoint.step)
         was_validated = checkpoint.state.get("validation_loss") is not None
@@ -516,5 +516,5 @@ class Trainer:
             "best": dataclasses.asdict(self.best),
             "train_seconds": seconds,
             "packed": self.batches.order.pack_length is not None,
-            "loss_scale": [float(scale.value), int(scale.good)] if scale else None,
+            "loss_scale": [float(scale.value), int(scale.finite_steps)] if scale else None,
         }

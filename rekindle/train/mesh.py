@@ -13,20 +13,22 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from rekindle.spec.layout import Layout
 
 Ranks = dist.ProcessGroup | None
-"""Some of the ranks; None where there are no others, or for all."""
+"""Some of the ranks. As a result, None says that there are no others; as an argument of
+torch.distributed, it stands for all ranks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """This rank's place. `ranks` is None where every rank holds the whole model."""
+    """This rank's place among all ranks, axis by axis."""
 
     layout: Layout
     device: torch.device
     ranks: DeviceMesh | None = None
+    """None where every rank holds the whole model: DDP needs no mesh of axes."""
 
     @classmethod
     def of(cls, layout: Layout, device: torch.device) -> Self:
-        """All ranks have to call it."""
+        """The mesh of a layout on the ranks of this job; all ranks have to call it."""
         if layout.only_replicates:
             return cls(layout, device)
         shape = (layout.pp, layout.dp, layout.shard, layout.cp, layout.tp)
@@ -64,20 +66,21 @@ class Mesh:
         return self.place("dp") * self.layout.shard + self.place("shard")
 
     def over(self, *axes: str) -> DeviceMesh:
-        """The mesh of these axes; `weights` is shard x cp."""
+        """The part of the mesh that has these axes; `weights` is shard x cp."""
         assert self.ranks is not None
         return self.ranks[axes]
 
 
 def of_all(value: Any, group: Ranks = None) -> list[Any]:
-    """What each rank has, in their order (a collective on the host)."""
-    found = [value] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
-    return found
+    """The `value` of each rank, in the order of ranks (a collective on the host)."""
+    values = [value] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def of_first(value: Any, group: Ranks = None) -> Any:
-    """What rank 0 has (a collective on the host)."""
-    box = [value]
-    dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
-    return box[0]
+    """The `value` of rank 0 (a collective on the host)."""
+    # one element, because torch broadcasts into a list
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=group, device=torch.device("cpu"))
+    return values[0]

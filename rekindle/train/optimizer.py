@@ -2,10 +2,11 @@
 gradient norm, and loss scaling.
 
 An update sees plain local tensors that share memory with the parameters: fused kernels
-work, meshes mix freely, and only the names and the checkpoint know of the whole. The norm
-counts every element once, however it is sharded or repeated, so that clipping, the check
-for numbers that are not finite, and the scale of fp16 are decided alike on all ranks, on
-the device: nothing is read."""
+work on them, parameters of different meshes are updated together, and only the names and
+the checkpoint know of the whole. The norm counts every element once, however it is
+sharded or repeated. So all ranks decide alike on clipping, on numbers that are not finite
+and on the scale of fp16, and they do it on the device: no value is copied to the host,
+which would have to wait for the step."""
 
 import contextlib
 import dataclasses
@@ -38,7 +39,7 @@ class _Held:
     parameter: torch.Tensor
     local: torch.Tensor
     """Shares memory with the parameter."""
-    repeated: int
+    holders: int
     """How many ranks hold the same part; 0: another parameter is counted in its place."""
 
 
@@ -49,20 +50,23 @@ class Optimizer:
         self.parts = parts
         self.spec = spec
         self.held = [
-            _Held(name, parameter, local_of(parameter).detach(), _repeated(name, parameter, parts))
+            _Held(name, parameter, local_of(parameter).detach(), _holders(name, parameter, parts))
             for name, parameter in parts.parameters()
             if parameter.requires_grad
         ]
-        self.copies = _Copies(parts, {held.name: held for held in self.held})
-        self.scale = _Scale(parts.mesh.device) if spec.precision == "fp16" else None
-        self.update: Update = self._update()
-        self.counted = [held for held in self.held if held.repeated and held.local.numel()]
-        # of each squared norm, so that the ranks' shares add up to the whole
-        shares = [1 / held.repeated for held in self.counted]
+        self.tied = _TiedPairs(parts, {held.name: held for held in self.held})
+        self.scale = _LossScale(parts.mesh.device) if spec.precision == "fp16" else None
+        self.update: Update = self._new_update()
+        # what this rank adds to the norm
+        self.counted = [held for held in self.held if held.holders and held.local.numel()]
+        # each of the holders counts its part of a squared norm: summed over ranks they are one
+        shares = [1 / held.holders for held in self.counted]
         self.shares = torch.tensor(shares, dtype=torch.float64, device=parts.mesh.device)
 
-    def _update(self) -> Update:
-        """Raises UnsupportedError where the optimizer has no matrix to work on."""
+    def _new_update(self) -> Update:
+        """The update that the spec names, on this rank's tensors.
+
+        Raises UnsupportedError where an optimizer for matrices has none to work on."""
         name = self.spec.optimizer
         names_of_matrices = set[str]()
         if name != "adamw":
@@ -84,47 +88,50 @@ class Optimizer:
 
     @property
     def loss_scale(self) -> float:
-        """What losses are multiplied by before the backward pass; waits for the device."""
+        """The factor of losses before the backward pass; reading it waits for the device."""
         return float(self.scale.value) if self.scale else 1.0
 
-    def scaled(self, count: torch.Tensor) -> torch.Tensor:
-        """What a loss is divided by so that it is multiplied by the loss scale."""
+    def divided_by_scale(self, count: torch.Tensor) -> torch.Tensor:
+        """`count` over the loss scale: a sum divided by this is a loss times the scale."""
         return count / self.scale.value.to(count.dtype) if self.scale else count
 
-    def running(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        """Around a micro-batch of a step without a pipeline, forward and backward."""
+    def micro_batch_context(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """The context of a micro-batch, forward and backward, where there is no pipeline."""
         layout = self.parts.mesh.layout
         is_sharded = layout.shard * layout.cp > 1
         return synchronised(self.parts.stages[0].module, is_last, is_sharded)
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
-        """Add the gradients of a micro-batch; `is_last`: of the last one of a step."""
+        """Add the gradients of a micro-batch to those of the step.
+
+        `is_last` is for other steppers: here `micro_batch_context` acts on it."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def collect(self) -> torch.Tensor:
-        """Gather gradients; this rank's share of the scaled, squared norm, float64 []."""
+        """Complete this rank's gradients; returns its share of the squared norm, float64 [].
+
+        The norm is that of scaled gradients, if losses are scaled."""
         partial = []
         for held in self.held:
             held.local.grad = _local_gradient(held.parameter)
             if held.name in self.parts.partial:
                 partial.append(held.local.grad)
         _add_up(partial, self.parts.mesh.group("tp"))
-        self.copies.add_up()
+        self.tied.add_up()
         gradients = [held.local.grad for held in self.counted if held.local.grad is not None]
         if not gradients:
             return torch.zeros((), dtype=torch.float64, device=self.parts.mesh.device)
         has_halves = any(gradient.dtype in HALVES for gradient in gradients)
-        # sums of half precision would lose what is small
+        # in half precision, squares of small gradients would vanish beside the sum
         summed_in = torch.float32 if has_halves else None
         norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=summed_in)).double()
         return (norms.square() * self.shares).sum()
 
     def step(self, rate: float, loss: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
-        """Update with the collected gradients; returns loss and norm, float64 [2],
-        unscaled.
+        """Update with the collected gradients; returns loss and norm, float64 [2].
 
-        `loss` and `squares`, the squared norm, are float64 [] and scaled. Nothing is
-        updated where one of them is not finite."""
+        `loss` and `squares`, the squared norm over all ranks, are float64 [] and scaled;
+        what is returned is not. Nothing is updated where one of them is not finite."""
         norm = squares.sqrt()
         if self.scale is not None:
             loss = loss / self.scale.value
@@ -132,6 +139,7 @@ class Optimizer:
         finite = loss.isfinite() & norm.isfinite()
         factor = torch.ones_like(norm)
         if self.spec.clip_norm is not None:
+            # with the 1e-6 of torch.nn.utils.clip_grad_norm_
             factor = (self.spec.clip_norm / (norm + 1e-6)).clamp(max=1.0)
         if self.scale is not None:
             factor = factor / self.scale.value
@@ -146,13 +154,16 @@ class Optimizer:
             held.local.grad = None
             held.parameter.grad = None
 
-    def restored(self, loss_scale: Sequence[float] | None) -> None:
-        """To be called when `tensors` and the weights have been filled from a checkpoint."""
+    def finish_restore(self, loss_scale: Sequence[float] | None) -> None:
+        """Set what `tensors` and the weights, filled from a checkpoint, leave open.
+
+        `loss_scale` is the scale and the steps since it changed; None: there is none."""
         if self.scale is not None and loss_scale is not None:
             self.scale.value.fill_(loss_scale[0])
-            self.scale.good.fill_(loss_scale[1])
-        for source, copy in self.copies.pairs:
-            # a checkpoint holds a tied parameter once
+            self.scale.finite_steps.fill_(loss_scale[1])
+        for source, copy in self.tied.pairs:
+            # a checkpoint holds a pair once: under one name, the later of both, the copy,
+            # was filled
             if source is not None and copy is not None:
                 source.local.copy_(copy.local)
                 for key, value in self.update.state[copy.local].items():
@@ -174,7 +185,7 @@ class Optimizer:
         return trained
 
     def tensors(self) -> dict[str, Any]:
-        """Moments and step counts by parameter, sharded as it is; of copies one."""
+        """Moments and step counts by parameter, sharded as it is; of a tied pair once."""
         state: dict[str, torch.Tensor] = {}
         for held in self.held:
             name = self.parts.tied.get(held.name, held.name)
@@ -186,7 +197,10 @@ class Optimizer:
 
 @contextlib.contextmanager
 def synchronised(module: torch.nn.Module, is_last: bool, is_sharded: bool) -> Iterator[None]:
-    """Add up gradients over replicas in a step's last backward pass; of shards in each."""
+    """The context of a micro-batch, in which `module` sums gradients over ranks when it has to.
+
+    Replicas sum once a step, in its last backward pass; shards in each, or FSDP would keep
+    whole gradients from one micro-batch to the next."""
     if isinstance(module, DistributedDataParallel) and not is_last:
         with module.no_sync():
             yield
@@ -198,24 +212,27 @@ def synchronised(module: torch.nn.Module, is_last: bool, is_sharded: bool) -> It
     yield
 
 
-class _Scale:
+class _LossScale:
     """Loss scale of fp16 (Micikevicius et al. 2017, arXiv 1710.03740): halved after a
-    step that overflowed, doubled after 2,000 in a row that did not."""
+    step that overflowed, doubled after 2,000 in a row that did not. Its start and these
+    2,000 are the defaults of torch.amp.GradScaler."""
 
     def __init__(self, device: torch.device) -> None:
         self.value = torch.full((), 65_536.0, dtype=torch.float64, device=device)
-        self.good = torch.zeros((), dtype=torch.int64, device=device)
+        self.finite_steps = torch.zeros((), dtype=torch.int64, device=device)
 
     def update(self, finite: torch.Tensor) -> None:
-        """After a step; `finite` bool []. Nothing is read: a device decides by `where`."""
-        self.good.copy_(torch.where(finite, self.good + 1, 0))
-        grown = torch.where(self.good % 2_000 == 0, self.value * 2, self.value)
+        """Set the scale for the next step; `finite` (bool []) says how this one was.
+
+        The device decides, by `where`: an `if` would wait for it."""
+        self.finite_steps.copy_(torch.where(finite, self.finite_steps + 1, 0))
+        grown = torch.where(self.finite_steps % 2_000 == 0, self.value * 2, self.value)
         halved = (self.value / 2).clamp(min=1.0)
         self.value.copy_(torch.where(finite, grown, halved))
 
 
 def _add_up(gradients: list[torch.Tensor], group: Ranks) -> None:
-    """Sums over the group, in place; in one collective, because small ones cost as much as it."""
+    """Sum over the group, in place, by one collective: each small one would cost as much."""
     if not gradients:
         return
     joined = torch.cat([gradient.flatten() for gradient in gradients])
@@ -225,8 +242,11 @@ def _add_up(gradients: list[torch.Tensor], group: Ranks) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-class _Copies:
-    """A tied parameter on the first and on the last stage: the two gradients are one sum."""
+class _TiedPairs:
+    """Tied parameters of which the first and the last stage hold a copy each.
+
+    The gradient of either copy is the sum over both, so that the copies stay equal. A pair
+    has None for a copy that another rank holds."""
 
     def __init__(self, parts: Parts, held: Mapping[str, _Held]) -> None:
         layout = parts.mesh.layout
@@ -235,9 +255,9 @@ class _Copies:
             self.pairs = [(held.get(source), held.get(copy)) for copy, source in parts.tied.items()]
         indices_here = {stage.index for stage in parts.stages}
         self.both_here = {0, layout.stages - 1} <= indices_here
-        # where the first rank holds both ends (zero bubble's V), there is no one to ask
+        # in zero bubble's V the first rank of a pipeline holds both ends
         are_apart = layout.stages - 1 not in stages_of(layout, 0)
-        self.group = _ends(parts.mesh) if self.pairs and are_apart else None
+        self.group = _group_of_ends(parts.mesh) if self.pairs and are_apart else None
 
     def add_up(self) -> None:
         """Give both copies the sum of their gradients."""
@@ -252,8 +272,10 @@ class _Copies:
                 dist.all_reduce(held.local.grad, group=self.group)
 
 
-def _ends(mesh: Mesh) -> Ranks:
-    """This rank's group with its partner at the pipeline's other end; all ranks have to call it."""
+def _group_of_ends(mesh: Mesh) -> Ranks:
+    """This rank's group with its partner at the pipeline's other end, if it is at an end.
+
+    All ranks have to call it: a group is made by all, also by those outside of it."""
     assert mesh.ranks is not None
     grid = mesh.ranks.mesh.reshape(mesh.layout.pp, -1)
     group_of_this_rank = None
@@ -265,7 +287,7 @@ def _ends(mesh: Mesh) -> Ranks:
     return group_of_this_rank
 
 
-def _repeated(name: str, parameter: torch.Tensor, parts: Parts) -> int:
+def _holders(name: str, parameter: torch.Tensor, parts: Parts) -> int:
     """How many ranks hold the same part of a parameter; 0 where its copy is counted instead."""
     if parts.mesh.layout.pp > 1 and name in parts.tied:
         return 0
@@ -275,12 +297,14 @@ def _repeated(name: str, parameter: torch.Tensor, parts: Parts) -> int:
         for axis, placement in enumerate(parameter.placements):
             if divides(placement):
                 shards *= mesh.size(axis)
-    # of a pipeline rank all would hold the same parameter if nothing were sharded
+    # without shards, all ranks of a pipeline rank hold the parameter
     return parts.mesh.layout.world // parts.mesh.layout.pp // shards
 
 
 def _local_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a gradient, summed over the ranks that divide it; zeros without one."""
+    """This rank's part of a parameter's gradient, summed over ranks where that is still to do.
+
+    Zeros where the backward pass did not reach the parameter."""
     gradient = parameter.grad
     if gradient is None:
         return torch.zeros_like(local_of(parameter))
@@ -294,7 +318,9 @@ def _local_gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """`local` with the parameter's mesh and placements; rows may have another length."""
+    """`local` with the parameter's mesh and placements.
+
+    Its rows may have another length than the parameter's: scales of 8-bit moments do."""
     if not isinstance(parameter, DTensor):
         return local
     shape = parameter.shape

@@ -38,23 +38,23 @@ def start_engine(parts: Parts, train: TrainSpec) -> Parts | None:
 
 
 class Stepped:
-    """What `Optimizer` does, by a stepper."""
+    """The methods of `Optimizer` that the loop calls, carried out by an engine's stepper."""
 
     scale = None
     """Losses are not scaled here."""
     replicas: Ranks = None
-    """Each rank holds something else."""
+    """None: no two ranks hold the same, because the engine divides its state over all."""
 
     def __init__(self, parts: Parts, stepper: DeepSpeedStepper) -> None:
         self.parts = parts
         self.stepper = stepper
 
-    def scaled(self, count: torch.Tensor) -> torch.Tensor:
+    def divided_by_scale(self, count: torch.Tensor) -> torch.Tensor:
         """The count as it is."""
         return count
 
-    def running(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        """Around a micro-batch: the engine needs nothing."""
+    def micro_batch_context(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """A context that does nothing: the engine sums gradients by itself."""
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
@@ -72,8 +72,8 @@ class Stepped:
     def clear(self) -> None:
         """The engine forgets gradients when it updates."""
 
-    def restored(self, loss_scale: Sequence[float] | None) -> None:
-        """To be called when `tensors` and the weights have been filled from a checkpoint."""
+    def finish_restore(self, loss_scale: Sequence[float] | None) -> None:
+        """Have the engine take over what `tensors` and `weights` were filled with."""
         self.stepper.restored()
 
     def weights(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Stepped:
         return {key: piece for key, piece in self._pieces().items() if _parameter_of(key) in names}
 
     def tensors(self) -> dict[str, Any]:
-        """The engine's state beside them."""
+        """The engine's state beside the weights, as flat pieces."""
         names = self._names()
         return {
             key: piece for key, piece in self._pieces().items() if _parameter_of(key) not in names

@@ -156,7 +156,7 @@ def _return_to_best(job: Job, trainer: Trainer, last_step: int) -> int | None:
             fix = "remove this folder, and train again"
             raise CheckpointError(message, where=job.checkpoints, fix=fix)
         checkpoint.load(best, trainer.tensors(), trainer.optimizer.replicas)
-        trainer.optimizer.restored(None)
+        trainer.optimizer.finish_restore(None)
     if dist.get_rank() == 0:
         steps = trainer.length.steps
         ending = ""

@@ -281,7 +281,7 @@ def test_the_optimizer_steps_on_one_device_without_a_read(name, precision, clip,
             for _, parameter in parts.parameters():
                 parameter.grad = torch.empty_like(parameter, requires_grad=False)
             squares = optimizer.collect()
-            count = optimizer.scaled(torch.ones(1, dtype=torch.float64, device=CUDA))
+            count = optimizer.divided_by_scale(torch.ones(1, dtype=torch.float64, device=CUDA))
             numbers = optimizer.step(1e-3, count[0], squares)
             optimizer.clear()
         assert numbers.device == CUDA

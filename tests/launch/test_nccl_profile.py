@@ -10,7 +10,7 @@ import pytest
 
 from rekindle.errors import StepError
 from rekindle.launch.rendezvous import Rendezvous
-from rekindle.launch.torchrun import PROFILE, profiled
+from rekindle.launch.torchrun import PROFILE, variables_of_profile
 from tests.ports import free_port
 
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ def test_a_script_of_the_vendor_is_asked_where_all_it_needs_is_there(tmp_path: P
     script.write_text(SCRIPT)
     device.mkdir()
     before = {"PATH": "/usr/bin:/bin", "NCCL_MINE": "own", "LD_LIBRARY_PATH": "/lib"}
-    told, how = profiled({**before, PROFILE: f"{script}:{device}"})
+    told, how = variables_of_profile({**before, PROFILE: f"{script}:{device}"})
     assert told == {
         "NCCL_NET": "plugin",
         "NCCL_PROTO": "Simple",
@@ -38,9 +38,9 @@ def test_a_script_of_the_vendor_is_asked_where_all_it_needs_is_there(tmp_path: P
     }
     assert how == f"NCCL as {script} says"
     device.rmdir()
-    told, how = profiled({**before, PROFILE: f"{script}:{device}"})
+    told, how = variables_of_profile({**before, PROFILE: f"{script}:{device}"})
     assert (told, how) == ({}, f"no GPUDirect between nodes: {device} is not in this container")
-    assert profiled(before) == profiled({**before, PROFILE: ""}) == ({}, "")
+    assert variables_of_profile(before) == variables_of_profile({**before, PROFILE: ""}) == ({}, "")
 
 
 @pytest.mark.parametrize("text", ["echo broken >&2; false", "exit 3", "no-such-command-at-all"])
@@ -48,7 +48,7 @@ def test_a_script_that_fails_ends_the_step_and_says_which(tmp_path: Path, text: 
     script = tmp_path / "profile.sh"
     script.write_text(text)
     with pytest.raises(StepError, match="tells NCCL of this machine's network failed") as caught:
-        profiled({"PATH": "/usr/bin:/bin", PROFILE: str(script)})
+        variables_of_profile({"PATH": "/usr/bin:/bin", PROFILE: str(script)})
     assert caught.value.problems[0].where == str(script)
 
 

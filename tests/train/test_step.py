@@ -203,7 +203,7 @@ def test_all_state_of_the_optimizer_lies_where_its_parameter_does():
     assert len(state) == 3 * len(optimizer.held)
     assert {
         t.device.type
-        for t in [*state, optimizer.shares, optimizer.scale.value, optimizer.scale.good]
+        for t in [*state, optimizer.shares, optimizer.scale.value, optimizer.scale.finite_steps]
     } == {"meta"}
 
 

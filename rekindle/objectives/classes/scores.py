@@ -1,7 +1,9 @@
 """Scores of a classifier: the probability of each class, of each example.
 
 Accuracy, macro-F1, log-loss, the expected calibration error (Naeini et al. 2015, 15 equal
-bins of the top probability) and what curves tell, of all examples and of resamples."""
+bins of the top probability) and numbers of the ROC and precision-recall curves, of all
+examples and of resamples. Shapes: N examples, C classes, R resamples, each of which gives
+a weight to every example."""
 
 import dataclasses
 import functools
@@ -21,7 +23,7 @@ from rekindle.objectives.scores import EPSILON, Bools, Floats, Ints, ModelScores
 from rekindle.records import Check, ClassResult, Contender
 
 BINS = 15
-MOST_CURVES = 20  # classes: each is ranked by itself
+MOST_CURVES = 20  # classes with curves: examples are sorted once for each class
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,7 @@ class ClassScores(ModelScores):
         from scipy.special import softmax  # which takes a fifth of a second
 
         labels_N = indices_of(rows.column("label").combine_chunks(), contender.labels)
-        # no rows do not tell how many classes there are
+        # the reshape below cannot find C in an empty column
         if not len(rows):
             return cls(np.zeros((0, len(contender.labels))), labels_N, contender.labels)
         logits = rows.column(who).combine_chunks().field("logits").flatten()
@@ -63,11 +65,13 @@ class ClassScores(ModelScores):
         return bool(np.isfinite(self.probabilities_NC).all())
 
     def weighted(self, metric: str, weights_RN: Floats) -> Floats:
-        """Log-loss is the mean negative log-probability of the true class in nats (a coin
-        flip: 0.693); macro-F1 the mean over classes of the harmonic mean of precision and
-        recall, without those that neither occur nor are predicted; the calibration error
-        the mean gap between confidence and accuracy over the bins, weighted by size; for
-        curves see `_of_curves`."""
+        """[R]: values of `metric`, in which examples count as a row of `weights_RN` says.
+
+        Log-loss is the mean negative log-probability of the true class in nats (a coin
+        flip: 0.693). Macro-F1 is the mean over classes of the harmonic mean of precision
+        and recall, without classes that neither occur nor are predicted. The calibration
+        error is the mean gap between confidence and accuracy over the bins, weighted by
+        size. For curves see `_of_curves`."""
         total_R = weights_RN.sum(1)
         if metric == "accuracy":
             return np.asarray(weights_RN @ self._right_N.astype(np.float64) / total_R, np.float64)
@@ -93,7 +97,8 @@ class ClassScores(ModelScores):
         return np.asarray(np.nanmean(f1_RC, axis=1), np.float64)
 
     def _calibration_error(self, weights_RN: Floats) -> Floats:
-        """Rows whose probabilities are not numbers are left out."""
+        """The expected calibration error; rows whose probabilities are not numbers are
+        left out."""
         finite_N = np.asarray(np.isfinite(self.probabilities_NC).all(1))
         finite_NC = np.where(finite_N[:, None], self.probabilities_NC, 0.0)
         top_N, right_N, bin_N = _binned(finite_NC, self.labels_N)
@@ -110,14 +115,15 @@ class ClassScores(ModelScores):
         return self._right_N if metric == "accuracy" else None
 
     def worst(self, metric: str, other: Self, rare: bool = False) -> float:
-        """Probabilities count as 1e-12 at least: 27.6 nats."""
+        """No example costs more than 27.6 nats: log-loss takes probabilities as 1e-12 or
+        more."""
         return -math.log(EPSILON)
 
     def with_one_more(self, cost: float) -> Self:
-        """Of the rarest class, taken for the next rarest:
-        these lose the largest share by it."""
+        """See `ModelScores`. The example is of the rarest class and is taken for the next
+        rarest: of all classes, these lose the largest share by one error."""
         counts_C = np.bincount(self.labels_N, minlength=len(self.names))
-        # classes that do not occur are behind all others
+        # the two rarest of those that occur: the others are sorted behind all
         rarest = np.argsort(np.where(counts_C > 0, counts_C, len(self) + 1), kind="stable")[:2]
         row_C = np.zeros(len(self.names))
         row_C[rarest[-1]] = 1 - math.exp(-cost)
@@ -129,7 +135,8 @@ class ClassScores(ModelScores):
         )
 
     def trivial(self, metric: str) -> Check:
-        if metric == "calibration_error":  # frequencies are calibrated, and know nothing
+        # always answering the frequencies is perfectly calibrated, so no model beats it in that
+        if metric == "calibration_error":
             metric = self.METRIC
         shares_C = np.bincount(self.labels_N, minlength=len(self.names)) / len(self)
         blind = dataclasses.replace(self, probabilities_NC=np.tile(shares_C, (len(self), 1)))
@@ -164,13 +171,14 @@ class ClassScores(ModelScores):
 
     @functools.cached_property
     def _counts_CC(self) -> Ints:
-        """How many rows have a class, and are predicted as a class."""
+        """[true class, predicted class]: how many rows have these."""
         classes = self.probabilities_NC.shape[1]
         flat_N = self.labels_N * classes + self.probabilities_NC.argmax(1)
         return np.bincount(flat_N, minlength=classes * classes).reshape(classes, classes)
 
     def calibration(self) -> tuple[records.CalibrationBin, ...]:
-        """Empty bins are left out, and rows that are not numbers."""
+        """The reliability diagram, without empty bins and without rows whose probabilities
+        are not numbers."""
         finite_N = np.isfinite(self.probabilities_NC).all(1)
         top_N, right_N, bin_N = _binned(self.probabilities_NC[finite_N], self.labels_N[finite_N])
         bins = list[records.CalibrationBin]()
@@ -189,8 +197,9 @@ class ClassScores(ModelScores):
 
 
 def sums_by_group(values_RN: Floats, group_N: Ints, groups: int) -> Floats:
-    """[R, groups]: the sums of values by group."""
-    # sorted by group, `reduceat` sums all resamples at once
+    """[R, groups]: the sums of the values in each group."""
+    # one `reduceat` sums all resamples, if the examples are sorted by group; np.bincount
+    # would take a call for each resample
     order_N = np.argsort(group_N, kind="stable")
     present, starts = np.unique(group_N[order_N], return_index=True)
     sums_RG = np.zeros((len(values_RN), groups))
@@ -199,10 +208,11 @@ def sums_by_group(values_RN: Floats, group_N: Ints, groups: int) -> Floats:
 
 
 def _of_curves(metric: str, scores_NC: Floats, labels_N: Ints, weights_RN: Floats) -> Floats:
-    """[R]: the area under the ROC curve, the average precision (the step-wise area under
-    the curve of precision over recall), or the most recall at which precision is 0.9 or
-    more, of each class against the others; the mean of the classes that some rows have
-    and some have not, or 0.5."""
+    """[R]: a number of a curve of each class against all others, as the mean over classes.
+
+    It is the area under the ROC curve, the average precision (the step-wise area under the
+    curve of precision over recall), or the most recall at which precision is 0.9 or more.
+    Classes that no row has, or all have, are left out; 0.5 where none is left."""
     values_CR = np.full((scores_NC.shape[1], len(weights_RN)), np.nan)
     for class_, scores_N in enumerate(scores_NC.T):
         order_N = np.argsort(-scores_N, kind="stable")
@@ -210,39 +220,40 @@ def _of_curves(metric: str, scores_NC: Floats, labels_N: Ints, weights_RN: Float
         begin_G = np.flatnonzero(np.diff(scores_N[order_N], prepend=np.nan) != 0)
         is_class_N = labels_N[order_N] == class_
         sorted_RN = weights_RN[:, order_N]
-        # of the class, and of the others, in each step, in all, and down to each step
-        of_RG = np.add.reduceat(sorted_RN * is_class_N, begin_G, 1)
-        not_RG = np.add.reduceat(sorted_RN * ~is_class_N, begin_G, 1)
-        of_R = of_RG.sum(1)
-        not_R = not_RG.sum(1)
-        hits_RG = of_RG.cumsum(1)
-        false_hits_RG = not_RG.cumsum(1)
+        # weights of rows of the class, and of others: in each step, in all, down to each step
+        class_RG = np.add.reduceat(sorted_RN * is_class_N, begin_G, 1)
+        others_RG = np.add.reduceat(sorted_RN * ~is_class_N, begin_G, 1)
+        class_R = class_RG.sum(1)
+        others_R = others_RG.sum(1)
+        hits_RG = class_RG.cumsum(1)
+        false_hits_RG = others_RG.cumsum(1)
         with np.errstate(invalid="ignore", divide="ignore"):
             if metric == "roc_auc":
                 # the others that are ranked below; those of the same score count half
-                below_RG = not_R[:, None] - false_hits_RG + not_RG / 2
-                values_CR[class_] = (of_RG * below_RG).sum(1) / of_R / not_R
+                below_RG = others_R[:, None] - false_hits_RG + others_RG / 2
+                values_CR[class_] = (class_RG * below_RG).sum(1) / class_R / others_R
             elif metric == "average_precision":
-                precision_parts_RG = of_RG * hits_RG / (hits_RG + false_hits_RG)
-                values_CR[class_] = np.nansum(precision_parts_RG, 1) / of_R
+                precision_parts_RG = class_RG * hits_RG / (hits_RG + false_hits_RG)
+                values_CR[class_] = np.nansum(precision_parts_RG, 1) / class_R
             else:
                 is_precise_RG = hits_RG >= 9 * false_hits_RG  # a precision of 0.9
-                values_CR[class_] = (hits_RG * is_precise_RG).max(1) / of_R
-        values_CR[class_, (of_R == 0) | (not_R == 0)] = np.nan
+                values_CR[class_] = (hits_RG * is_precise_RG).max(1) / class_R
+        values_CR[class_, (class_R == 0) | (others_R == 0)] = np.nan
     finite_CR = np.isfinite(values_CR)
     sums_R = np.where(finite_CR, values_CR, 0.0).sum(0)
     return np.where(finite_CR.any(0), sums_R / np.maximum(finite_CR.sum(0), 1), 0.5)
 
 
 def _binned(probabilities_NC: Floats, labels_N: Ints) -> tuple[Floats, NDArray[np.bool_], Ints]:
-    """Confidence, whether it is right, and the bin, of predictions that are numbers."""
+    """Of each prediction: its confidence, whether it is right, and the number of its bin."""
     top_N = probabilities_NC.max(1)
     right_N = probabilities_NC.argmax(1) == labels_N
     return top_N, right_N, np.minimum((top_N * BINS).astype(np.int64), BINS - 1)
 
 
 def class_result(label: str, hits: int, predicted: int, rows: int) -> ClassResult:
-    """A class with `rows`, that was answered `predicted` times, `hits` of them right."""
+    """The result of a class that `rows` have and that was answered `predicted` times,
+    `hits` of them right."""
     return ClassResult(
         label=label,
         rows=rows,
@@ -254,15 +265,15 @@ def class_result(label: str, hits: int, predicted: int, rows: int) -> ClassResul
 
 
 def _share(part: int, whole: int) -> float | None:
-    """None of nothing."""
+    """`part` over `whole`; None where `whole` is 0."""
     if not whole:
         return None
     return part / whole
 
 
 def beats_majority(metric: str, value: float, blind: float, kind: str) -> Check:
-    """Whether `value` beats that of the most frequent class,
-    or of the classes' frequencies."""
+    """The check whether `value` beats `blind`: that of always answering the most frequent
+    class, or for metrics of probabilities the classes' frequencies."""
     answer = f"the frequency of each {kind} as its probability"
     if metric.endswith(("accuracy", "f1")):
         answer = f"the most frequent {kind}"

@@ -56,7 +56,7 @@ def main(words: list[str]) -> int:
         if "nodes" in task:
             place = place.of_node(_meet(task))
     except Exception as error:  # noqa: BLE001 - it is the job's last word
-        return mounted.failed(place, f"{type(error).__name__}: {error}")
+        return mounted.record_failure(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
 
 
@@ -73,10 +73,8 @@ def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
     """The node's place; a job of one node may lack all of it. With
     `process_count_per_instance: 1` one process a node is started; with more RANK would be
     a process's, so NODE_RANK is read, and one that is too large is an error."""
-    from rekindle.launch.rendezvous import (
-        Rendezvous,
-        number,
-    )  # which bundles of other jobs lack
+    # only bundles of distributed steps have this module
+    from rekindle.launch.rendezvous import Rendezvous, number
 
     nodes = number(environment, "AZUREML_NODE_COUNT", number(environment, "WORLD_SIZE", 1))
     if nodes == 1:
@@ -91,7 +89,8 @@ def rendezvous(environment: Mapping[str, str], gpus: int) -> Rendezvous:
 def _meet(task: Task) -> int:
     """The rank of this node, once the job has as many as the task wants."""
     node = rendezvous(os.environ, task["ranks_per_node"])
-    return mounted.met(node, task["nodes"], "nodes", os.environ.get("AZUREML_RUN_ID", ""))
+    job = os.environ.get("AZUREML_RUN_ID", "")
+    return mounted.export_rendezvous(node, task["nodes"], "nodes", job)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ node. Authority: the API of trainer.kubeflow.org/v1alpha1 in v2.3 (kubeflow_trai
 2.3.0), whose CRD allows 128 arguments of 65,536 characters. No cluster has run one of
 these yet.
 
-Its pods are what the step's own settings ask for, and the config's section, together. Two
-who ask for different things are an error."""
+Its pods have what the step's own settings ask for, and what the config's section asks
+for. If the two ask for different values of one thing, that is an error."""
 
 import base64
 import copy
@@ -31,21 +31,24 @@ from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.kubeflow.settings import Misfit, Piece, joined
 from rekindle.protojson import Json
 
+# the label of a node that tells its type of machine
 MACHINE = "node.kubernetes.io/instance-type"
-# What the pod of a launcher has of its step's settings: its image comes from a registry
-# as private, and namespaces that demand a user, a label or an annotation demand them of
-# every pod. All else is for the nodes: their machines, their volumes, their variables.
+# The step's settings that the pod of its launcher has, too: it pulls its image from a
+# private registry as well, and a namespace that demands a user, a label or an annotation
+# demands it of every pod. All others are for the nodes: machines, volumes, variables.
 LAUNCHERS_TOO = ("imagePullSecret", "podMetadata", "securityContext")
 
-# the place of a wish in the IR or the config, and what builds its piece (or raises
-# Misfit)
+# Something that the step or the config asks of the pod: its place in the IR or the config,
+# and a function that builds its piece of the pod, or raises Misfit
 Wish: TypeAlias = tuple[str, Callable[[], Piece]]
+# the resource of Kubernetes
 GPU = "nvidia.com/gpu"
+# annotations and labels of our TrainJobs
 RESULT = "rekindle.dev/result"
 IDENTITY = "rekindle.dev/identity"
 STEP = "rekindle.dev/step"
 ATTEMPT = "rekindle.dev/attempt"
-# limits of the CRD
+# limits of the TrainJob's CRD
 _MOST_ARGUMENTS = 128
 _LONGEST_ARGUMENT = 65_536
 # JobSet adds `-node-0-` and Kubernetes an index of up to 4 digits and 5 random letters,
@@ -54,8 +57,8 @@ _LONGEST_NAME = 44
 
 
 def _pod_of(step: Step, place: KubeflowSpec) -> tuple[Piece, list[Problem]]:
-    """The pod of a node, as far as the wishes for it fit together, and a problem for each
-    wish that does not."""
+    """The pod of a node, put together of all wishes that fit, and a problem for each wish
+    that does not fit the ones before it."""
     pod: Piece = {"env": [], "spec": {}}
     problems: list[Problem] = []
     image = image_of(step, place.image)
@@ -98,8 +101,9 @@ def _on_nodes(labels: Mapping[str, str]) -> Piece:
 
 
 def _on_spot_nodes(place: KubeflowSpec) -> Piece:
-    """Nodes with the labels of spot nodes; taints that repeat these labels are
-    tolerated."""
+    """Have the pod run on nodes with the labels of spot nodes.
+
+    It tolerates taints that repeat these labels, as those of AKS's spot nodes do."""
     taints = []
     for key, value in sorted(place.spot_nodes.items()):
         taints.append({"key": key, "operator": "Equal", "value": value})
@@ -107,7 +111,8 @@ def _on_spot_nodes(place: KubeflowSpec) -> Piece:
 
 
 def secrets_of(place: KubeflowSpec) -> dict[str, tuple[str, str]]:
-    """Variable -> secret and key, for all steps."""
+    """By the name of a variable, the Secret and the key in it that hold its value, as
+    `secrets` of the config has them for all steps."""
     secrets = {}
     for env, reference in place.secrets.items():
         name, _, key = reference.partition("/")
@@ -116,7 +121,7 @@ def secrets_of(place: KubeflowSpec) -> dict[str, tuple[str, str]]:
 
 
 def template(step: Step, place: KubeflowSpec) -> Json:
-    """The TrainJob of a step without anything of a run in it."""
+    """The TrainJob of a step, without anything that only a run knows."""
     spread = step.spread
     pod = dict(_pod_of(step, place)[0])
     env = sorted(pod.pop("env"), key=lambda variable: str(variable["name"]))
@@ -175,10 +180,12 @@ def manifest(
     payload: Sequence[str],
     secret: str,
 ) -> Json:
-    """The TrainJob to create: `identity` is the step of the run that it is for, `owner`
-    the run's Workflow, `result` the URI where node rank 0 leaves what the step gave,
-    `payload` what tells the nodes what to do, `secret` the name of the Secret that
-    several nodes wait for."""
+    """The TrainJob to create for an attempt of a step.
+
+    `identity` says which step of which run it is for. `owner` is the run's Workflow, with
+    which Kubernetes deletes the job. `result` is the URI where node rank 0 leaves the
+    outputs of the step, `payload` the packed task for the nodes, `secret` the name of the
+    Secret that several nodes wait for."""
     job = copy.deepcopy(dict(template))
     own_labels = {STEP: digest_of(identity), ATTEMPT: str(attempt)}
     job["metadata"] |= {
@@ -199,8 +206,8 @@ def manifest(
 
 
 def secret_of(job: Json, value: str) -> Json | None:
-    """The Secret that a job's nodes wait for, which goes with it; None for a single
-    node."""
+    """The Secret that a job's nodes wait for, to be created beside it; Kubernetes deletes
+    it with the job. None for a single node, and where the config has a Secret for this."""
     job_name = job["metadata"]["name"]
     for variable in job["spec"]["trainer"].get("env", []):
         if variable["name"] == SECRET:
@@ -208,7 +215,7 @@ def secret_of(job: Json, value: str) -> Json | None:
             break
     else:
         return None
-    if not name.startswith(f"{job_name}-"):  # the config's own, which is there already
+    if not name.startswith(f"{job_name}-"):  # that of the config, which exists already
         return None
     owner = {
         "apiVersion": job["apiVersion"],
@@ -226,47 +233,52 @@ def secret_of(job: Json, value: str) -> Json | None:
 
 
 def job_name(step: str, identity: str, attempt: int) -> str:
-    """The name of the n-th TrainJob for a step of a run: the same from whichever pod it
-    is asked, `train-3f2a9c41d0` and then `train-3f2a9c41d0-2`."""
+    """The name of a TrainJob for a step of a run: `train-3f2a9c41d0` for attempt 1,
+    `train-3f2a9c41d0-2` for attempt 2.
+
+    Every launcher of the step computes the same one, so that two never create two jobs."""
     suffix = f"-{digest_of(identity)}"
     if attempt > 1:
         suffix += f"-{attempt}"
-    plain = re.sub(r"[^a-z0-9]+", "-", step.lower()).strip("-")
-    plain = re.sub(r"^[^a-z]+", "", plain)[: _LONGEST_NAME - len(suffix)].strip("-")
-    return f"{plain or 'step'}{suffix}"
+    label = re.sub(r"[^a-z0-9]+", "-", step.lower()).strip("-")
+    # names of TrainJobs begin with a letter
+    label = re.sub(r"^[^a-z]+", "", label)[: _LONGEST_NAME - len(suffix)].strip("-")
+    return f"{label or 'step'}{suffix}"
 
 
 def digest_of(identity: str) -> str:
-    """The identity of a step of a run, short enough for names and labels."""
+    """A hash of the identity of a step of a run, short enough for names and labels."""
     return hashlib.sha256(identity.encode()).hexdigest()[:10]
 
 
 def packed(task: Json) -> list[str]:
-    """A task as arguments of a container. Packed, because Kubernetes would expand
-    `$(NAME)` in a component's source; StepError if there is more than a TrainJob can
-    hold."""
-    text = json.dumps(task, sort_keys=True, separators=(",", ":"))
-    letters = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    """A task as arguments of a container; `unpacked` reads them.
+
+    It is compressed to base64, because Kubernetes would expand `$(NAME)` in a component's
+    source. StepError if there is more than a TrainJob can hold."""
+    plain = json.dumps(task, sort_keys=True, separators=(",", ":"))
+    text = base64.b64encode(zlib.compress(plain.encode(), 9)).decode()
     arguments = []
-    for start in range(0, len(letters), _LONGEST_ARGUMENT):
-        arguments.append(letters[start : start + _LONGEST_ARGUMENT])
-    most_words = _MOST_ARGUMENTS // 8  # etcd takes 1.5 MB, and the TrainJob is kept twice
-    if len(arguments) > most_words:
+    for start in range(0, len(text), _LONGEST_ARGUMENT):
+        arguments.append(text[start : start + _LONGEST_ARGUMENT])
+    # fewer than the CRD allows: etcd takes 1.5 MB, and the TrainJob is kept twice
+    most_arguments = _MOST_ARGUMENTS // 8
+    if len(arguments) > most_arguments:
         raise StepError(
-            f"the step's source and inputs are {len(letters):,} bytes, "
-            f"and a TrainJob holds {_LONGEST_ARGUMENT * most_words:,}",
+            f"the step's source and inputs are {len(text):,} bytes, "
+            f"and a TrainJob holds {_LONGEST_ARGUMENT * most_arguments:,}",
             fix="pass what is large as an artifact",
         )
     return arguments
 
 
-def unpacked(words: Sequence[str]) -> Json:
-    """The task that `packed` packed."""
-    return dict(json.loads(zlib.decompress(base64.b64decode("".join(words)))))
+def unpacked(arguments: Sequence[str]) -> Json:
+    """The task that `packed` packed into these arguments."""
+    return dict(json.loads(zlib.decompress(base64.b64decode("".join(arguments)))))
 
 
 def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
-    """What keeps a distributed step from becoming a TrainJob."""
+    """A problem for everything that keeps a distributed step from becoming a TrainJob."""
     spread = step.spread
     kind = spread.accelerator
     lacks_nodes = bool(kind) and kind not in place.accelerator_nodes
@@ -304,7 +316,8 @@ def problems(step: Step, place: KubeflowSpec) -> Iterator[Problem]:
 
 
 def _resources(resources: Resources, gpus: int) -> dict[str, dict[str, str]]:
-    """Limits and requests of a node; GPUs are in both, as Kubernetes wants."""
+    """Limits and requests of a node. What is not requested is requested as its limit says,
+    and GPUs are in both: Kubernetes takes no other request for them than the limit."""
     limits: dict[str, str] = {}
     requests: dict[str, str] = {}
     if resources.cpu_limit:

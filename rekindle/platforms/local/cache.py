@@ -22,7 +22,7 @@ from rekindle.platforms.local.store import HomeStore
 from rekindle.records import ArtifactRecord, moved, write_atomically
 
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-_HOME = "\0home"  # in no path
+_HOME = "\0home"  # stands for the home in hashed values; no path has a NUL
 _CHANGED = {
     "component": "its source changed",
     "outputs": "the types of its outputs changed",
@@ -53,7 +53,7 @@ class StoredArtifact:
         )
 
 
-# hashes of the user's own files as they are now, of those names that have any
+# for each of the names that stands for files of the user's, their hash as they are now
 OwnCode = Callable[[Collection[str]], Mapping[str, str]]
 ArtifactValue = StoredArtifact | tuple[StoredArtifact, ...]  # an artifact, or a list of them
 
@@ -76,8 +76,8 @@ NO_VALUES = Values()
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What a step's work is made of: one hash a `fact`, and the `key` over all of
-    them."""
+    """What a step's work is made of: a hash for each fact (`component`, `input x`, ...),
+    and the `key` over all of them. The facts tell why a step was not found."""
 
     facts: Mapping[str, str]
 
@@ -87,8 +87,8 @@ class Identity:
 
 
 def names_of_code(step: Step, inputs: Values) -> list[str]:
-    """By what a step's files of the user are known: its component, and values that may
-    name one."""
+    """The names by which a step may use files of the user's: that of its component, and its
+    values that are text, because one may be the name of a file or module."""
     values = [value for value in inputs.parameters.values() if isinstance(value, str)]
     return [step.component, *values]
 
@@ -101,10 +101,12 @@ def identify(
     own_code: Mapping[str, str],
     home: str,
 ) -> Identity:
-    """The identity of `step` on `inputs`, in a container if there is an `image_id`. A
-    `cache_key` of the user's stands in for everything but the outputs. `own_code` are
-    hashes of the user's own files, by component or by the value of a parameter. Paths
-    under `home` count relative to it."""
+    """The identity of `step` on `inputs`.
+
+    A `cache_key` that the user gave the step replaces everything but its outputs.
+    `source_hash` is that of rekindle's code, `image_id` that of the image if the step runs
+    in a container. `own_code` has hashes of the user's own files, by the names of
+    `names_of_code`. Paths under `home` count relative to it."""
     ports = step.outputs
     outputs = {
         "parameters": {name: parameter.type for name, parameter in ports.parameters.items()},
@@ -143,13 +145,14 @@ def identify(
 
 
 def _content_of(artifact: StoredArtifact) -> list[object]:
-    """What an artifact counts by: its bytes, or the URI of one that is not here."""
+    """What identifies an artifact: its bytes, or the URI of one that is not on this machine."""
     return [artifact.digest or artifact.uri, artifact.schema_title, artifact.metadata]
 
 
 def look_up(store: HomeStore, identity: Identity) -> tuple[Values | None, str]:
-    """The outputs for `identity` if their files are there, else None; and why ("":
-    unknown)."""
+    """The outputs for `identity`, None without them; and why in words.
+
+    Without an entry the reason is "": `explain_miss` finds it."""
     try:
         raw = json.loads(store.entry(identity.key).read_bytes())
         if raw.pop("sha256") != _hash(raw):
@@ -172,7 +175,9 @@ def look_up(store: HomeStore, identity: Identity) -> tuple[Values | None, str]:
             message = "changed on disk" if files else "is gone"
             return None, f"artifact `{name}` {message}"
         artifacts[name] = dataclasses.replace(artifact, files=files)
-    if artifacts != recorded:  # copied or touched: note the new times and inodes
+    # the files are the same, but were copied or touched: with their new times and inodes in
+    # the entry, they need not be hashed once more
+    if artifacts != recorded:
         with contextlib.suppress(OSError):
             _put(store, identity, run_id, Values(parameters, artifacts))
     return Values(parameters, recorded), f"same inputs and code as in run {run_id}"
@@ -206,20 +211,20 @@ def explain_miss(store: HomeStore, slug: str, identity: Identity) -> str:
 
 
 def save(store: HomeStore, slug: str, identity: Identity, run_id: str, outputs: Values) -> None:
-    """Make `outputs` the result for `identity`, once all its files are written."""
+    """Make `outputs` the result for `identity`; all its files have been written."""
     _put(store, identity, run_id, outputs)
     last = {"run_id": run_id, "key": identity.key, "facts": dict(identity.facts)}
     write_atomically(store.last(slug), json.dumps(last))
 
 
 def lend(lender: HomeStore, borrower: HomeStore) -> None:
-    """Give a scratch home the results of another one, whose files it uses where they
-    are."""
+    """Give a scratch home the entries of another home; it uses that one's files in place."""
     for file in (lender.home / "cache").glob("*.json"):
         with contextlib.suppress(*_MALFORMED):
             entry = json.loads(file.read_bytes())
             if entry.pop("sha256") == _hash(entry):
-                entry["home"] = str(borrower.home)  # so that no path counts as moved
+                # paths under an entry's home move with the home; these stay where they are
+                entry["home"] = str(borrower.home)
                 text = json.dumps({**entry, "sha256": _hash(entry)})
                 write_atomically(borrower.entry(file.stem), text)
 
@@ -241,7 +246,7 @@ def _put(store: HomeStore, identity: Identity, run_id: str, outputs: Values) -> 
 
 
 def stored(artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, StoredArtifact]:
-    """Artifacts as a step's shim reports them, with what is on disk."""
+    """The artifacts that a step's shim reports, each with its files on this machine."""
     by_name = {}
     for name, artifact in artifacts.items():
         path = local_path(artifact["uri"])

@@ -1,8 +1,9 @@
-"""A deployment on this machine: a router (serve/router.py), and a server process a
-version.
+"""A deployment on this machine: a router (serve/router.py), and a server process for each
+version, which the router starts.
 
-The router is started when something is asked of it, and follows the file `wanted.json`,
-which only holders of the deployment's lock write."""
+The router itself is started by the first call that needs it. It does what the file
+`wanted.json` says, which only holders of the deployment's lock write. Calls change that
+file, and poll the router's status until it shows the change."""
 
 import contextlib
 import dataclasses
@@ -34,9 +35,11 @@ DEFAULT_PORT = 8080
 
 
 class LocalEndpoint:
-    """The `Endpoint` in `folder`. `host` and `port` are those that it has, if there is
-    one, and RequestError is raised where others are asked for. `environment` is added to
-    the router's."""
+    """The `Endpoint` in `folder`.
+
+    A deployment that exists keeps its `host` and `port`: RequestError where others are
+    asked for. `environment` is added to that of the router. The `number` of methods is that
+    of the roll-out's event that they carry out."""
 
     poll_seconds = 1.0
 
@@ -49,11 +52,11 @@ class LocalEndpoint:
         with contextlib.suppress(FileNotFoundError):
             wanted = Wanted.read(self.folder)
         if wanted and host not in (None, wanted.host):
-            raise _other_than("host", wanted.host)
+            raise _fixed_option("host", wanted.host)
         if wanted and port not in (None, wanted.port):
-            raise _other_than("port", wanted.port)
+            raise _fixed_option("port", wanted.port)
         self.wanted = wanted or Wanted(0, host or DEFAULT_HOST, port or DEFAULT_PORT, (), {})
-        # a router that listens everywhere is asked over loopback
+        # a router that listens on all interfaces is reached over loopback
         loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - none is bound
         self.host = loopback.get(self.wanted.host, self.wanted.host)
         self.port = self.wanted.port
@@ -64,7 +67,7 @@ class LocalEndpoint:
         return "this machine", 0.0
 
     def standing(self) -> Mapping[str, tuple[str, int]]:
-        """See `Endpoint.standing`; nothing where the router does not run."""
+        """See `Endpoint.standing`; empty where the router does not run."""
         router = self.status()
         if router is None:
             return {}
@@ -85,14 +88,15 @@ class LocalEndpoint:
                 other_models.append(other)
         is_ready = version is not None and version.state == "ready"
         if is_ready and running is not None and running.digest == model.digest:
-            if self.wanted.models[-1] != running:  # the last one is on trial
+            if self.wanted.models[-1] != running:  # the last model is the one on trial
                 self._want(number, models=(*other_models, running))
             return
-        if version is not None and version.state == "failed":  # it is started again
+        # once it has been without this version, the router starts it again
+        if version is not None and version.state == "failed":
             self.retain({other.version for other in other_models}, number)
         self._want(number, models=(*other_models, model))
         for _ in polls(READY_SECONDS, _LOOK_SECONDS):
-            version = self._asked().versions.get(model.version)
+            version = self._running_router().versions.get(model.version)
             if version is not None and version.state == "ready":
                 return
             if version is not None and version.state == "failed":
@@ -101,7 +105,7 @@ class LocalEndpoint:
         raise StepError(message, where=str(self.folder / f"version-{model.version}.txt"))
 
     def ask(self, model: ServedModel, body: dict[str, Any]) -> Any:
-        status, text = self._sent("POST", "/predict", {VERSION: model.version}, json.dumps(body))
+        status, text = self._send("POST", "/predict", {VERSION: model.version}, json.dumps(body))
         if status != 200:
             message = (
                 f"version {model.version} does not answer by the router: {status} {text[:300]}"
@@ -113,7 +117,7 @@ class LocalEndpoint:
         self._want(number, shares=dict(shares))
 
     def observe(self) -> Mapping[str, Traffic]:
-        versions = self._asked().versions
+        versions = self._running_router().versions
         return {name: version.traffic for name, version in versions.items()}
 
     def retain(self, versions: set[str], number: int) -> None:
@@ -137,7 +141,7 @@ class LocalEndpoint:
         program listens there."""
         router: Status | None = None
         try:
-            code, text = self._sent("GET", messages.STATUS, {})
+            code, text = self._send("GET", messages.STATUS, {})
             if code == 200:
                 router = messages.STATUS_JSON.validate_json(text)
         except ConnectionError:
@@ -157,7 +161,8 @@ class LocalEndpoint:
         versions = {model.version for model in self.wanted.models}
         self._until(lambda router: router.number == number and set(router.versions) == versions)
 
-    def _asked(self) -> Status:
+    def _running_router(self) -> Status:
+        """The status of the router, which is started where it does not run."""
         return self._until(lambda router: True)
 
     def _until(self, condition: Callable[[Status], bool]) -> Status:
@@ -191,9 +196,10 @@ class LocalEndpoint:
                 cwd="/",
             )
 
-    def _sent(
+    def _send(
         self, method: str, path: str, headers: Mapping[str, str], body: str | None = None
     ) -> tuple[int, str]:
+        """Send a request to the router; returns the status and the text of its answer."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         with contextlib.closing(connection):
             connection.request(method, path, body, dict(headers))
@@ -201,7 +207,7 @@ class LocalEndpoint:
             return response.status, response.read().decode()
 
 
-def _other_than(name: str, value: object) -> RequestError:
-    """The error for an option that a deployment, which goes on, has otherwise."""
+def _fixed_option(name: str, value: object) -> RequestError:
+    """The error for an option with another value than a running deployment has."""
     fix = "leave the option out, or delete the deployment before"
     return RequestError(f"this deployment has the {name} {value}", where=f"--{name}", fix=fix)

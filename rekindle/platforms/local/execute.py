@@ -1,9 +1,9 @@
 """Run a Graph on this machine: independent steps side by side, each in child processes,
 every change on record.
 
-The calling thread schedules and alone writes the record; a thread a running step watches
-its processes and reports through one queue. When a step fails nothing new begins but exit
-handlers."""
+The calling thread schedules the steps, and it alone writes the record. Each running step
+has a thread that watches its processes and reports through one queue. After a failure
+nothing begins but exit handlers."""
 
 import contextlib
 import dataclasses
@@ -44,7 +44,7 @@ from rekindle.platforms.local.walk import Leaf, Ready, Refused, Skipped, Walk, d
 from rekindle.records import Ignored, RunRecord, StepRecord
 
 OnChange = Callable[[RunRecord], None]
-# a text that UTF-8 or the locale cannot encode is no reason to fail a step that prints it
+# a step must not fail because it prints a text that UTF-8 or the locale cannot encode
 PRINTING = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
 
 
@@ -60,10 +60,10 @@ def execute(
     on_change: OnChange | None = None,
     on_event: OnEvent | None = None,
 ) -> RunRecord:
-    """The finished record of one run of `graph` under `home`, as also in
-    `runs/<run_id>/run.json`. `fresh` runs every step, `from_step` that one and all that
-    depend on it, whatever the cache has. `on_change` and `on_event` are called in this
-    thread.
+    """Run `graph` under `home`; returns the finished record, as in `runs/<run_id>/run.json`.
+
+    `fresh` runs every step, and `from_step` that step and all that depend on it, whatever
+    the cache has. `on_change` and `on_event` are called in this thread.
 
     Raises RequestError before anything runs; StepError if a step failed; PreemptedError
     if one saved and gave way, also on SIGTERM; InterruptedRunError on Ctrl-C, or on
@@ -119,19 +119,18 @@ def execute(
         raise RekindleError(message, where=str(error.filename or store.home), fix=fix) from error
 
 
-# what docker does and this machine does not by itself
+# features that this machine has for steps in docker only
 _IN_DOCKER = ("cpu_and_memory", "image_entry_points")
 
 
 def ignored(
     graph: Graph, containers: Containers = NO_CONTAINERS, arguments: Mapping[str, Any] | None = None
 ) -> tuple[Ignored, ...]:
-    """What this machine does not honour of a pipeline; UnsupportedError for what it
-    refuses."""
+    """What this machine ignores of a pipeline; UnsupportedError for what it refuses."""
     contained = {step.path for step in graph.steps() if containers.image_of(step)}
     honoured = {(feature, path) for feature in _IN_DOCKER for path in contained}
     rows = [*admit(graph, "local", honoured, arguments=arguments), *containers.left_out]
-    named_before = {""}  # as images that cannot be had
+    named_before = {""}  # images that the list has already, because they cannot be pulled
     for row in containers.left_out:
         named_before.update(row.asked_by)
     unused_images = set()
@@ -153,7 +152,7 @@ def ignored(
 
 
 def _forced(graph: Graph, fresh: bool, from_step: str | None) -> dict[str, str]:
-    """Why each step by path may not come from the cache."""
+    """By the path of a step, the option because of which it may not come from the cache."""
     if fresh:
         return {leaf.path: "--fresh" for leaf in graph.leaves()}
     if not from_step:
@@ -191,20 +190,21 @@ class _Run:
         self.file = around.store.run(record.run_id) / "run.json"
         self.changed = True
         self.began = time.monotonic()
-        # what threads want done to the record, by this thread, which alone writes it
+        # changes of the record that threads of steps ask this thread to make
         self.messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.waiting: list[Ready] = []
-        self.working: dict[str, threading.Thread] = {}
+        self.waiting: list[Ready] = []  # steps that may begin, until there is room for them
+        self.working: dict[str, threading.Thread] = {}  # by path, of running steps
         self.failed: list[Outcome] = []
-        self.reclaimed = False  # by SIGTERM, as machines are
+        self.reclaimed = False  # by SIGTERM, with which machines are reclaimed
         self.refused: list[StepError] = []
         self.unkept: OSError | None = None  # why the last write of the record failed
 
     def to_the_end(self, max_parallel: int) -> RunRecord:
+        """Run all steps, at most `max_parallel` at a time; returns the finished record."""
         with self.signals():
             try:
                 self.show()
-                if self.unkept:  # there is no room for a run from the start
+                if self.unkept:  # not even the first record could be written
                     raise self.unkept
                 self.advance()
                 while True:
@@ -216,7 +216,7 @@ class _Run:
                     self.messages.get()()
                     while not self.messages.empty():  # one write for all that came meanwhile
                         self.messages.get_nowait()()
-            except BaseException as error:  # stop all steps, and say so
+            except BaseException as error:  # stop all steps, and record why
                 self.around.control.level = 1
                 for thread in self.working.values():
                     thread.join()
@@ -254,6 +254,7 @@ class _Run:
         self.change(steps=tuple(steps))
 
     def start(self, ready: Ready) -> None:
+        """Begin a step, in a thread of its own."""
         path = ready.node.path
         folder = self.around.store.step(self.around.run_id, path)
 
@@ -280,6 +281,7 @@ class _Run:
         self.working[path] = thread
 
     def finish(self, outcome: Outcome) -> None:
+        """Record how a step ended, and decide what follows from it."""
         path = outcome.step.path
         self.working.pop(path).join()
         artifacts = {}
@@ -288,7 +290,7 @@ class _Run:
             artifacts[name] = artifact.record()
         self.update(
             path,
-            # a step has no status of that name: its run has
+            # `preempted` is a status of runs; steps do not have it
             status="cancelled" if outcome.status == "preempted" else outcome.status,
             cached=outcome.cached,
             reason=outcome.reason,
@@ -304,7 +306,7 @@ class _Run:
             self.advance()
             return
         self.failed.append(outcome)
-        if outcome.status != "failed":  # it gave way: nothing begins any more
+        if outcome.status != "failed":  # it was preempted or cancelled: nothing begins any more
             return
         self.walk.failed(path, outcome.error)
         for ready in [ready for ready in self.waiting if not ready.exempt]:
@@ -314,7 +316,8 @@ class _Run:
         self.advance()
 
     def conclude(self) -> RunRecord:
-        """Skip what never began, close the record, and raise what the run came to."""
+        """Skip what never began and close the record; raises the error that the run ended
+        with."""
         error = self.verdict()
         preempted = self.preempted_paths()
         cause = f"`{preempted[0]}` gave way" if preempted else self.walk.stopped_by
@@ -340,11 +343,11 @@ class _Run:
         return self.record
 
     def preempted_paths(self) -> list[str]:
-        """The steps that saved and gave way, the first of them first."""
+        """The steps that saved and were preempted, in the order of their ends."""
         return [outcome.step.path for outcome in self.failed if outcome.status == "preempted"]
 
     def verdict(self) -> RekindleError | None:
-        """What the run came to; None for a success."""
+        """The error that the run ended with; None for a success."""
         if self.walk.finished and not self.failed and not self.refused:
             return None
         command = "the same command resumes: finished steps come from the cache"
@@ -365,7 +368,7 @@ class _Run:
         return None
 
     def failures(self) -> Iterator[errors.Problem]:
-        """What the steps that ran and failed say, with their logs."""
+        """A problem for each step that ran and failed, with its log."""
         for outcome in self.failed:
             if outcome.status == "failed":
                 path = outcome.step.path
@@ -373,6 +376,7 @@ class _Run:
                 yield errors.Problem(f"step `{path}` failed: {outcome.error}", log)
 
     def update(self, path: str, **fields: Any) -> None:
+        """Change the record of one step."""
         steps = list(self.record.steps)
         for index, step in enumerate(steps):
             if step.name == path:
@@ -380,7 +384,7 @@ class _Run:
         self.change(steps=tuple(steps))
 
     def change(self, **fields: Any) -> None:
-        """Change the record; `show` makes it known."""
+        """Change the record; `show` writes it."""
         seconds = round(time.monotonic() - self.began, 3)
         self.record = self.record.model_copy(update={"seconds": seconds, **fields})
         self.changed = True
@@ -392,14 +396,14 @@ class _Run:
             try:
                 self.record.write(self.file)
                 self.unkept = None
-            except OSError as error:  # a step that needs the disk says so with more to it
+            except OSError as error:  # the run goes on: a step that needs the disk fails by itself
                 self.unkept = error
             if self.on_change:
                 self.on_change(self.record)
 
     def signals(self) -> contextlib.AbstractContextManager[None]:
-        """Ctrl-C and SIGTERM stop the run in an orderly way; once more, and it is
-        killed."""
+        """The context in which Ctrl-C or SIGTERM asks all steps to stop, and a second one
+        kills them. Only the main thread can handle signals."""
 
         def stop(number: int) -> None:
             control = self.around.control

@@ -1,7 +1,8 @@
-"""Which conditions of KFP SageMaker Pipelines takes over, and its words for them.
+"""Which conditions of KFP become Condition steps of SageMaker Pipelines, and their JSON.
 
-The others a step looks at itself. The service has Equals and the four orders, Not and Or;
-a list of conditions means that all hold. `and` inside an `or` is written with Not."""
+The steps behind the other conditions evaluate these themselves, in their container
+(mounted.py). The service has Equals and the four orders, Not and Or; a list of conditions
+means that all hold. It has no And, so `and` inside an `or` is written with Not and Or."""
 
 import dataclasses
 import itertools
@@ -20,17 +21,21 @@ _TYPES = {
     ">=": "GreaterThanOrEqualTo",
 }
 Operand: TypeAlias = Callable[[Given | Output], object]
+"""How a definition refers to a value that only the run knows."""
 Condition: TypeAlias = dict[str, Any]
+"""A condition as the service reads it."""
 
 
 def divided(
     flats: Mapping[str, Flat], values: Mapping[str, Any]
 ) -> tuple[dict[str, Flat], dict[str, tuple[Guard, ...]]]:
-    """The steps with the conditions that become Condition steps, and by path those that a
-    step looks at itself: those that no Condition step can compare, those around what is
-    read outside of the branch, since its steps have to run either way, and those inside
-    of these."""
-    in_step: set[str] = set()
+    """Who evaluates which conditions: the steps with those that become Condition steps,
+    and by the path of a step those that it evaluates itself.
+
+    A step evaluates conditions that no Condition step can compare; those around a step
+    whose outputs are read outside of the branch, which has to run in any case, to leave
+    word that it was skipped; and all that lie inside of such a condition."""
+    in_step: set[str] = set()  # paths of conditions
     for flat in flats.values():
         in_step |= {guard.path for guard in flat.guards if not is_plain(guard, values)}
     for flat in flats.values():
@@ -42,6 +47,7 @@ def divided(
     steps = {}
     guarded = {}
     for path, flat in flats.items():
+        # guards stand from the outermost to the innermost
         outer = tuple(itertools.takewhile(lambda guard: guard.path not in in_step, flat.guards))
         steps[path] = dataclasses.replace(flat, guards=outer)
         guarded[path] = flat.guards[len(outer) :]
@@ -49,18 +55,20 @@ def divided(
 
 
 def lowered(guard: Guard, operand: Operand) -> list[Condition]:
-    """The conditions that all have to hold; `operand` says how a value is read."""
+    """The list of conditions of a Condition step; `operand` gives a value's place in JSON."""
     return [_condition(part, guard, operand) for part in _conjuncts(guard.expression)]
 
 
 def is_plain(guard: Guard, values: Mapping[str, Any]) -> bool:
-    """Whether a Condition step can compare what `guard` reads;
-    `values` are of parameters."""
+    """Whether a Condition step can compare what `guard` reads.
+
+    `values` are those of the pipeline's parameters, by name."""
     names = _names(guard.expression)
     return all(_is_comparable(guard.values.get(name), values) for name in names)
 
 
 def _is_comparable(source: Source | None, values: Mapping[str, Any]) -> bool:
+    """Whether a definition can name the source, and it has a value."""
     if isinstance(source, Given):
         value = values.get(source.name)
         for key in source.keys:
@@ -70,7 +78,7 @@ def _is_comparable(source: Source | None, values: Mapping[str, Any]) -> bool:
 
 
 def _names(part: ir.Expression | ir.Term) -> Iterator[str]:
-    """The names that an expression refers to."""
+    """The names of the parameters that an expression reads."""
     match part:
         case ir.ParameterReference(name):
             yield name
@@ -104,7 +112,7 @@ def _condition(expression: ir.Expression, guard: Guard, operand: Operand) -> Con
             either = [_condition(side, guard, operand) for side in (left, right)]
             return {"Type": "Or", "Conditions": either}
         case ir.Both(left, right):
-            # the service has no And: neither side may be false
+            # the service has no And: both hold if not one of them is false
             false_sides = [_not(_condition(side, guard, operand)) for side in (left, right)]
             return _not({"Type": "Or", "Conditions": false_sides})
 
@@ -121,7 +129,7 @@ def _value(term: ir.Term, guard: Guard, operand: Operand) -> object:
             source = guard.values.get(name)
             if isinstance(source, Constant):
                 return source.value
-            assert isinstance(source, Given | Output), name  # is_plain
+            assert isinstance(source, Given | Output), name  # `divided` asked `is_plain`
             return operand(source)
     raise AssertionError(term)
 

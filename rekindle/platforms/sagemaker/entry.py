@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 SECRET = "REKINDLE_SECRET_"  # noqa: S105 - the beginning of a name
 JOB = Path("/opt/ml/config/processingjobconfig.json")
+# by kind of job: the folder that the service uploads, and the file whose text it shows if
+# the job fails
 PROCESSING = Path("/opt/ml/processing/output"), Path("/opt/ml/output/message")
 TRAINING = Path("/opt/ml/model"), Path("/opt/ml/output/failure")
 RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
@@ -38,7 +40,7 @@ PORT = 29_400
 
 
 def main() -> int:
-    """Run the step of the bundle."""
+    """Run the step of the bundle; returns its exit code."""
     shim.end_when_told()
     task = mounted.load_task(HERE)
     is_training = "training" in task
@@ -52,7 +54,8 @@ def main() -> int:
         message=message,
     )
     if "copies" in task:
-        # what another job left for conditions, as a file of this one
+        # this job runs no step: it hands on the result of a Training job, which has no
+        # property files, so that a Condition step can read it (jobs.py)
         place.outputs[mounted.RESULT].mkdir(parents=True, exist_ok=True)
         result = place.inputs[task["copies"]] / "result.json"
         shutil.copy2(result, place.outputs[mounted.RESULT])
@@ -63,15 +66,18 @@ def main() -> int:
             training = task["training"]
             job = os.environ.get("TRAINING_JOB_NAME", "")
             node = rendezvous(training["ranks_per_node"])
-            place = place.of_node(mounted.met(node, training["nodes"], "hosts", job))
+            rank = mounted.export_rendezvous(node, training["nodes"], "hosts", job)
+            place = place.of_node(rank)
     except Exception as error:  # noqa: BLE001 - the service shows nothing but this message
-        return mounted.failed(place, f"{type(error).__name__}: {error}")
+        return mounted.record_failure(place, f"{type(error).__name__}: {error}")
     return mounted.run(task, place)
 
 
 def rendezvous(gpus: int, resources: Path = RESOURCES) -> Rendezvous:
-    """The host's place; its number decides its rank, so algo-2 comes before algo-10."""
-    from rekindle.errors import RequestError  # which bundles of other jobs lack
+    """The host's place among the others: its number decides, so algo-2 comes before algo-10."""
+    from rekindle.errors import RequestError
+
+    # bundles of Processing jobs do not have this module
     from rekindle.launch.rendezvous import Rendezvous
 
     try:
@@ -94,7 +100,9 @@ def _natural(host: str) -> list[tuple[int, str]]:
 
 
 def _facts() -> dict[str, str]:
-    """The job is called `pipelines-<execution>-<step>-<random>`."""
+    """The facts of the run, which the name of the job tells.
+
+    The service calls it `pipelines-<execution>-<step>-<random>`."""
     name = os.environ.get("TRAINING_JOB_NAME", "")
     if not name and JOB.exists():
         name = str(json.loads(JOB.read_text(encoding="utf-8")).get("ProcessingJobName", ""))
@@ -104,7 +112,7 @@ def _facts() -> dict[str, str]:
 
 
 def _read_secrets() -> None:
-    """Every secret that the environment names becomes a variable of the step."""
+    """Replace each variable that names a secret by one that holds the secret."""
     named = [name for name in os.environ if name.startswith(SECRET)]
     if not named:
         return

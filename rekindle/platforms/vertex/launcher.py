@@ -3,11 +3,12 @@ results to the pipeline.
 
     python3 -m rekindle.platforms.vertex.launcher PAYLOAD EXECUTOR_INPUT [FACT VALUE]...
 
-PAYLOAD is what compile.py wrote, EXECUTOR_INPUT and the facts are filled in by the
-service. The jobs of a step bear a label, a hash of the run, the task, its inputs and the
-payload: turns of a loop with equal inputs share a job. The exit code is 143 after SIGTERM
-and when the run ends, 75 when the step gave up because its machines were taken away, 1
-when it failed. No account has run any of it yet; see docs/vertex.md."""
+compile.py writes PAYLOAD; the service fills in EXECUTOR_INPUT and the facts. The jobs of
+a step have a label, by which every launcher finds them: a hash of the run, the task, its
+inputs and the payload. Turns of a loop with equal inputs have the same label, and share a
+job. The exit code is 143 after SIGTERM and when the run ends, 75 when the step gave up
+because its machines were taken away, 1 when it failed. No account has run any of it yet;
+see docs/vertex.md."""
 
 import contextlib
 import copy
@@ -44,10 +45,13 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 15.0
 PATIENCE_SECONDS = 900.0  # for reads, before this launcher fails and the next one goes on
-LAST_WORDS_SECONDS = 8.0  # of the half minute between SIGTERM and SIGKILL
-CREATIONS = 6  # without an answer, or against a limit of calls
+# for each request after SIGTERM, which SIGKILL follows half a minute later
+LAST_WORDS_SECONDS = 8.0
+# attempts to create a job, one after the other, that got no answer or met a limit of calls
+CREATIONS = 6
 PREEMPTED = 75
 TOLD_TO_END = 143  # the service ends the nodes beside one that ended, also before they can save
+# node rank 0 asks whether the run goes on once in so many polls of a launcher
 _WATCH_POLLS = 8
 TASK_LABEL = "rekindle-task"
 # The states in which a run, or a task of it, wants its jobs gone
@@ -62,7 +66,7 @@ _FIXES: Mapping[Cause, str] = {
 
 
 def job_of(raw: Json) -> Attempt:
-    """A CustomJob from the JSON of the API."""
+    """The attempt that a CustomJob is, from the JSON of the API."""
     container = raw["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
     state = raw.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_")
     started = raw.get("startTime")
@@ -70,17 +74,18 @@ def job_of(raw: Json) -> Attempt:
     if not ended and state in ENDED_RUN:
         ended = raw.get("updateTime")  # an expired job may lack the time of its end
     return Attempt(
-        raw["name"],
-        state,
-        _seconds(raw["createTime"]),
-        _seconds(started) if started else None,
-        _seconds(ended) if ended else None,
-        raw.get("error", {}).get("message", ""),
-        tuple(container.get("command", ())),
+        name=raw["name"],
+        state=state,
+        created=_seconds(raw["createTime"]),
+        started=_seconds(started) if started else None,
+        ended=_seconds(ended) if ended else None,
+        error=raw.get("error", {}).get("message", ""),
+        command=tuple(container.get("command", ())),
     )
 
 
 def _seconds(text: str) -> float:
+    """A time of the API in seconds since 1970."""
     return datetime.datetime.fromisoformat(text).timestamp()
 
 
@@ -104,7 +109,7 @@ class VertexLauncher(Launcher):
         self.google = Google(places(payload["region"], environment), self.stop)
         self.project = payload["project"]
         self.region = payload["region"]
-        # what the step is to the run: launchers that compute the same want the same job
+        # what identifies the step in the run: launchers with the same parts want the same job
         parts = [
             self.facts[RUN],
             self.facts[TASK],
@@ -114,9 +119,9 @@ class VertexLauncher(Launcher):
         self.label = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
         self.jobs_path = f"/v1/projects/{self.project}/locations/{self.region}/customJobs"
         self.created: set[str] = set()  # names of jobs that may not be listed yet
-        self.logged = ""  # the job and state that the log has last
+        self.logged = ""  # the job and state that were logged last
         self.patience = PATIENCE_SECONDS
-        self.creations = 0  # without an answer, one after the other
+        self.creations = 0  # failed attempts to create a job, since the last that succeeded
 
     def ending(self) -> str:
         try:
@@ -126,7 +131,7 @@ class VertexLauncher(Launcher):
                 raise
             return "it was deleted"
         state = str(run.get("state", "")).removeprefix("PIPELINE_STATE_")
-        # several tasks may have this name, turns of a loop: all of them have to end
+        # turns of a loop have this name, too, and may share the job: all of them have to end
         own_states = set()
         for task in run.get("jobDetail", {}).get("taskDetails", []):
             if task.get("taskName") == self.facts[TASK]:
@@ -136,8 +141,8 @@ class VertexLauncher(Launcher):
         return f"it is {state.lower()}" if state in _RUN_ENDS else ""
 
     def jobs(self) -> list[Attempt]:
-        """All with the label, those just created included, whether or not they are listed
-        yet."""
+        """All jobs with the label. A new job may not be listed yet, so those that this
+        launcher created are asked for by name."""
         query = {"filter": f"labels.{TASK_LABEL}={self.label}", "pageSize": "100"}
         jobs: dict[str, Attempt] = {}
         while True:
@@ -151,7 +156,7 @@ class VertexLauncher(Launcher):
         return list(jobs.values())
 
     def cancel(self, job: Attempt) -> None:
-        """Ask for its end. One that is over already stays as it is."""
+        """Ask for the job's end; a job that is over already stays as it is."""
         try:
             self.google.post("aiplatform", f"/v1/{job.name}:cancel", {}, min(self.patience, 60.0))
         except HttpError as error:
@@ -169,7 +174,7 @@ class VertexLauncher(Launcher):
         return 1
 
     def hurry(self) -> None:
-        # the stop of the old one is set, which ends its pauses at once
+        # a client without `stop`, which is set by now and would end the waits between its retries
         self.google = Google(self.google.where)
         self.patience = LAST_WORDS_SECONDS
 
@@ -184,7 +189,8 @@ class VertexLauncher(Launcher):
             "run": self.facts[RUN],
             "region": self.payload["region"],
             "watch_seconds": self.poll_seconds * _WATCH_POLLS,
-            "secret": secrets.token_hex(32),  # of the job's nodes: who reads the folder is one
+            # by which the job's nodes know each other: only they may read the folder
+            "secret": secrets.token_hex(32),
         }
         command = node.write(Path(mounted(folder)), task)
         try:
@@ -201,7 +207,7 @@ class VertexLauncher(Launcher):
         log.info("attempt %d is %s\n%s", attempt.number, job.number, self.page(job))
 
     def body(self, attempt: Start, command: list[str]) -> Json:
-        """The CustomJob of an attempt."""
+        """The request that creates the CustomJob of an attempt."""
         job = copy.deepcopy(self.payload["job"])
         own_labels = {TASK_LABEL: self.label, "rekindle-attempt": str(attempt.number)}
         job["labels"] = {**self.run_labels, **job["labels"], **own_labels}
@@ -218,7 +224,7 @@ class VertexLauncher(Launcher):
             log.info("%s: %s%s", job.number, job.state.lower(), error)
 
     def page(self, job: Attempt) -> str:
-        """The job in the console, and its logs there."""
+        """The addresses of the job and of its logs in the console."""
         console = "https://console.cloud.google.com"
         location = f"locations/{self.region}/training/{job.number}/cpu"
         query = f"resource.labels.job_id%3D%22{job.number}%22"
@@ -228,7 +234,8 @@ class VertexLauncher(Launcher):
         )
 
     def cause(self, job: Attempt) -> Cause:
-        """Why an ended job failed. On spot, a node that left no word was taken away."""
+        """Why an ended job failed. A node of a spot job that started and left no last
+        words is taken for one whose machine was reclaimed."""
         if job.state == "CANCELLED":
             return "cancelled"
         if job.state == "EXPIRED":
@@ -237,7 +244,7 @@ class VertexLauncher(Launcher):
         last_words = self.last_words(job)
         codes = {word["exit_code"] for word in last_words.values()}
         if PREEMPTED in codes:
-            # elsewhere nodes also save because another one failed
+            # on machines that cannot be reclaimed, nodes also save (75) when another failed
             has_failure = bool(codes - {0, PREEMPTED, TOLD_TO_END})
             if is_spot or not has_failure:
                 return "preempted"
@@ -245,20 +252,22 @@ class VertexLauncher(Launcher):
         return "preempted" if is_spot and is_silent else "failed"
 
     def last_words(self, job: Attempt) -> dict[int, Json]:
-        """How each node ended, by its rank, as far as they could say."""
+        """What each node wrote about its end, by its rank; missing where it wrote nothing."""
         last_words: dict[int, Json] = {}
         folder = node.folder_of(job.command)
         if folder is None:
             return last_words
         for rank in range(self.payload["nodes"]):
-            with contextlib.suppress(OSError, ValueError):  # none, or half a word
+            # no file, or one that was written in part when the machine went
+            with contextlib.suppress(OSError, ValueError):
                 word = json.loads((folder / ended_file(rank)).read_text(encoding="utf-8"))
                 if isinstance(word, dict) and isinstance(word.get("exit_code"), int):
                     last_words[rank] = word
         return last_words
 
     def deliver(self, job: Attempt) -> int:
-        """Write what node rank 0 left as this task's output, artifacts where they are."""
+        """Write the outputs that node rank 0 left as those of this task. Artifacts stay
+        where they are; only their URIs are written."""
         folder = node.folder_of(job.command)
         if folder is None or not (folder / RESULT).exists():
             log.error("%s succeeded, but left no %s in %s", job.number, RESULT, folder)
@@ -297,18 +306,20 @@ class VertexLauncher(Launcher):
 
 
 def _quota(error: HttpError) -> bool:
+    """Whether a request was refused for a quota, which no retry helps."""
     return error.status == 429 and "quota" in str(error).lower()
 
 
 def _complete(executor_input: Json) -> Json:
-    """JSON of a proto leaves out what is empty; here it is not."""
+    """The input with all its members: the JSON of a proto leaves out empty ones."""
     inputs = {"parameterValues": {}, "artifacts": {}, **executor_input.get("inputs", {})}
     outputs = {"parameters": {}, "artifacts": {}, **executor_input.get("outputs", {})}
     return {**executor_input, "inputs": inputs, "outputs": outputs}
 
 
 def _with_own_places(executor_input: Json, token: str) -> Json:
-    """The same with artifacts in `.../TOKEN/model`: no other job ever writes there."""
+    """The input with each output artifact in a folder of this job, `.../TOKEN/model`, so
+    that a job that is given up cannot write into the outputs of the next."""
     outputs = executor_input["outputs"]
     artifacts = {}
     for name, group in outputs["artifacts"].items():
@@ -321,7 +332,7 @@ def _with_own_places(executor_input: Json, token: str) -> Json:
 
 
 def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a launcher from its arguments."""
+    """Run a launcher with these arguments of its process; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     facts = dict(zip(argv[3::2], argv[4::2], strict=True))
     launcher = VertexLauncher(json.loads(argv[1]), json.loads(argv[2]), facts, environment)
