@@ -104,11 +104,13 @@ class Case:
 
 
 def launch(folder, cases):
-    """Run all cases and their references; results lie in `folder` under the cases' names."""
+    """Run all cases and their references; results lie in `folder` under the cases' names. What is
+    there already is not run again."""
     wanted = {}
     for case in cases:
         for made in (case.as_json(), *(() if case.check else (case.as_json(one_rank=True),))):
-            wanted[made["name"]] = made
+            if not (folder / f"{made['name']}.pt").exists():
+                wanted[made["name"]] = made
     path = folder / "cases.json"
     path.write_text(json.dumps(sorted(wanted.values(), key=lambda made: made["world"])))
     with (folder / "log.txt").open("w") as log:
@@ -320,27 +322,34 @@ EVERY = [case for case in [*ALL, *FAMILIES, *UNPACKED] if case not in QUICK]
 REST = list(generated_once(EVERY if os.environ.get("LAYOUTS") == "all" else covering(EVERY)))
 
 
+AT_ONCE = 60  # cases of one launch: all of them take more than its hour on a busy machine
+
+
 @pytest.fixture(scope="module")
 def rest(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("rest"), [*REST, *COMPOSED[2:], *WRONG[1:]])
+    folder = tmp_path_factory.mktemp("rest")
+    cases = [*REST, *COMPOSED[2:], *WRONG[1:]]
+    for begin in range(0, len(cases), AT_ONCE):
+        launch(folder, cases[begin : begin + AT_ONCE])
+    return folder
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("case", REST, ids=str)
 def test_every_other_cell_trains_as_one_process_does(rest, case):
     same(rest, case)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("case", COMPOSED[2:], ids=str)
 def test_every_other_composed_layout_takes_the_steps_of_one_rank_before_it_trains(rest, case):
     takes_the_same_steps(rest, case)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("case", WRONG[1:], ids=str)
 def test_every_other_wrong_step_is_refused_before_training(rest, case):
     is_refused(rest, case)
