@@ -16,12 +16,12 @@ from rekindle.spec import layout, rates, schedule
 from rekindle.spec.deploy import MonitorSpec
 from rekindle.spec.installed import platform_names
 from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, DataSpec, Spec, TrainSpec
-from rekindle.spec.tasks import objective_of_task
+from rekindle.spec.tasks import BUILT_IN_TASKS, objective_of_task
 from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
+_NUMERIC = [name for name, task in BUILT_IN_TASKS.items() if task.objective.label == "number"]
 
-NUMERIC = "text_regression"
 _NO_TIME = "a window needs to know a record's time"
 _ONE_SOURCE = "set data.source, or data.sources for a mixture"
 # columns of examples; a test compares the last four with the modalities, which stand above spec
@@ -213,7 +213,7 @@ def _target(spec: Spec, data: DataSpec) -> Iterator[Finding]:
     if spec.task in BUILTIN_TASKS:
         for part in data.parts:
             if part.columns.target is not None and not is_numeric:
-                message = f"`target` is used only by {NUMERIC}"
+                message = f"`target` is used only by {' and '.join(_NUMERIC)}"
                 yield _finding("data.columns.target", message, "remove it, or change the task")
             elif part.columns.target is None and is_numeric:
                 message = f"no column of {part.named} holds the number to predict"
