@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from rekindle.engines import engine_of
 from rekindle.errors import Problem, did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
-from rekindle.objectives import LOWER_IS_BETTER
+from rekindle.objectives import LOWER_IS_BETTER, LOWEST
 from rekindle.spec import layout, rates, schedule
 from rekindle.spec.deploy import MonitorSpec
 from rekindle.spec.installed import platform_names
@@ -417,9 +417,10 @@ def _unreachable(metric: str, floor: float) -> Iterator[tuple[str, str]]:
         elif not floor < math.inf:
             yield f"{floor:g} is no limit", "name a number"
         return
-    lowest = -math.inf if metric == "r2" else 0
+    lowest = LOWEST.get(metric, 0.0)
     if not lowest <= floor <= 1:
-        yield f"{floor:g} cannot be reached: it lies in 0 to 1", "lower it"
+        span = f"in {lowest:g} to 1" if math.isfinite(lowest) else "at 1 at most"
+        yield f"{floor:g} cannot be reached: it lies {span}", "lower it"
 
 
 def _answers(spec: Spec) -> Iterator[Finding]:
