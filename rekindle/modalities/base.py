@@ -17,9 +17,10 @@ take as they are; `label_type` is None for a preference, whose label is the orde
 a string for a similarity, so there are two modalities that share a reader. Their question differs:
 a model that preferences have tuned is asked as a `document` is, so `question` returns that one's.
 A similarity is asked with two values: `Question.column` names one, so `pair` either takes a list of
-two in one column, as words do, or adds the second name here and in the wire forms that have no
-names of columns (CSV, the Open Inference Protocol). What it adds elsewhere: its columns in
-`ColumnsSpec`, its kinds of faults in rows/findings.py, and its name in the registry."""
+two in one column, as words do (in a file each text has a column of its own: `Question.columns`), or
+adds the second name here and in the wire forms that have no names of columns (CSV, the Open
+Inference Protocol). What it adds elsewhere: its columns in `ColumnsSpec`, its kinds of faults in
+rows/findings.py, and its name in the registry."""
 
 from __future__ import annotations
 
@@ -55,6 +56,8 @@ class Modality(abc.ABC, Generic[Content, Stored]):
     label_type: ClassVar[pa.DataType | None]
     """What a row has as its label: a string, or a list of them, one for each part of the
     content. None: rows have no label of their own."""
+    is_list: ClassVar[bool] = False
+    """Whether its content is a list of texts, as tables of MLflow have it."""
 
     @abc.abstractmethod
     def reader(self, data: DataSpec, shape: Shape | None = None) -> Reader:
@@ -153,6 +156,11 @@ class Question(abc.ABC, Generic[Content]):
     """Whether a row of a CSV can hold the value."""
     is_slow: ClassVar[bool] = False
     """Whether a server reads it aside, as it takes a while to decode."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a file from which `values` makes each value, that of a request first."""
+        return (self.column,)
 
     @property
     @abc.abstractmethod

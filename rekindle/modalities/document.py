@@ -212,6 +212,12 @@ class PromptQuestion(_OneTextQuestion):
     role: ClassVar[str] = ROLE_OF_FORM["completion"]
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        if self.input is None:
+            return (self.column,)
+        return (self.column, self.input)
+
+    @property
     def kind(self) -> str:
         return "a prompt"
 

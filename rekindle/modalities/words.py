@@ -29,6 +29,7 @@ class Words(Written[list[str]]):
 
     field: ClassVar[pa.Field] = pa.field("words", pa.string())
     label_type: ClassVar[pa.DataType | None] = pa.list_(pa.string())
+    is_list: ClassVar[bool] = True
 
     def reader(self, data: DataSpec, shape: Shape | None = None) -> Reader:
         return _WordsReader(data)

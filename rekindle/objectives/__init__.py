@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rekindle.objectives.kind import LOWER_IS_BETTER
-from rekindle.objectives.registry import KINDS
+from rekindle.objectives.registry import KINDS, LOWEST, METRICS
 
 if TYPE_CHECKING:
     from rekindle.objectives.answers import Answers
@@ -52,4 +52,13 @@ def _module(name: str, part: str) -> Any:
     return importlib.import_module(f"{__name__}.{KINDS[name].name}.{part}")
 
 
-__all__ = ["KINDS", "LOWER_IS_BETTER", "answers_of", "loss_of", "scores_of", "scoring_of"]
+__all__ = [
+    "KINDS",
+    "LOWER_IS_BETTER",
+    "LOWEST",
+    "METRICS",
+    "answers_of",
+    "loss_of",
+    "scores_of",
+    "scoring_of",
+]

@@ -30,6 +30,9 @@ class ObjectiveKind:
     """What a model's predictions consist of."""
     metrics: tuple[str, ...]
     """What models are judged by; `evaluate.metrics` chooses among them."""
+    lowest: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """The lowest value of those metrics of which more is better, where that is not 0. The highest
+    is 1."""
     counts_right: bool = True
     """Whether a prediction is right or wrong, and nothing between."""
     divided_by_cp: bool = False

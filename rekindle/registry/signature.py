@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rekindle
+from rekindle.modalities import load_modality
 from rekindle.train.modelfolder import ModelFolder, open_model
 
 if TYPE_CHECKING:
@@ -60,9 +61,10 @@ def signature(model: ModelFolder) -> ModelSignature:
     }
     fields = model.task.kind.answer_fields
     answer = Schema([ColSpec(types[kind], name) for name, kind in fields.items()])
-    if model.task.kind.label == "class of each word":
-        return ModelSignature(Schema([ColSpec(Array(DataType.string), "words")]), answer)
+    modality = model.task.modality
+    if load_modality(modality).is_list:
+        return ModelSignature(Schema([ColSpec(Array(DataType.string), modality)]), answer)
     if "image_shape" not in model.settings:
-        return ModelSignature(Schema([ColSpec("string", model.task.modality)]), answer)
+        return ModelSignature(Schema([ColSpec("string", modality)]), answer)
     pixels = TensorSpec(np.dtype(np.uint8), (-1, *model.settings["image_shape"]))
     return ModelSignature(Schema([pixels]), answer)

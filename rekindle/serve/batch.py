@@ -69,7 +69,7 @@ def predict(
     storage = storage_of(output, about("the predictions"))
     opened = open_source(data, modality)
     content = opened.fingerprint()
-    names = (inputs.column, data.columns.input, data.columns.key)
+    names = _names_of(inputs, data.columns.key)
     settings = [*names, data.delimiter, data.encoding, suffix, *_ids_from(opened, data)]
     work = digest([content, served.identity, settings])
     _check_work(storage, output, work)
@@ -111,6 +111,14 @@ def predict(
     if storage.size(DONE) is None:
         storage.put_new(DONE, done.to_json().encode())
     return done
+
+
+def _names_of(inputs: Inputs, key: str | None) -> list[str | None]:
+    """The columns that make an instance, and the key; None for what no column has."""
+    names: list[str | None] = [*inputs.question.columns]
+    if len(names) == 1:
+        names.append(None)  # outputs that an earlier version has begun count a second one in
+    return [*names, key]
 
 
 def _spec_of_input(data: DataSpec, source: str) -> DataSpec:

@@ -13,6 +13,8 @@ import torch
 
 from rekindle.data.manifest import row_tokens
 from rekindle.errors import RequestError
+from rekindle.modalities import load_modality
+from rekindle.modalities.base import Written
 from rekindle.objectives import answers_of
 from rekindle.serve.int8 import in_int8
 from rekindle.serve.work import (
@@ -49,8 +51,10 @@ class Classifier(Model):
         self.network, self.device = network_in(opened, device, precision)
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.get_default_dtype()
         file = opened.path / TOKENIZER
+        modality = load_modality(opened.task.modality)
         self.most: int | None = None  # tokens of a text
-        if file.is_file():
+        if file.is_file() and isinstance(modality, Written):
+            self.modality = modality
             self.cutter = read_tokenizer(opened.path)
             self.most = (self.cutter.truncation or {}).get("max_length")
             # to see how long a text is, it has to be cut into all its tokens
@@ -130,9 +134,14 @@ class Classifier(Model):
         # an answer to words says itself which of them are cut off
         if self.most is None or self.opened.task.kind.label == "class of each word":
             return set()
-        full = np.flatnonzero(lengths_B >= self.most).tolist()
-        encodings = self.cutter.encode_batch_fast([works[i].content for i in full])
-        return {i for i, ids in zip(full, encodings, strict=True) if len(ids) > self.most}
+        rows = list[int]()
+        texts = list[str]()
+        for i in np.flatnonzero(lengths_B >= self.most).tolist():
+            for text in self.modality.texts(works[i].content):
+                rows.append(i)
+                texts.append(text)
+        encodings = self.cutter.encode_batch_fast(texts)
+        return {i for i, ids in zip(rows, encodings, strict=True) if len(ids) > self.most}
 
 
 def network_in(

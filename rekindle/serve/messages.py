@@ -4,6 +4,7 @@ servers and the router say of each version. Imports no torch: the command line w
 of it."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Optional
@@ -82,6 +83,19 @@ WANTED = "wanted.json"
 STATUS = "/-/status"
 VERSION = "x-rekindle-version"
 """Header of a request that this version, with or without a share, has to answer."""
+ABOUT_ROUTES = (
+    "/openapi.json",
+    "/v1/models",
+    "/v1/models/{name}",
+    "/v2",
+    "/v2/models/{name}",
+    "/v2/models/{name}/versions/{version}",
+)
+"""Routes of the server that describe its model. All others that it counts answer with what the
+model predicts."""
+STREAM_FAILED = re.compile(rb'^(data: )?\{"error"', re.MULTILINE)
+"""The line in which a streamed answer says that it failed: JSON alone, or as the data of an event.
+Its status was sent before."""
 BOUNDS_MS = tuple(round(2 ** (step / 4), 3) for step in range(-8, 68))
 """Upper bounds of the counts of latencies, from 0.25 ms to 2 minutes."""
 

@@ -446,7 +446,7 @@ class Router:
                 is_sending = True
                 await answer.prepare(request)
                 async for piece in response.content.iter_any():
-                    if b'\ndata: {"error"' in b"\n" + piece:  # the end of a stream that failed
+                    if messages.STREAM_FAILED.search(piece):
                         status = 500
                     await answer.write(piece)
                 await answer.write_eof()

@@ -35,7 +35,7 @@ from rekindle.serve.inputs import Inputs
 from rekindle.serve.listening import http_server
 from rekindle.serve.load import load_served
 from rekindle.serve.log import PredictionLog
-from rekindle.serve.messages import ASK_SHADOW, ServedModel, ServeJob
+from rekindle.serve.messages import ABOUT_ROUTES, ASK_SHADOW, ServedModel, ServeJob
 from rekindle.serve.smoke import instance_of, proof_contents, smoke
 from rekindle.serve.work import (
     Event,
@@ -56,7 +56,6 @@ DOUBT_SECONDS = 1.0
 _PATIENCE_SECONDS = 0.1  # for which nothing looks whether the client is still there
 # header of the requests by which the server proves itself, with a token that only it has
 _PROOF = "x-rekindle-proof"
-_ABOUT = ("/openapi.json", "/v2", "/v1/models", "/v1/models/{name}")
 _ASK_SHADOW = next(iter(ASK_SHADOW)).encode()
 Decode = Callable[[list[int]], str]
 Started = asyncio.Future[tuple[Inputs, Decode]]
@@ -111,7 +110,7 @@ class Server:
         gets[self.job.health_route] = self._ready
         for path in models:
             gets[f"{path}/ready"] = self._ready
-        for path in (*models, *_ABOUT):
+        for path in ABOUT_ROUTES:
             gets[path] = self._counted(path, self._about)
         for path, endpoint in posts.items():
             yield Route(path, self._counted(path, endpoint), methods=["POST"])

@@ -11,17 +11,17 @@ from urllib.parse import unquote, urlsplit
 from rekindle.engines import engine_of
 from rekindle.errors import Problem, did_you_mean
 from rekindle.masking import DATABASE_LOGIN, LOOKS_SECRET, masked, tells
-from rekindle.objectives import LOWER_IS_BETTER
+from rekindle.objectives import LOWER_IS_BETTER, LOWEST
 from rekindle.spec import layout, rates, schedule
 from rekindle.spec.deploy import MonitorSpec
 from rekindle.spec.installed import platform_names
 from rekindle.spec.model import BUILTIN_TASKS, ENTRYPOINT_WORDS, DataSpec, Spec, TrainSpec
-from rekindle.spec.tasks import objective_of_task
+from rekindle.spec.tasks import BUILT_IN_TASKS, objective_of_task
 from rekindle.spec.yaml_document import KeyPath
 
 Finding = tuple[KeyPath, str, str]
+_NUMERIC = [name for name, task in BUILT_IN_TASKS.items() if task.objective.label == "number"]
 
-NUMERIC = "text_regression"
 _NO_TIME = "a window needs to know a record's time"
 _ONE_SOURCE = "set data.source, or data.sources for a mixture"
 # columns of examples; a test compares the last four with the modalities, which stand above spec
@@ -213,7 +213,7 @@ def _target(spec: Spec, data: DataSpec) -> Iterator[Finding]:
     if spec.task in BUILTIN_TASKS:
         for part in data.parts:
             if part.columns.target is not None and not is_numeric:
-                message = f"`target` is used only by {NUMERIC}"
+                message = f"`target` is used only by {' and '.join(_NUMERIC)}"
                 yield _finding("data.columns.target", message, "remove it, or change the task")
             elif part.columns.target is None and is_numeric:
                 message = f"no column of {part.named} holds the number to predict"
@@ -417,9 +417,10 @@ def _unreachable(metric: str, floor: float) -> Iterator[tuple[str, str]]:
         elif not floor < math.inf:
             yield f"{floor:g} is no limit", "name a number"
         return
-    lowest = -math.inf if metric == "r2" else 0
+    lowest = LOWEST.get(metric, 0.0)
     if not lowest <= floor <= 1:
-        yield f"{floor:g} cannot be reached: it lies in 0 to 1", "lower it"
+        span = f"in {lowest:g} to 1" if math.isfinite(lowest) else "at 1 at most"
+        yield f"{floor:g} cannot be reached: it lies {span}", "lower it"
 
 
 def _answers(spec: Spec) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, WithJsonSchema
 
+from rekindle.objectives import METRICS
 from rekindle.records import Record
 from rekindle.spec.deploy import DeploySpec, MonitorSpec
 from rekindle.spec.installed import publishing_platforms
@@ -22,31 +23,15 @@ from rekindle.spec.tasks import BUILT_IN_TASKS
 BUILTIN_TASKS = tuple(BUILT_IN_TASKS)
 
 if TYPE_CHECKING:
+    Metric = str
     PublishingPlatform = str
 else:
+    Metric = Literal[METRICS]
     PublishingPlatform = Literal[publishing_platforms()]
 
 MOST_HOURS = 10_000
 ENTRYPOINT_WORDS = ("data", "model", "checkpoints", "seed", "init")
 
-Metric = Literal[
-    "accuracy",
-    "macro_f1",
-    "log_loss",
-    "calibration_error",
-    "roc_auc",
-    "average_precision",
-    "recall_at_90_precision",
-    "entity_f1",
-    "entity_precision",
-    "entity_recall",
-    "perplexity",
-    "token_accuracy",
-    "bits_per_byte",
-    "r2",
-    "rmse",
-    "mae",
-]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?$")]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Delimiter = Annotated[str, StringConstraints(pattern=r"^(auto|[!#-/:-@\[-`{-~\t])$")]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rekindle.errors import Problem, RequestError
 from rekindle.spec.model import ModelSpec, TrainSpec
+from rekindle.spec.tasks import BUILT_IN_TASKS
 from rekindle.tables import rows
 
 LEAST_LR_OF_BF16 = 2**-8 * 0.02
@@ -44,7 +45,9 @@ def findings(task: str, model: ModelSpec, train: TrainSpec) -> Iterator[Finding]
 def _usual_rate(task: str, model: ModelSpec) -> tuple[str, str]:
     """The rate to propose, and how it is usual; a network of your own says nothing of its kind."""
     table = rows(Path(__file__).with_suffix(".yaml"))
-    kind = task if isinstance(model.source, str) and task in table else "own"
+    kind = "own"
+    if isinstance(model.source, str) and task in BUILT_IN_TASKS:
+        kind = BUILT_IN_TASKS[task].rates
     rate, usual = table[kind]["lora" if model.lora is not None else "all"]
     return rate, usual
 

@@ -7,15 +7,10 @@ from pathlib import Path
 
 from rekindle.errors import RequestError
 from rekindle.spec.imports import folders_of
+from rekindle.spec.tasks import BUILT_IN_TASKS
 from rekindle.tasks.base import Task, TokenTask
 
-TASKS = {
-    "causal_lm": "rekindle.tasks.causal_lm:CausalLM",
-    "image_classification": "rekindle.tasks.image_classification:ImageClassification",
-    "text_classification": "rekindle.tasks.encoder:TextClassification",
-    "text_regression": "rekindle.tasks.encoder:TextRegression",
-    "token_classification": "rekindle.tasks.encoder:TokenClassification",
-}
+TASKS = {name: task.target for name, task in BUILT_IN_TASKS.items()}
 
 
 def load_task(name: str) -> Task:

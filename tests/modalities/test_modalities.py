@@ -141,7 +141,9 @@ def test_a_request_a_row_of_a_file_and_the_example_hold_the_same_content(case):
     modality = load_modality(name)
     question = modality.question(columns, settings)
     content = modality.content(stored, settings.get("image_shape"))
-    value, _ = question.values(batch(**rows), Findings())
+    assert question.columns[0] == question.column
+    of_a_request = {column: rows[column] for column in question.columns}
+    value, _ = question.values(batch(**of_a_request), Findings())
     # what a chat goes on with behind its last answer is no part of the example's question
     if case == "a chat":
         assert question.content(value, "row 1") == TURNS

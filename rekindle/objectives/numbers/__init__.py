@@ -1,5 +1,7 @@
 """A number for each example, such as a price or a score."""
 
+import math
+
 from rekindle.objectives.kind import ObjectiveKind
 
 SCALE = ("target_mean", "target_std")
@@ -11,5 +13,6 @@ KIND = ObjectiveKind(
     label="number",
     answer_fields={"value": "number"},
     metrics=("r2", "rmse", "mae"),
+    lowest={"r2": -math.inf},
     counts_right=False,
 )

@@ -28,6 +28,7 @@ class NumberScores(ModelScores):
     true_N: Floats
     variance: float
 
+    METRICS: ClassVar[tuple[str, ...]] = KIND.metrics
     METRIC: ClassVar[str] = "r2"
     SLICE_METRIC: ClassVar[str] = "r2"
 
@@ -45,8 +46,8 @@ class NumberScores(ModelScores):
     @functools.cached_property
     def metrics(self) -> Mapping[str, float]:
         if len(self) and not self.finite:
-            return dict.fromkeys(KIND.metrics, math.nan)
-        return self.measured(KIND.metrics)
+            return dict.fromkeys(self.METRICS, math.nan)
+        return self.measured(self.METRICS)
 
     @property
     def finite(self) -> bool:

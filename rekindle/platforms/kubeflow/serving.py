@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.kubeflow.trainjob import GPU, MACHINE, secrets_of
 from rekindle.protojson import Json
-from rekindle.serve.messages import BOUNDS_MS, is_refusal
+from rekindle.serve.messages import ABOUT_ROUTES, BOUNDS_MS, is_refusal
 from rekindle.spec.deploy import DeploySpec
 from rekindle.tables import rows
 
@@ -28,8 +28,6 @@ READY_SECONDS = 1_800.0  # as the startupProbe in deployment.yaml
 _DEPLOYMENT = Path(__file__).with_name("manifests") / "deployment.yaml"
 _LONGEST_NAME = 63  # of a label of DNS
 _MOST_ENDS = 2  # of a container, after which a version has failed
-# the routes of all wire forms that a server here speaks
-_PREDICTS = re.compile(r"/predict|/invocations|/v1/.*|.*/infer")
 # reasons of a waiting container that do not pass by themselves
 _WAITS = {
     "CreateContainerConfigError",
@@ -192,5 +190,5 @@ def _samples(families: Iterable["Metric"]) -> Iterator["Sample"]:
         if family.name != "rekindle_request_seconds":
             continue
         for sample in family.samples:
-            if _PREDICTS.fullmatch(sample.labels["route"]):
+            if sample.labels["route"] not in ABOUT_ROUTES:
                 yield sample

@@ -199,6 +199,28 @@ def test_buckets_of_an_older_server_count_at_the_bound_that_is_certain():
     assert counters(text) == {"requests": 4, str(at): 3, str(len(BOUNDS_MS)): 1}
 
 
+@pytest.mark.parametrize(
+    ("route", "requests"),
+    {
+        "/predict": 5,
+        "/invocations": 5,
+        "/v1/chat/completions": 5,
+        "/v2/models/{name}/versions/{version}/infer": 5,
+        "/v1/models": 0,
+        "/v1/models/{name}": 0,
+        "/v2/models/{name}": 0,
+        "/openapi.json": 0,
+    }.items(),
+)
+def test_requests_that_ask_about_the_model_say_nothing_of_its_predictions(route, requests):
+    lines = [
+        f'rekindle_request_seconds_bucket{{route="{route}",status="200",le="+Inf"}} 5',
+        f'rekindle_request_seconds_count{{route="{route}",status="200"}} 5',
+    ]
+    text = "# TYPE rekindle_request_seconds histogram\n" + "\n".join(lines) + "\n"
+    assert counters(text).get("requests", 0) == requests
+
+
 def test_what_a_version_refuses_is_counted_apart_and_is_no_answer():
     lines = [
         line
