@@ -106,7 +106,10 @@ def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> Submitt
             lambda: server.runs.run_service_create_run(run=body),
             lambda: next(iter(runs_of_name()), None),
         )
-        oldest_run = server.call(runs_of_name)[0]  # another process may have submitted it too
+        # Another process may have submitted it, too. `created_at` has whole seconds, and of
+        # one second the order is by chance: only when it is over both see the same order.
+        time.sleep(FIRST_PAUSE_SECONDS)
+        oldest_run = server.call(runs_of_name)[0]
         is_ours = oldest_run.run_id == created_run.run_id
         if not is_ours:
             server.call(server.kfp.terminate_run, created_run.run_id)

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import http.client
 import logging
+import os
 import ssl
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -84,15 +85,19 @@ class ApiServer:
 
     @classmethod
     def configured(cls, patience_seconds: float) -> Self:
-        """The API server of the cluster that this pod runs in, or else of kubectl's
-        current context; RequestError where neither is there."""
-        if ACCOUNT.exists():
+        """The API server that kubectl would ask: of the context of KUBECONFIG, of the
+        cluster that this pod runs in, or of the current context; RequestError where none
+        is there."""
+        is_in_a_pod = (ACCOUNT / "token").is_file()
+        if is_in_a_pod and not os.environ.get("KUBECONFIG"):
             return cls.in_cluster(ACCOUNT, IN_CLUSTER, patience_seconds=patience_seconds)
         from kubernetes import client, config
 
         configuration = client.Configuration()
         try:
-            config.load_kube_config(client_configuration=configuration)
+            config.load_kube_config(
+                os.environ.get("KUBECONFIG") or None, client_configuration=configuration
+            )
         except config.ConfigException as error:
             raise RequestError(
                 f"no cluster is configured: {error}",

@@ -41,6 +41,29 @@ def test_a_run_is_there_and_once_for_one_submission(server: Served) -> None:
     assert api.refused == []
 
 
+def test_of_two_runs_of_one_second_both_submissions_keep_the_same(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of one second is by chance: the later run may come first."""
+    api, place = server
+    api.in_seconds = True
+
+    def submit_as_another_process(_: float) -> None:
+        (body,) = [dict(run) for run in api.runs.values()]
+        body = {key: body[key] for key in ("display_name", "experiment_id", "pipeline_spec")}
+        api.calls["POST runs"] += 1  # of which the fake makes its ids
+        api.create_run({**body, "runtime_config": {}})
+        (ours, theirs) = api.runs
+        api.runs[theirs]["created_at"] = api.runs[ours]["created_at"]
+
+    monkeypatch.setattr(client.time, "sleep", submit_as_another_process)
+    placed = submit(definition(), place, mark("a"))
+    first, other = sorted(api.runs, key=lambda id: (api.runs[id]["created_at"], id))
+    assert placed.id in (first, other)
+    kept = [id for id, run in api.runs.items() if run["state"] == "RUNNING"]
+    assert kept == [placed.id]
+
+
 FAULTS: dict[str, list[Fault]] = {
     "too many calls": [Fault("POST runs", 429)] * 2,
     "a service that is away for a while": [Fault("POST runs", 503) for _ in range(3)],

@@ -12,6 +12,7 @@ import pytest
 
 from rekindle.errors import StepError
 from rekindle.http import Stopped
+from rekindle.platforms.kubeflow import cluster as cluster_module
 from rekindle.platforms.kubeflow.cluster import ApiServer, Conflict
 from tests.servers.kubeflow.kubernetes import ACCOUNT, FakeCluster, Trouble
 
@@ -126,3 +127,25 @@ def test_the_server_is_who_its_certificate_says(fake: FakeCluster, tmp_path: Pat
     assert ApiServer(url, "admin", certificate.read_text()).get(PODS) is not None
     with pytest.raises(StepError, match="CERTIFICATE_VERIFY_FAILED"):
         ApiServer(url, "admin", patience_seconds=0.5).get(PODS)
+
+
+def test_a_kubeconfig_that_is_named_goes_before_the_account_of_the_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As kubectl has it; and an account without a token is none."""
+    account = tmp_path / "account"
+    account.mkdir()
+    monkeypatch.setattr(cluster_module, "ACCOUNT", account)
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n"
+        "clusters: [{name: k, cluster: {server: 'http://127.0.0.1:1'}}]\n"
+        "users: [{name: u, user: {token: t}}]\n"
+        "contexts: [{name: c, context: {cluster: k, user: u}}]\n"
+    )
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    assert ApiServer.configured(1.0).server == "http://127.0.0.1:1"
+    (account / "token").write_text("of the pod")
+    assert ApiServer.configured(1.0).server == "http://127.0.0.1:1"
+    monkeypatch.delenv("KUBECONFIG")
+    assert ApiServer.configured(1.0).server == cluster_module.IN_CLUSTER

@@ -294,7 +294,9 @@ def _listed(
         name = predicate["stringValue"]
     if query.get("sort_by", "created_at") != "created_at":
         raise Refused(400, f"sorted by {query['sort_by']}")
-    found = [one for one in where.values() if not name or one["display_name"] == name]
+    # ties are broken by the id, which is by chance (list.go, AddSortingToSelect)
+    oldest_first = sorted(where.items(), key=lambda item: (item[1]["created_at"], item[0]))
+    found = [one for _, one in oldest_first if not name or one["display_name"] == name]
     begin, size = int(query.get("page_token") or 0), min(2, int(query.get("page_size", 10)))
     more = {"next_page_token": str(begin + size)} if begin + size < len(found) else {}
     return found[begin : begin + size], more
