@@ -412,7 +412,7 @@ def _finish(
         validation=_validation_at(history, best_step or last_step),
         layout=str(trainer.mesh.layout),
         device=device_name(trainer.mesh.device),
-        attention=parts.attention if parts.stages[0].part.ours else "",
+        attention=parts.attention if parts.stages[0].part.has_our_attention else "",
         proof={subject: words for subject, words in proof.items() if words},
         best_step=best_step,
         planned_steps=planned_steps if last_step < planned_steps else None,

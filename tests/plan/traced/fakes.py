@@ -68,7 +68,7 @@ def engine_without_values(live: "Live", shape: Callable[[Any], Any], fake: bool)
                 replaced(DeviceMesh, "__init__", real),
                 replaced(teacher, "init_device_mesh", real),
                 replaced(parallel, "cut", real),
-                replaced(optimizer, "_ends", real),
+                replaced(optimizer, "_group_of_ends", real),
                 replaced(pipeline, "PipelineStage", lambda _, *args, **more: told(*args, **more)),
                 replaced(schedules, "_batch_p2p", _under_way),
             ]
