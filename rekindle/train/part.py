@@ -13,7 +13,7 @@ classes."""
 import functools
 import inspect
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -45,6 +45,10 @@ class Part(nn.Module):
     """Set by proof.py, to compare with the architecture's own forward."""
     watches: bool
     """Set by proof.py, to have the states that targets are predicted from in `watched`."""
+
+    if TYPE_CHECKING:
+        # nn.Module has one that gives anything: a type checker would see no wrong attribute
+        __getattr__ = None  # type: ignore[assignment, misc]
 
     def __init__(
         self,
