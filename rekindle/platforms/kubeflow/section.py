@@ -44,10 +44,11 @@ class KubeflowSpec(PlatformSection):
     than its launcher."""
     artifact_root: str = ""
     """Folder for checkpoints: a URI, or the mount point of a volume that all pods share."""
-    pipeline_root: str = Field("", pattern=r"^((s3|gs|abfs|file)://.+)?$")
+    # what KFP 2.17 can open: backend/src/v2/objectstore/config.go, ParseBucketPathToConfig
+    pipeline_root: str = Field("", pattern=r"^((s3|gs|minio)://.+)?$")
     """Where KFP keeps artifacts: `s3://my-bucket/kfp`. `status` and `report` read there
-    what steps found out; default: the cluster's own choice, which mostly cannot be read
-    from outside."""
+    what steps found out; default: the cluster's own choice, mostly `minio://`, which
+    cannot be read from outside. On Azure KFP needs a gateway that speaks S3."""
     image: str | None = None
     """Container image of rekindle's steps, best by digest; a step on several nodes is
     launched from it."""

@@ -34,10 +34,9 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Served]:
     monkeypatch.setenv("KFP_TOKEN", TOKEN)
     monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
     with serving(made) as url:
-        yield (
-            made,
-            KubeflowSpec(host=url, token="env:KFP_TOKEN", pipeline_root=f"file://{tmp_path}/root"),
-        )
+        place = KubeflowSpec(host=url, token="env:KFP_TOKEN")
+        # a folder, which KFP has not: it stands for a store
+        yield made, place.model_copy(update={"pipeline_root": f"file://{tmp_path}/root"})
         for workflow in made.workflows.values():
             workflow.terminate()
 

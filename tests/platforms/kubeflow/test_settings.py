@@ -488,3 +488,21 @@ def test_an_image_without_a_tag_is_pulled_always() -> None:
         assert piece("imagePullPolicy", "IfNotPresent", image) == {}
         with pytest.raises(Misfit):
             piece("imagePullPolicy", "Always", image)
+
+
+@pytest.mark.parametrize(
+    ("root", "is_taken"),
+    [
+        ("s3://bucket/kfp", True),
+        ("gs://bucket", True),
+        ("minio://mlpipeline/v2", True),
+        ("abfs://container/kfp", False),
+        ("file:///mnt/kfp", False),
+    ],
+)
+def test_a_pipeline_root_is_one_that_kfp_can_open(root: str, is_taken: bool) -> None:
+    if is_taken:
+        assert KubeflowSpec(pipeline_root=root).pipeline_root == root
+    else:
+        with pytest.raises(ValueError, match="pipeline_root"):
+            KubeflowSpec(pipeline_root=root)
