@@ -83,12 +83,18 @@ class Job:
             judged = self.attempt()
             if self.ended.is_set():
                 break
+            # words as recorded: trainjob-complete, -exit-1, -max-restarts
             if not judged:
-                self.conclude("Complete", "JobsCompleted", "jobset completed successfully")
+                self.conclude("Complete", "AllJobsCompleted", "jobset completed successfully")
                 break
-            if judged & self.final or self.restarts >= self.most_restarts:
-                message = "jobset failed due to one or more job failures"
-                self.conclude("Failed", "JobsFailed", message)
+            failed_job = f"(first failed job: {self.name}-node-0)"
+            if judged & self.final:
+                message = f"applying FailJobSet failure policy action {failed_job}"
+                self.conclude("Failed", "FailJobSetFailurePolicyAction", message)
+                break
+            if self.restarts >= self.most_restarts:
+                message = f"jobset failed due to reaching max number of restarts {failed_job}"
+                self.conclude("Failed", "ReachedMaxRestarts", message)
                 break
             self.restarts += 1
 
