@@ -14,7 +14,8 @@ Authority, of kubeflow/pipelines 2.17: backend/src/apiserver/server/api_converte
 (toApiRunDetailV1, toApiPipelineTaskDetail), backend/src/common/util/workflow.go
 (RetrievePodName), backend/src/v2/compiler/argocompiler (dag.go, container.go); of
 argoproj/argo-workflows 4.0.5: workflow/controller/operator.go. Recorded answers:
-tests/platforms/kubeflow/recorded."""
+tests/platforms/kubeflow/recorded; loops and exit handlers are as the source has them, and not
+among these."""
 
 import base64
 import dataclasses
@@ -61,10 +62,10 @@ class ArgoNode:
             task = _TRIES.sub("", part)
             if _TURN.fullmatch(task) or task == _TURN_ITEM:
                 continue
-            if task == _EXIT:
-                path.pop()  # the handler's own name: its exit task stands beside it
-            else:
+            if task != _EXIT:
                 path.append(task)
+            elif path:
+                path.pop()  # the handler's own name: its exit task stands beside it
         return tuple(path)
 
     @property

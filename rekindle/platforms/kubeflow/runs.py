@@ -95,10 +95,12 @@ def _status(run: KfpRun) -> RunStatus:
     """The state of a run in our words.
 
     KFP stores of a run that was terminated that it failed, as Argo does: that it was to
-    be cancelled stands in its history alone."""
+    be cancelled stands in its history alone, before its end. A run that was retried since
+    has other states there."""
     status = _RUN_STATES.get(str(run.state), "running")
-    was_cancelled = any(str(change.state) == _CANCELING for change in run.state_history or ())
-    if status == "failed" and was_cancelled:
+    states = [str(change.state) for change in run.state_history or ()]
+    before_its_end = [state for state in states if state not in _RUN_STATES]
+    if status == "failed" and before_its_end[-1:] == [_CANCELING]:
         return "cancelled"
     return status
 

@@ -263,3 +263,11 @@ def test_a_log_goes_on_where_it_broke_off_on_machines_of_any_clock(time: str, si
     from rekindle.platforms.kubeflow.job import _in_whole_seconds
 
     assert _in_whole_seconds(time) == since
+
+
+def test_a_run_that_was_cancelled_retried_and_failed_has_failed() -> None:
+    recording = recorded("kfp-terminated")
+    recording["run"]["state_history"] += [{"state": "RUNNING"}, {"state": "FAILED"}]
+    with replay_of(recording, STEPS["slow"]).serving() as place:
+        snapshot = runs.describe(place, recording["run"]["run_id"])
+    assert (snapshot.status, snapshot.steps[0].status) == ("failed", "failed")
