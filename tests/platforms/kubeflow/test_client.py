@@ -11,7 +11,7 @@ from rekindle.errors import PlatformError, SpecError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.outputs import PlannedStep
-from rekindle.platforms.kubeflow import client
+from rekindle.platforms.kubeflow import client, runs
 from rekindle.platforms.kubeflow.client import run_name, submit
 from rekindle.platforms.kubeflow.compile import compile
 from rekindle.platforms.kubeflow.platform import Kubeflow
@@ -143,3 +143,16 @@ def test_what_will_be_made_is_said_before() -> None:
     text = compile_function(module("behaviour").gathered)
     spread = compile(text, read(text), {"folder": "x"}, place)
     assert Kubeflow(place).preview(spread, "a").steps[0] == PlannedStep("gather", "node", 3)
+
+
+def test_a_cancel_whose_answer_is_lost_is_done_though_the_next_one_is_refused(
+    server: Served,
+) -> None:
+    """KFP refuses to terminate what is being terminated (run_store.go, TerminateRun)."""
+    api, place = server
+    id = submit(definition(), place, mark("a")).id
+    api.faults = [Fault("POST runs:terminate", 0, after=True)]
+    runs.cancel(place, id)
+    assert api.faults == []
+    assert any("Row not found" in line for line in api.refused)
+    assert runs.describe(place, id).status == "cancelled"
