@@ -26,7 +26,7 @@ from rekindle.platforms.api import ConfiguredPlatform, platform_of
 from rekindle.platforms.checks import Needs, run_checks
 from rekindle.platforms.checks import problems as problems_of
 from rekindle.platforms.local.content import describe, digest, local_path
-from rekindle.platforms.submission import Definition
+from rekindle.platforms.submission import Definition, SubmissionPreview
 from rekindle.platforms.user_code import hashes
 from rekindle.records import ArtifactRecord, RunRecord
 from rekindle.spec.model import Spec
@@ -70,6 +70,11 @@ class PreparedSubmission:
     """What training takes and costs; None where that is not known, or nothing is trained."""
     findings: tuple[CheckResult, ...]
     """What was looked at; nothing was wrong."""
+
+    def preview(self, token: str = "") -> SubmissionPreview:
+        """What a submission with this token will make; asks nothing."""
+        preview = self.platform.preview(self.definition, token)
+        return dataclasses.replace(preview, notices=self.definition.notices)
 
     def refuse_early(self) -> None:
         """Raise RequestError with the problems that the platform's early checks find."""

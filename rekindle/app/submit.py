@@ -52,7 +52,7 @@ def submit_prepared(
         update = {"status": "submitting", "submission": submission, "because": because}
         record = record.model_copy(update=update)
     assert record.submission is not None
-    preview = target.preview(definition, record.submission.token)
+    preview = prepared.preview(record.submission.token)
     consent(preview, plan)
     prepared.refuse_early()
     if not record.steps:

@@ -99,6 +99,8 @@ class Carried:
     verdict: Verdict
     how: str = ""
     source: str = ""
+    since: str = ""
+    """The platform's first release that has it (`2.17.0`); "" for all that rekindle knows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,11 +120,14 @@ def feature_rows() -> Mapping[str, Feature]:
     for platform, platform_class in installed_platforms().classes.items():
         columns[platform] = platform_class.features()
     features = {}
-    for name, description in _table("features").items():
+    dataflow = _table("dataflow")
+    for name, description in (_table("features") | dataflow).items():
         on = {}
         for platform, column in columns.items():
             if name in column:
                 on[platform] = _carried(column[name])
+            elif name in dataflow:
+                on[platform] = Carried("native")
         features[name] = Feature(name, description, on)
     return features
 
@@ -134,4 +139,4 @@ def _carried(cell: str | Mapping[str, str]) -> Carried:
         return Carried(verdicts[verdicts.index(cell)])
     # the verdict is the key, and its value the reason or the way
     verdict = next(word for word in verdicts if word in cell)
-    return Carried(verdict, cell[verdict], cell.get("source", ""))
+    return Carried(verdict, cell[verdict], cell.get("source", ""), cell.get("since", ""))

@@ -16,6 +16,7 @@ from rekindle.cli.options import (
     of_config,
     platform,
     shared,
+    show_notices,
     tell,
 )
 from rekindle.errors import Problem, RequestError, collected
@@ -79,11 +80,13 @@ def compile(
     loaded = load_target(config, overrides)
     pipeline = read_pipeline(loaded)
     files: dict[str, bytes] = {}
+    notices: list[str] = []
     problems: list[Problem] = []
     for name in platforms:
         with collected(problems):
             prepared = prepare_for(name, loaded, home, pipeline, is_sent=False, trains=False)
             files |= prepared.definition.files
+            notices += [f"on {name}, {notice}" for notice in prepared.definition.notices]
     # nothing is written unless all platforms can have it
     if problems:
         raise RequestError(dict.fromkeys(problems))
@@ -99,9 +102,11 @@ def compile(
     for path, text in texts.items():
         write_atomically(path, text)
     if as_json:
-        answer(Compiled(platform=",".join(platforms), files=tuple(texts)))
+        written = tuple(texts)
+        answer(Compiled(platform=",".join(platforms), files=written, notices=tuple(notices)))
     else:
         _print_paths(list(texts), replaced, output)
+        show_notices(notices)
 
 
 def _refuse_to_replace(config: Path, paths: Iterable[str]) -> None:

@@ -3,7 +3,7 @@
 import datetime as dt
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,12 @@ def tell(record: Record, text: str, as_json: bool) -> None:
         answer(record)
     else:
         click.echo(text)
+
+
+def show_notices(notices: Iterable[str]) -> None:
+    """Print on stderr what a platform does otherwise than a run here."""
+    for notice in notices:
+        click.echo(f"notice: {notice}", err=True)
 
 
 def agree(yes: bool, question: str) -> None:

@@ -86,7 +86,7 @@ def set_(
     schedule = spec.schedule
     schedules = schedules_of(platform_of(platform, spec.platforms))
     prepared, lowered = _prepared(platform, schedules, spec, schedule, home)
-    show(prepared.platform.preview(prepared.definition, ""), f"the schedule of {spec.name}")
+    show(prepared.preview(), f"the schedule of {spec.name}")
     for line in (*outlook(prepared.plan), *_starts(schedule, lowered)):
         click.echo(line, err=True)
     agree(yes, f"Start it at `{schedule.cron}` ({schedule.timezone})?")

@@ -20,6 +20,7 @@ from rekindle.cli.options import (
     of_config,
     platform,
     shared,
+    show_notices,
     wait,
     yes,
 )
@@ -93,7 +94,11 @@ def report_submission(
             steps=(),
         )
         if preview is not None:
-            update = {"where": preview.where, "steps": preview.steps}
+            update = {
+                "where": preview.where,
+                "steps": preview.steps,
+                "notices": preview.notices,
+            }
             submitted = submitted.model_copy(update=update)
         answer(submitted)
         return 0
@@ -133,3 +138,4 @@ def show(preview: SubmissionPreview, name: str) -> None:
         spot = " (spot)" if step.spot else ""
         machines = f"{step.machines} x {step.machine}{spot}"
         click.echo(f"  {step.step:<{width}}  {machines}", err=True)
+    show_notices(preview.notices)

@@ -1,7 +1,8 @@
 """What a pipeline asks of a platform: the features of KFP that it uses, each with its
 place in the IR.
 
-The names are those of the rows of `catalog/features.yaml`. A platform's own
+The names are those of the rows of `catalog/features.yaml`, and of `catalog/dataflow.yaml`
+for what dataflow.py finds. A platform's own
 `features.yaml` says whether the platform carries a feature natively, whether rekindle
 emulates it there, or why it is refused; platforms/feature_checks.py compares the two."""
 
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rekindle.ir import graph as ir
+from rekindle.ir.dataflow import features_of_values, is_exit_task, scopes
 from rekindle.ir.origin import Origin, known_inputs, known_values, loop_origins
 from rekindle.ir.placeholders import (
     PLATFORM_FACTS,
@@ -55,8 +57,8 @@ def uses(graph: ir.Graph, arguments: Mapping[str, Any] | None = None) -> tuple[U
     loops = loop_origins(graph)
     # without arguments nothing is known of any Dag's inputs
     inputs_of_dags = {} if arguments is None else known_inputs(graph, arguments)
-    for node in graph.nodes():
-        features = [*_features_of_node(node)]
+    for node, scope in scopes(graph, inputs_of_dags):
+        features = [*_features_of_node(node), *features_of_values(node, scope, loops)]
         match node:
             case ir.Step():
                 if inputs_of_dags:
@@ -78,19 +80,26 @@ def _features_of_importer(
     is_open = uri is None or has_templates(dict(node.metadata))  # until the run
     if is_open:
         yield "importers_at_run_time", node.where
-    elif uri is not None:
-        yield _feature_of_uri(uri), node.where
+    elif uri:  # an empty one stands in a branch that is not taken
+        yield _feature_of_uri(node, uri), node.where
     if node.to_workspace:
         yield "workspace", node.where
     if is_open and inputs_of_dags:
         known_uri = _known_uri(node, inputs_of_dags)
-        if known_uri is not None:
-            yield _feature_of_uri(known_uri), node.where
+        if known_uri:
+            yield _feature_of_uri(node, known_uri), node.where
 
 
-def _feature_of_uri(uri: str) -> str:
+def _feature_of_uri(node: ir.Importer, uri: str) -> str:
     scheme = uri.partition("://")[0]
-    return f"importers_{scheme}" if scheme in ("gs", "s3") else "importers"
+    if scheme in ("gs", "s3", "minio"):
+        return f"importers_{scheme}"
+    artifact_types = {artifact.schema_title for artifact in node.outputs.artifacts.values()}
+    if any(artifact_type.startswith("google.") for artifact_type in artifact_types):
+        return "importers_google"
+    if scheme == "oci" and artifact_types == {"system.Model"}:
+        return "importers_oci"
+    return "importers"
 
 
 def _known_uri(node: ir.Importer, inputs_of_dags: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -147,11 +156,8 @@ def _features_of_node(node: ir.Node) -> Iterator[tuple[str, str]]:
         yield "conditions", f"{node.where}.triggerPolicy.condition"
     reads_status = any(isinstance(binding, ir.FinalStatus) for binding in bindings)
     if node.always:
-        # the IR has one trigger for both: `ALL_UPSTREAM_TASKS_COMPLETED`. The task of an
-        # ExitHandler reads how the run ended, or waits for the Dag that kfp names so
-        follows_handler = any(name.startswith("exit-handler-") for name in node.after)
-        is_exit = reads_status or follows_handler
-        yield "exit_handlers" if is_exit else "ignore_upstream_failure", node.where
+        feature = "exit_handlers" if is_exit_task(node) else "ignore_upstream_failure"
+        yield feature, node.where
     if reads_status:
         yield "final_status", f"{node.where}.inputs"
     if any(isinstance(b, ir.FromInput | ir.FromTask) and b.keys for b in bindings):

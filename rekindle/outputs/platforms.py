@@ -13,6 +13,8 @@ class Compiled(VersionedRecord):
     platform: str
     """With commas between several."""
     files: tuple[str, ...]
+    notices: tuple[str, ...] = ()
+    """What a platform does otherwise than a run here, a sentence each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Submitted(VersionedRecord):
     """What was asked to do it; left out where it was asked before."""
     steps: tuple[PlannedStep, ...] = ()
     """What it was asked to run; left out where it was asked before."""
+    notices: tuple[str, ...] = ()
+    """What the platform does otherwise than a run here, a sentence each."""
 
 
 @dataclasses.dataclass(frozen=True)

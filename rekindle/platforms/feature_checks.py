@@ -20,17 +20,20 @@ def admit(
     honoured: Collection[tuple[str, str]] = (),
     unproven: Collection[str] = (),
     arguments: Mapping[str, Any] | None = None,
+    release: str = "",
 ) -> tuple[Ignored, ...]:
     """What `platform` ignores of the pipeline, run with these `arguments`.
 
     Raises UnsupportedError with all that it refuses. Neither holds what counts as native
     this time: uses (feature and path of the node) in `honoured`, which the platform can do
-    with this config, and features in `unproven`, which the user tries nevertheless."""
+    with this config, and features in `unproven`, which the user tries nevertheless.
+    `release` is that of the platform (`2.17.0`), which refuses what came later; "" knows
+    all."""
     refused: list[Problem] = []
     ignored: dict[str, list[str]] = {}
     for use in uses(graph, arguments):
         row = row_of(use)
-        carried = carried_on(row, platform)
+        carried = carried_on(row, platform, release)
         if (use.feature, use.path) in honoured or use.feature in unproven:
             continue
         if carried.verdict == "refused":
@@ -46,6 +49,25 @@ def admit(
     return tuple(rows)
 
 
+def notices(
+    graph: Graph, platform: str, arguments: Mapping[str, Any] | None = None, release: str = ""
+) -> tuple[str, ...]:
+    """What the platform does with a fault that a step may meet, a sentence for each."""
+    steps_by_text: dict[str, list[str]] = {}
+    for use in uses(graph, arguments):
+        row = row_of(use)
+        carried = carried_on(row, platform, release)
+        if carried.verdict == "noticed":
+            steps = steps_by_text.setdefault(f"{row.what}: {carried.how}", [])
+            steps.append(f"`{use.path}`" if use.path else "the pipeline")
+    sentences = []
+    for text, steps in steps_by_text.items():
+        who = ", ".join(dict.fromkeys(steps))
+        verb = "use" if len(set(steps)) > 1 else "uses"
+        sentences.append(f"{who} {verb} {text}")
+    return tuple(sentences)
+
+
 def lacks(
     graph: Graph,
     platform: str,
@@ -53,13 +75,14 @@ def lacks(
     honoured: Collection[tuple[str, str]] = (),
     unproven: Collection[str] = (),
     arguments: Mapping[str, Any] | None = None,
+    release: str = "",
 ) -> list[Problem]:
     """The problems in `of_place`, which are what the config's section lacks.
 
     If `admit` refuses anything, both are raised together, so that the user sees all."""
     refused: list[Problem] = []
     with collected(refused):
-        admit(graph, platform, honoured, unproven, arguments)
+        admit(graph, platform, honoured, unproven, arguments, release)
     if refused:
         raise refusal([*refused, *of_place])
     return list(of_place)
@@ -71,9 +94,22 @@ def row_of(use: Use) -> Feature:
     return feature_rows().get(use.feature, Feature(use.feature, f"`{use.feature}`", {}))
 
 
-def carried_on(feature: Feature, platform: str) -> Carried:
-    """How a platform carries a feature: what is not in the table is refused."""
-    return feature.on.get(platform, Carried("refused", "rekindle knows nothing of it"))
+def carried_on(feature: Feature, platform: str, release: str = "") -> Carried:
+    """How a `release` of a platform carries a feature: what is not in the table, or came
+    with a later one, is refused."""
+    carried = feature.on.get(platform, Carried("refused", "rekindle knows nothing of it"))
+    if release and carried.since and numbers_of(release) < numbers_of(carried.since):
+        how = f"its release {release} does not have it, {carried.since} does"
+        return Carried("refused", how, carried.source)
+    return carried
+
+
+def numbers_of(release: str) -> tuple[int, ...]:
+    """The numbers of a release, to compare: (2, 17) of `2.17`, and of `2.17.0` too."""
+    numbers = [int(part) for part in release.split(".")]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
 
 
 def known_secrets(

@@ -38,6 +38,8 @@ class Definition:
     file that lies in no folder."""
 
     files: Mapping[str, bytes]
+    notices: tuple[str, ...] = ()
+    """What the platform does otherwise than a run here, a sentence each."""
 
     @property
     def entry(self) -> str:
@@ -111,6 +113,8 @@ class SubmissionPreview:
     where: str
     id: str
     steps: tuple[PlannedStep, ...]
+    notices: tuple[str, ...] = ()
+    """Those of the definition."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from rekindle.spec.section import PlatformSection
 # the version of the seam that a platform of another package has to be written for
 SEAM = 1
 PLATFORM = "rekindle.platforms.api.Platform"
-Verdict = Literal["native", "emulated", "ignored", "refused"]
+Verdict = Literal["native", "emulated", "noticed", "ignored", "refused"]
 ENTRY_POINTS = "rekindle.platforms"
 BUILT_IN = {  # in the order that their sections have in the schema
     "kubeflow": "rekindle.platforms.kubeflow.platform:Kubeflow",

@@ -38,6 +38,10 @@ from tests.support.azureml_compile import stored as stored_for_azure
 from tests.support.azureml_compile import what_came_of_it as left_on_azure
 from tests.support.recorded import (
     CORE,
+    EXCEPTIONS,
+    NO_MORE,
+    REFUSED,
+    WITHOUT_SOURCE,
     arguments_of,
     differences,
     left_here,
@@ -49,60 +53,6 @@ from tests.support.recorded import (
 from tests.support.sagemaker_compile import IMAGE as ECR
 from tests.support.sagemaker_execution import what_came_of_it as left_on_sagemaker
 
-# how a recorded pipeline may differ here, and why; the tasks that do not differ are compared anyway
-DOCUMENTED = "KFP's documentation and kfp.local have it as a run here does"
-SUCCEEDS_HERE = "KFP fails for a fault of its own, which the step here does not meet"
-SPECIFIC = "times, names of runs and places of stores are each platform's own"
-NO_MORE = "after a failure nothing begins here, while KFP's parallel parts go on"
-EXCEPTIONS = {
-    "b_containers": "KFP knows neither Concat nor defaults in arguments of containers (VB11)",
-    "b_nan": f"NaN as an output (VB6): {SUCCEEDS_HERE}",
-    "b_odd": f"a lone surrogate (VB6): {SUCCEEDS_HERE}",
-    "b_one_turn_fails": NO_MORE,
-    "b_undecidable": NO_MORE,
-    "c_components_with_optional_artifacts": f"optional artifacts (VB16), gs:// without a network: {SUCCEEDS_HERE}",
-    "c_conditional_producer_and_consumers": f"Collected behind a condition (VB4): {SUCCEEDS_HERE}",
-    "c_parameters_complex": f"Collected of nested loops is a list of lists (VA2): {DOCUMENTED}",
-    "c_pipeline_producer_consumer": f"Collected of nested loops is a list of lists (VA2): {DOCUMENTED}",
-    "c_pipeline_with_multiple_exit_handlers": NO_MORE,
-    "c_pipeline_with_nested_loops": f"a loop over a field of an item (VB9): {SUCCEEDS_HERE}",
-    "k7c_default": f"defaults in arguments of containers (VB11): {SUCCEEDS_HERE}",
-    "k7e_facts": f"placeholders inside of a text (VA12): {DOCUMENTED}; {SPECIFIC}",
-    "k7f_ignore_two": SPECIFIC,
-    "k7g_ignore_reads": f"the default where the producer failed (VA8): {DOCUMENTED}",
-    "k7h_ignore_behind": f"KFP takes no such pipeline (VB12): {SUCCEEDS_HERE}",
-    "k7i_importers": f"importers of https:// (VB13): {SUCCEEDS_HERE}",
-    "k7j_importer_gs": "there was no network to read gs:// by",
-    "k7k_importer_minio": f"KFP's store wraps lists and mappings in metadata (VA10): {DOCUMENTED}",
-    "k8b_retry": f"KFP 2.17.0 retries nothing (VB2): {SUCCEEDS_HERE}",
-    "k8c_retry": f"KFP 2.17.0 retries nothing (VB2): {SUCCEEDS_HERE}",
-    "s1_uri": f"an s3:// URI of another store (VB10): {SUCCEEDS_HERE}",
-    "s2_facts": f"placeholders inside of a text (VA12): {DOCUMENTED}; {SPECIFIC}",
-    "s5_vertex": f"importers of https:// (VB13): {SUCCEEDS_HERE}",
-    "t_OneOf_over_artifacts": f"the class of an artifact is its own (VA9): {DOCUMENTED}",
-    "t_artifact_as_a_return_value": f"the class of an artifact is its own (VA9): {DOCUMENTED}",
-    "t_artifacts_and_metadata": f"the class of an artifact is its own (VA9): {DOCUMENTED}",
-    "t_branch_on_formatted_text": f"a nested pipeline gets the text, not its placeholders (VA1): {DOCUMENTED}",
-    "t_loop_over_nothing": f"Collected of nothing (VB4): {SUCCEEDS_HERE}",
-    "t_loops_over_what_was_given": f"a loop over a field of an item (VB9): {SUCCEEDS_HERE}",
-    "t_names_that_are_ours_elsewhere": f"the class of an artifact is its own (VA9): {DOCUMENTED}",
-    "t_nested_pipelines": f"the class of an artifact is its own (VA9): {DOCUMENTED}",
-    "t_optional_parameter_into_a_nested_pipeline": f"optional through two levels (VB8): {SUCCEEDS_HERE}",
-    "t_text_of_200_KB": f"templates over 131,072 bytes (VB3): {SUCCEEDS_HERE}",
-    "v10_nan": f"NaN as an output (VB6): {SUCCEEDS_HERE}",
-    "v15_fquote": f"a quotation mark in an f-string (VB5): {SUCCEEDS_HERE}",
-    "v5_null": NO_MORE,
-    "v7_fstrings": f"a quotation mark in an f-string (VB5): {SUCCEEDS_HERE}",
-    "v8_outputs": f"a DEL in a text (VB7): {SUCCEEDS_HERE}",
-}
-# what is refused here before it runs, and KFP takes
-REFUSED = {
-    "k7m_plain": "fields of a pod as variables: there is no pod here",
-    "s6_escape": "json_escape[0] is a placeholder that only Vertex AI fills in",
-    "s7_fstring": "KFP's compiler writes an input that does not exist; KFP fails as well",
-}
-# recorded, but their sources are not among what lies beside the checkout
-WITHOUT_SOURCE = re.compile(r"k10_\d+|k7x_\w+|t_OneOf_again_cached|v12c_text|v8c_outputs")
 # of the core, what loops over what a step gives, which no flat platform takes
 OVER_OUTPUTS = {"fields_of_a_step_into_kinds", "items_of_many_kinds", "loop_parameter"}
 # of the core, what has an argument that can be refused before anything is sent

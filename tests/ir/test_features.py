@@ -220,7 +220,7 @@ def importing(place: str = "oci://registry/model:1", root: str = "gs://b") -> No
 @pytest.mark.parametrize(
     ("arguments", "feature"),
     [
-        ({}, "importers"),
+        ({}, "importers_oci"),
         ({"place": "gs://b/m"}, "importers_gs"),
         ({"place": "s3://b/m"}, "importers_s3"),
         ({"place": "https://host/m"}, "importers"),
@@ -235,7 +235,7 @@ def test_what_an_importer_imports_is_known_once_the_arguments_are(
     on_vertex = refused(importing, "vertex", arguments)
     assert bool(on_vertex) == (feature != "importers_gs")
     assert not refused(importing, "local", arguments)
-    assert not refused(importing, "kubeflow", arguments)
+    assert bool(refused(importing, "kubeflow", arguments)) == (feature == "importers")
 
 
 def test_an_importer_of_what_a_step_says_waits_for_it() -> None:

@@ -232,7 +232,7 @@ LEFT_OUT = {
             def features(cls):
                 return {"python_components": "works"}
         """,
-        "its feature `python_components` has none of the verdicts native, emulated, ignored, refused",
+        "its feature `python_components` has none of the verdicts native, emulated, noticed, ignored, refused",
     ),
 }
 

@@ -13,10 +13,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rekindle.ir import placeholders
+from rekindle.ir import placeholders, scripts
 from rekindle.ir.graph import Container, Resources
 from rekindle.ir.placeholders import Argument, Reference, Template
-from rekindle.ir.read.raw import Fields, malformed
+from rekindle.ir.read.raw import MAX_BYTES, Fields, malformed
 from rekindle.tables import rows
 
 _OTHER_KINDS = {
@@ -88,7 +88,8 @@ def _import(fields: Fields) -> dict[str, Any]:
 
 
 def _container(fields: Fields) -> Container:
-    words = [str(word) for word in fields.take("command", list, [])]
+    written_words = [str(word) for word in fields.take("command", list, [])]
+    words = scripts.without_prefixes(written_words)
     args = [str(word) for word in fields.take("args", list, [])]
     env: dict[str, Argument] = {}
     for variable in fields.list_of("env"):
@@ -138,6 +139,11 @@ def recognised(command: list[str], where: str) -> dict[str, Any]:
     executes = len(words) == 4 and words[:2] == ["sh", "-ec"] and _EXECUTE.fullmatch(words[2])
     if executes and "{{$" not in words[3]:  # KFP would fill in placeholders even inside the source
         return {**installed, "source": words[3]}
+    if len(words) == 4 and words[:3] == ["sh", "-ec", scripts.UNPACK]:
+        try:
+            return {**installed, "source": scripts.unpacked(words[3], MAX_BYTES)}
+        except ValueError as error:
+            raise malformed(str(error), "a packed source", where) from error
     return {**installed, "command": _arguments(words, where)}
 
 

@@ -17,13 +17,14 @@ import yaml
 from rekindle.catalog.tables import network
 from rekindle.errors import Problem
 from rekindle.ir.compile import DUMPER
-from rekindle.ir.edit import rewrite
+from rekindle.ir.edit import backend, rewrite
 from rekindle.ir.edit.uris import with_places
 from rekindle.ir.graph import Constant, Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.bundle import lowered_container, types_of
-from rekindle.platforms.feature_checks import lacks, refusal
-from rekindle.platforms.kubeflow import trainjob
+from rekindle.platforms.feature_checks import lacks, notices, numbers_of, refusal
+from rekindle.platforms.kubeflow import templates, trainjob
+from rekindle.platforms.kubeflow.second_document import refused_fields
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.kubeflow.settings import variables
 from rekindle.platforms.submission import Definition
@@ -43,6 +44,8 @@ _RELAUNCHING = {
     "backoffFactor": 1.0,
     "backoffMaxDuration": f"{RELAUNCHING_SECONDS}s",
 }
+# the release since which KFP's own settings of Argo retry only pods that vanish
+_RETRIES_IN_PODS = (2, 17)
 LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
 
 
@@ -51,13 +54,19 @@ def compile(
 ) -> Definition:
     """One YAML file that `kfp.Client` and the KFP UI take; RequestError with all that is
     wrong."""
-    problems = [
-        *lacks(graph, "kubeflow", _place_problems(graph, place), arguments=arguments),
-        *_step_problems(graph, place),
-    ]
+    problems = lacks(
+        graph,
+        "kubeflow",
+        _place_problems(graph, place),
+        _honoured(graph, place),
+        arguments=arguments,
+        release=place.version,
+    )
+    problems += _step_problems(graph, place)
     if problems:
         raise refusal(problems)
     spec, settings = rewrite.rewritten(ir_text, bind(graph, arguments), place.image)
+    _avoid_faults(spec, graph, arguments, place)
     labels = rewrite.distributed(spec, graph)
     if labels:
         spec, settings = rewrite.with_launchers(
@@ -69,8 +78,30 @@ def compile(
     launchers_settings = dict.fromkeys(labels, trainjob.LAUNCHERS_TOO)
     secrets = trainjob.secrets_of(place)
     settings = rewrite.with_secrets(spec, settings, secrets, launchers_settings)
+    problems = [problem for document in settings for problem in refused_fields(document)]
+    problems += templates.problems(spec, settings)
+    if problems:
+        raise refusal(problems)
     text = yaml.dump_all([spec, *settings], Dumper=DUMPER, sort_keys=True, allow_unicode=True)
-    return Definition({f"{graph.name}.yaml": text.encode()})
+    found_notices = notices(graph, "kubeflow", arguments, place.version)
+    return Definition({f"{graph.name}.yaml": text.encode()}, found_notices)
+
+
+def _avoid_faults(
+    spec: Json, graph: Graph, arguments: Mapping[str, Any], place: KubeflowSpec
+) -> None:
+    """Bring the pipeline into a form that KFP's backend runs as its SDK documents it."""
+    backend.without_absent_inputs(spec, graph, arguments)
+    if numbers_of(place.version) >= _RETRIES_IN_PODS:
+        backend.with_retries_in_pods(spec, graph)
+    backend.with_root(spec, place.pipeline_root)
+    backend.with_steps_for_texts(spec)
+    backend.with_facts_as_inputs(spec)
+    backend.with_joined_texts(spec)
+    backend.with_defaults_of_arguments(spec)
+    backend.with_ends_of_branches(spec)
+    backend.with_final_status(spec)
+    backend.with_packed_sources(spec)
 
 
 def launcher(step: Step, place: KubeflowSpec) -> Json:
@@ -111,6 +142,16 @@ def _task(step: Step) -> Json:
             if name not in own_variables:
                 env[name] = value
     return {**task, "name": step.name, "env": {**env, **task["env"]}}
+
+
+def _honoured(graph: Graph, place: KubeflowSpec) -> set[tuple[str, str]]:
+    """For `admit`: settings that KFP's driver does not read, and that rekindle gives the
+    nodes of a TrainJob itself; and the place of artifacts, where the config has it."""
+    distributed = [step.path for step in graph.steps() if step.distribution is not None]
+    uses = {(name, path) for name in ("podAffinity", "enabledSharedMemory") for path in distributed}
+    if place.pipeline_root:
+        uses |= {("root_facts", node.path) for node in graph.nodes()}
+    return uses
 
 
 def _place_problems(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ from rekindle.errors import RequestError, StepError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
 from rekindle.platforms.checks import Needs, NotChecked, PlatformCheck, about
+from rekindle.platforms.feature_checks import numbers_of
 from rekindle.platforms.kubeflow.client import images, spec_of, token_of, trainers
 from rekindle.platforms.kubeflow.cluster import ApiServer
 from rekindle.platforms.kubeflow.section import KubeflowSpec
@@ -93,10 +94,27 @@ def api(place: KubeflowSpec) -> str:
                 fix="name the address that ends before /apis, such as https://example.com/pipeline",
             ) from None
         raise NotChecked(str(error)) from error
-    if "multi_user" not in health:
-        return host
-    users = "several users" if health["multi_user"] else "one user"
-    return f"{host}, for {users}"
+    version = str(health.get("tag_name") or "")
+    _refuse_older(version, place)
+    description = f"{host}, KFP {version}" if version else host
+    if "multi_user" in health:
+        description += ", for several users" if health["multi_user"] else ", for one user"
+    return description
+
+
+def _refuse_older(version: str, place: KubeflowSpec) -> None:
+    """RequestError where the server is older than the config says it is: it would leave out
+    what it does not know.
+
+    A server that was built from a branch has no release for a name, and is believed."""
+    if not re.fullmatch(r"\d+(\.\d+)+", version):
+        return
+    if numbers_of(version) < numbers_of(place.version):
+        raise RequestError(
+            f"{place.host} runs Kubeflow Pipelines {version}, and the config says {place.version}",
+            where="platforms.kubeflow.version",
+            fix=f"set platforms.kubeflow.version: {version}",
+        )
 
 
 def image(place: KubeflowSpec, reference: Image) -> str:

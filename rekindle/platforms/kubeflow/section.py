@@ -33,6 +33,9 @@ class KubeflowSpec(PlatformSection):
     `http://localhost:8080` behind `kubectl port-forward`."""
     token: SecretReference | None = None
     """Token for `host`, by reference: `env:KFP_TOKEN`."""
+    version: str = Field("2.17.0", pattern=r"^2\.[0-9]+(\.[0-9]+)?$")
+    """Version of Kubeflow Pipelines on the cluster: what it does not have yet is refused.
+    2.17.0 is what rekindle was run on; `rekindle doctor` compares it with what answers."""
     timezone: str = "UTC"
     """Clock of scheduled runs: what CRON_SCHEDULE_TIMEZONE says to the cluster's controller."""
     namespace: ClusterName = "kubeflow"

@@ -5,6 +5,7 @@ what is worth telling on the way goes through `say` and `event`."""
 import contextlib
 import dataclasses
 import datetime
+import logging
 import signal
 import time
 import uuid
@@ -21,7 +22,7 @@ from rekindle.launch.shim import PREEMPTED
 from rekindle.masking import masked
 from rekindle.platforms.bundle import lowered_container
 from rekindle.platforms.docker import HOME_LABEL, RUN_LABEL
-from rekindle.platforms.local import cache, process
+from rekindle.platforms.local import cache, portable, process
 from rekindle.platforms.local.cache import (
     NO_VALUES,
     ArtifactValue,
@@ -38,6 +39,8 @@ from rekindle.platforms.local.store import HomeStore, slug
 from rekindle.platforms.local.walk import Leaf, rendered
 from rekindle.platforms.mounted import artifact_of, executor_input
 from rekindle.protojson import Json, carried
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,12 +308,23 @@ def _attempt(job: StepJob, step: Step, identity: Identity, log: StepLogFile, kee
                 raise _AttemptFailed
             artifacts = cache.stored(ended.result["artifacts"])
             outputs = Values(ended.result["parameters"], artifacts)
+            _say_what_is_not_portable(job, outputs, log)
             if keep and _is_what_it_was(job, step, identity):
                 cache.save(surroundings.store, job.last, identity, surroundings.run_id, outputs)
     except _AttemptFailed:
         assert failed is not None
         return failed
     return Outcome(step, "succeeded", outputs)
+
+
+def _say_what_is_not_portable(job: StepJob, outputs: Values, log: StepLogFile) -> None:
+    uris = {}
+    for name, value in outputs.artifacts.items():
+        if isinstance(value, StoredArtifact):  # a list of them is not an output of a step
+            uris[name] = value.uri
+    for sentence in portable.sentences(outputs.parameters, uris):
+        log.write(f"--- {sentence}\n".encode())
+        _logger.warning("%s: %s", job.step.path, sentence)
 
 
 def _node_folder(job: StepJob, node: int) -> Path:

@@ -176,6 +176,31 @@ def test_a_server_that_is_away_is_no_problem_of_the_config(monkeypatch: pytest.M
     assert (found.state, found.said) == ("not asked", "HTTP 503: as the test wants it")
 
 
+@pytest.mark.parametrize(
+    ("server", "config", "state"),
+    [
+        ("2.17.0", "2.17", "ok"),
+        ("2.18.0", "2.17.0", "ok"),
+        ("2.16.1", "2.17.0", "problem"),
+        ("2.16.1", "2.16.0", "ok"),
+        ("unknown", "2.17.0", "ok"),
+    ],
+)
+def test_a_server_that_is_older_than_the_config_says_is_a_problem(
+    server: str, config: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFP_TOKEN", TOKEN)
+    made = Server()
+    made.version = server
+    with serving(made) as url:
+        place = KubeflowSpec(host=url, token="env:KFP_TOKEN", version=config)
+        (found,) = run_checks(checks(place, None, Needs()), early=True)
+    assert found.state == state
+    if state == "problem":
+        assert found.where == "platforms.kubeflow.version"
+        assert found.fix == f"set platforms.kubeflow.version: {server}"
+
+
 @pytest.mark.parametrize(("nodes", "more"), [(1, []), (2, ["runtime"])])
 def test_only_distributed_steps_need_the_trainer(nodes: int, more: list[str]) -> None:
     text = compile_function(module("behaviour").chain)

@@ -27,6 +27,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import kfp_server_api
 from google.protobuf import json_format
+from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from tests.servers.kubeflow.argo import Workflow
@@ -56,6 +57,7 @@ class Server(Troubled):
         """With a `folder` runs really run, their launchers on `cluster`."""
         self.folder, self.cluster, self.environment = folder, cluster, environment or {}
         self.workflows: dict[str, Workflow] = {}
+        self.version = "2.17.0"
         self.url = ""
         self.experiments: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
@@ -99,7 +101,12 @@ class Server(Troubled):
     def done(self, name: str, words: list[str], query: dict[str, str], body: Any) -> Any:
         id = words[1] if len(words) > 1 else ""
         calls: dict[str, Callable[[], Any]] = {
-            "GET healthz": lambda: {"multi_user": False},
+            "GET healthz": lambda: {
+                "commit_sha": "unknown",
+                "tag_name": self.version,
+                "multi_user": False,
+                "pipeline_store": "database",
+            },
             "GET experiments": lambda: {"experiments": _listed(self.experiments, query)[0]},
             "POST experiments": lambda: self.create_experiment(body),
             "GET runs": lambda: self.look(self.runs, "runs", id, query),
@@ -226,6 +233,27 @@ class Server(Troubled):
             json_format.ParseDict(spec, pipeline_spec_pb2.PipelineSpec())
         except json_format.ParseError as error:
             raise Refused(400, str(error)) from error
+        self.check_settings(body["pipeline_spec"])
+
+    def check_settings(self, document: dict[str, Any]) -> None:
+        """A second document with an unknown field is left out as a whole, and nothing is said
+        (template/v2_template.go, IsPlatformSpecWithKubernetesConfig); one in a step's settings
+        is a server error (argocompiler/container.go)."""
+        settings = document.get("platform_spec", {}).get("platforms", {}).get("kubernetes", {})
+        known = pipeline_spec_pb2.SinglePlatformSpec()
+        try:
+            json_format.ParseDict(settings, known)
+        except json_format.ParseError:
+            del document["platform_spec"]
+            return
+        for executor in known.deployment_spec.executors.values():
+            try:
+                json_format.ParseDict(
+                    json_format.MessageToDict(executor),
+                    kubernetes_executor_config_pb2.KubernetesExecutorConfig(),
+                )
+            except json_format.ParseError as error:
+                raise Refused(500, f"failed to unmarshal kubernetes config: {error}") from error
 
     def keep(
         self, where: dict[str, dict[str, Any]], id: str, kind: str, body: Any, more: dict[str, str]

@@ -1,0 +1,366 @@
+"""Features in how values go from node to node: f-strings, placeholders, loops in loops,
+inputs without a value, outputs of what may not have run.
+
+The SDK defines what each means, and a run here keeps to it; KFP's own backend does some
+otherwise, or fails at it (platforms/kubeflow/features.yaml says which, with its source).
+Their rows are in `catalog/dataflow.yaml`. features.py finds what a node is, this module
+what is done with its values."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rekindle.ir import graph as ir
+from rekindle.ir.origin import Origin, known_values
+from rekindle.ir.placeholders import (
+    RUN_FACTS,
+    Argument,
+    Concat,
+    IfPresent,
+    Template,
+    references,
+    templates,
+)
+
+# the shells that a command may start with, so that something can stand in front of it
+_SHELLS = ("sh", "bash")
+_WRITTEN_INTO_JSON = ("STRING", "LIST", "STRUCT")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """What a node stands in."""
+
+    dag: ir.Dag
+    """The Dag around it."""
+    inputs: ir.Ports
+    """The inputs of that Dag."""
+    known: Mapping[str, Any]
+    """Its parameters that the arguments of a run decide; empty where none are known."""
+    absent_artifacts: frozenset[str]
+    """Its optional artifacts that nothing gives: those of a pipeline are never given."""
+
+
+def scopes(
+    graph: ir.Graph, inputs_of_dags: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[ir.AnyNode, Scope]]:
+    """Every node at every depth with what it stands in."""
+    root_known = inputs_of_dags.get("", {})
+    root = Scope(graph.dag, graph.inputs, root_known, _optional_artifacts(graph.inputs))
+    by_path = {"": root}
+    for node in graph.nodes():
+        scope = by_path[node.path.rpartition("/")[0]]
+        yield node, scope
+        if isinstance(node, ir.SubDag):
+            given = set(node.artifacts) - set(absent_artifacts(node, scope))
+            absent = _optional_artifacts(node.inputs) - given
+            known = inputs_of_dags.get(node.path, {})
+            by_path[node.path] = Scope(node.dag, node.inputs, known, absent)
+
+
+def _optional_artifacts(ports: ir.Ports) -> frozenset[str]:
+    return frozenset(name for name, artifact in ports.artifacts.items() if artifact.optional)
+
+
+def absent_parameters(node: ir.SubDag, scope: Scope) -> Iterator[str]:
+    """The optional parameters of a nested pipeline that are bound to what has no value."""
+    for name, binding in node.parameters.items():
+        port = node.inputs.parameters.get(name)
+        if port is None or not port.optional or not isinstance(binding, ir.FromInput):
+            continue
+        if binding.name in scope.known and scope.known[binding.name] is None:
+            yield name
+
+
+def absent_artifacts(node: ir.Node, scope: Scope) -> Iterator[str]:
+    """The optional artifacts of a node that are bound to one that nothing gives."""
+    for name, source in node.artifacts.items():
+        port = node.inputs.artifacts.get(name)
+        if port is None or not port.optional or not isinstance(source, ir.FromInput):
+            continue
+        if source.name in scope.absent_artifacts:
+            yield name
+
+
+def features_of_values(
+    node: ir.AnyNode, scope: Scope, loops: Mapping[str, Origin]
+) -> Iterator[tuple[str, str]]:
+    """The features of a node's values, with their places; `loops` is `loop_origins`."""
+    yield from _features_of_facts(node)
+    if any(True for _ in absent_artifacts(node, scope)):
+        yield "absent_inputs", f"{node.where}.inputs"
+    if node.always and not is_exit_task(node):
+        yield from _features_behind_failures(node, scope)
+    match node:
+        case ir.Step():
+            yield from _features_of_texts(node, scope)
+            yield from _features_of_arguments(node)
+        case ir.Importer():
+            yield from _features_of_metadata(node)
+        case ir.SubDag():
+            yield from _features_of_nested_inputs(node, scope)
+            if node.loop is not None:
+                yield from _features_of_loop(node, scope, loops)
+
+
+def is_exit_task(node: ir.Node) -> bool:
+    """Whether a node that runs in any case is the exit task of an ExitHandler.
+
+    The IR has one trigger for that and for `ignore_upstream_failure`. An exit task reads
+    how the run ended, or waits for the Dag that kfp calls so."""
+    bindings = [*node.parameters.values(), *node.artifacts.values()]
+    if any(isinstance(binding, ir.FinalStatus) for binding in bindings):
+        return True
+    return any(name.startswith("exit-handler-") for name in node.after)
+
+
+# facts of the run
+
+
+def _features_of_facts(node: ir.AnyNode) -> Iterator[tuple[str, str]]:
+    for name, binding in node.parameters.items():
+        if not isinstance(binding, ir.Formatted):
+            continue
+        where = f"{node.where}.inputs.parameters.{name}"
+        is_whole = isinstance(binding.value, Template) and len(binding.value.parts) == 1
+        for fact in _facts_in(templates(binding.value)):
+            if fact == "pipeline_root":
+                yield "root_facts", where
+            elif not is_whole:
+                yield "facts_in_texts", where
+    if isinstance(node, ir.Step):
+        for fact in _facts_in(_arguments_of(node.container)):
+            yield "root_facts" if fact == "pipeline_root" else "facts_in_texts", node.where
+
+
+def _facts_in(arguments: Iterator[Template] | Iterator[Argument]) -> Iterator[str]:
+    for argument in arguments:
+        for path in references(argument):
+            if path[0] == "run" and path[1] in RUN_FACTS:
+                yield path[1]
+
+
+def _arguments_of(container: ir.Container) -> Iterator[Argument]:
+    yield from container.command
+    yield from container.args
+    yield from container.env.values()
+
+
+# what may have failed
+
+
+def _features_behind_failures(node: ir.Node, scope: Scope) -> Iterator[tuple[str, str]]:
+    """Of a node with `ignore_upstream_failure`."""
+    bindings = [*node.parameters.values(), *node.artifacts.values()]
+    if any(isinstance(binding, ir.FromTask) for binding in bindings):
+        yield "outputs_of_failures", f"{node.where}.inputs"
+    if len(node.upstream) > 1:
+        yield "failures_of_several", node.where
+    for follower in scope.dag.nodes.values():
+        if node.name in follower.upstream:
+            yield "steps_behind_ignored_failures", follower.where
+    results = [*scope.dag.parameters.values(), *scope.dag.artifacts.values()]
+    if any(source.task == node.name for sources in results for source in sources):
+        yield "steps_behind_ignored_failures", node.where
+
+
+# texts
+
+
+def _features_of_texts(step: ir.Step, scope: Scope) -> Iterator[tuple[str, str]]:
+    """F-strings whose values may hold what JSON has to escape.
+
+    Only what reads KFP's ExecutorInput meets them in JSON."""
+    reads_json = any(
+        ("executor_input",) in references(argument) for argument in _arguments_of(step.container)
+    )
+    if not step.container.source and not reads_json:
+        return
+    for name, binding in step.parameters.items():
+        if not isinstance(binding, ir.Formatted):
+            continue
+        for template in templates(binding.value):
+            inputs = [path[2] for path in references(template) if path[0] == "inputs"]
+            if any(_may_need_escapes(step, inner, scope) for inner in inputs):
+                yield "values_in_texts", f"{step.where}.inputs.parameters.{name}"
+
+
+def _may_need_escapes(step: ir.Step, name: str, scope: Scope) -> bool:
+    """Whether the text of an input may hold a quotation mark, a backslash or a line break."""
+    match step.parameters.get(name):
+        case ir.FromInput(outer_name, ()) if outer_name in scope.known:
+            return _needs_escapes(scope.known[outer_name])
+        case ir.Constant(value):
+            return _needs_escapes(value)
+        case ir.FromInput(outer_name):
+            port = scope.inputs.parameters.get(outer_name)
+        case ir.FromTask(task, output):
+            port = scope.dag.nodes[task].outputs.parameters.get(output)
+        case _:
+            return False
+    return port is None or port.type in _WRITTEN_INTO_JSON
+
+
+def _needs_escapes(value: Any) -> bool:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False) != f'"{value}"'
+    if isinstance(value, list | dict):
+        # the text of it is JSON: any text inside brings its quotation marks
+        return '"' in json.dumps(value)
+    return False
+
+
+# arguments of containers
+
+
+def _features_of_arguments(step: ir.Step) -> Iterator[tuple[str, str]]:
+    container = step.container
+    if step.retry.count and step.distribution is None and not has_shell(container):
+        yield "retries_without_a_shell", f"{step.where}.retryPolicy"
+    reads_outputs = any(isinstance(binding, ir.FromTask) for binding in step.parameters.values())
+    if container.resources.at_run_time and reads_outputs:
+        yield "resources_of_outputs", step.where
+    if container.source:
+        return
+    if any(isinstance(binding, ir.FinalStatus) for binding in step.parameters.values()):
+        yield "status_in_arguments", f"{step.where}.inputs"
+    if any(_holds(argument, Concat) for argument in _arguments_of(container)):
+        yield "concatenations", step.where
+    if _has_nested_placeholders(container):
+        yield "nested_placeholders", step.where
+    inputs = [path for argument in _arguments_of(container) for path in references(argument)]
+    if any(path[1] == "any" and path[2] in step.inputs.artifacts for path in inputs if path[1:]):
+        yield "presence_of_artifacts", step.where
+    for name in {path[2] for path in inputs if path[:2] == ("inputs", "parameters")}:
+        port = step.inputs.parameters.get(name)
+        if port is not None and name not in step.parameters and port.default is not None:
+            yield "defaults_in_arguments", step.where
+
+
+def has_shell(container: ir.Container) -> bool:
+    """Whether something can stand in front of the command: it runs in a shell already."""
+    if container.source:
+        return True
+    if not container.command or not isinstance(container.command[0], Template):
+        return False
+    program = container.command[0].literal or ""
+    return program.rpartition("/")[2] in _SHELLS
+
+
+def _holds(argument: Argument, kind: type) -> bool:
+    """Whether an argument, or one inside of it, is of a kind."""
+    if isinstance(argument, kind):
+        return True
+    match argument:
+        case Concat(items):
+            return any(_holds(item, kind) for item in items)
+        case IfPresent(_, then, otherwise):
+            return any(_holds(item, kind) for item in (*then, *otherwise))
+        case _:
+            return False
+
+
+def _has_nested_placeholders(container: ir.Container) -> bool:
+    """Whether an IfPresent stands in a Concat, in another IfPresent, or in the command."""
+    if any(_holds(argument, IfPresent) for argument in container.command):
+        return True
+    for argument in _arguments_of(container):
+        match argument:
+            case Concat(items):
+                if any(_holds(item, IfPresent) for item in items):
+                    return True
+            case IfPresent(_, then, otherwise):
+                if any(_holds(item, IfPresent) for item in (*then, *otherwise)):
+                    return True
+    return False
+
+
+# importers
+
+
+def _features_of_metadata(node: ir.Importer) -> Iterator[tuple[str, str]]:
+    where = f"{node.where}.metadata"
+    if any(True for _ in templates(dict(node.metadata))):
+        yield "metadata_of_runs", where
+    if any(isinstance(value, list | dict | bool) for value in node.metadata.values()):
+        yield "structured_metadata", where
+
+
+# nested pipelines, and loops
+
+
+def _features_of_nested_inputs(node: ir.SubDag, scope: Scope) -> Iterator[tuple[str, str]]:
+    for name, binding in node.parameters.items():
+        where = f"{node.where}.inputs.parameters.{name}"
+        if isinstance(binding, ir.Formatted) and _is_text_with_values(binding.value):
+            is_text = isinstance(binding.value, Template)
+            yield "texts_for_nested" if is_text else "structures_for_nested", where
+    if any(True for _ in absent_parameters(node, scope)):
+        yield "absent_inputs", f"{node.where}.inputs"
+
+
+def _is_text_with_values(value: Any) -> bool:
+    """Whether there is anything but a fact of the run alone, which KFP's driver fills."""
+    for template in templates(value):
+        if not isinstance(value, Template) or len(template.parts) > 1:
+            return True
+        if any(path[0] != "run" for path in references(template)):
+            return True
+    return False
+
+
+def _features_of_loop(
+    node: ir.SubDag, scope: Scope, loops: Mapping[str, Origin]
+) -> Iterator[tuple[str, str]]:
+    assert node.loop is not None
+    if node.loop.artifacts:
+        yield "loops_over_artifacts", node.where
+    for name, binding in node.parameters.items():
+        if isinstance(binding, ir.FromInput | ir.FromTask) and binding.keys:
+            yield "elements_for_loops", f"{node.where}.inputs.parameters.{name}"
+    collected = {**node.dag.parameters, **node.dag.artifacts}
+    if any(_collects(node.dag, source) for s in node.dag.parameters.values() for source in s):
+        yield "collected_of_loops", node.where
+    if any(_is_conditional(node.dag, source) for s in collected.values() for source in s):
+        yield "collected_of_branches", node.where
+    if collected and not _has_turns(node, scope, loops[node.path]):
+        yield "collected_of_nothing", node.where
+
+
+def _collects(dag: ir.Dag, source: ir.FromTask) -> bool:
+    """Whether an output comes from a loop."""
+    node = dag.nodes[source.task]
+    if not isinstance(node, ir.SubDag):
+        return False
+    if node.loop is not None:
+        return True
+    return any(_collects(node.dag, s) for s in node.dag.parameters.get(source.output, ()))
+
+
+def _is_conditional(dag: ir.Dag, source: ir.FromTask) -> bool:
+    """Whether an output comes from a step that a condition may leave out."""
+    node = dag.nodes[source.task]
+    if not isinstance(node, ir.SubDag):
+        return node.condition is not None
+    sources = (
+        *node.dag.parameters.get(source.output, ()),
+        *node.dag.artifacts.get(source.output, ()),
+    )
+    if len(sources) > 1:  # a OneOf: one of its branches runs
+        return False
+    if node.condition is not None:
+        return True
+    return any(_is_conditional(node.dag, inner) for inner in sources)
+
+
+def _has_turns(node: ir.SubDag, scope: Scope, origin: Origin) -> bool:
+    """Whether a loop is known to have a turn, as far as anything is known."""
+    assert node.loop is not None
+    if not isinstance(node.loop.items, str):
+        return bool(node.loop.items)
+    if origin is None:
+        return False
+    values = known_values(node, {node.path.rpartition("/")[0]: scope.known})
+    # nothing is known of it without arguments
+    return bool(values.get(node.loop.items, True))

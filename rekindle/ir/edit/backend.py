@@ -1,0 +1,441 @@
+"""A compiled pipeline that KFP's own backend runs as its SDK documents it.
+
+Read beside kubeflow/pipelines 2.17.0, backend/src/v2, which fails, or gives other values,
+where a pipeline uses some of what its SDK offers. Each function here gives the pipeline
+in a form that means the same and avoids one of these faults; the result is still plain
+KFP. docs/kfp.md lists the faults, each with its place in that source.
+`catalog/dataflow.yaml` names the features; what has no such form is refused by the
+feature table.
+
+All functions change the document that they are given."""
+
+import copy
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rekindle.ir import scripts
+from rekindle.ir.dataflow import absent_artifacts, absent_parameters, has_shell, scopes
+from rekindle.ir.edit.rewrite import component_of, executors_of
+from rekindle.ir.graph import Graph, Retry, SubDag
+from rekindle.ir.origin import known_inputs
+from rekindle.ir.placeholders import RUN_FACTS, mapped
+from rekindle.protojson import Json
+
+_TEXT_SCRIPT = 'mkdir -p "$(dirname "$1")" && printf %s "$0" > "$1"'
+_PARTS = ("command", "args")
+_WRITES_SOURCE = 'printf "%s" "$0" > "$program_path/ephemeral_component.py"'
+# above this many bytes a source is packed, long before it reaches the limit of Argo
+_LONG_SOURCE = 32_768
+_FACT = re.compile(r"\{\{\$\.(" + "|".join(RUN_FACTS) + r")\}\}")
+_INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
+_BEYOND_THREE_BYTES = re.compile("[\U00010000-\U0010ffff]")
+
+
+def without_absent_inputs(spec: Json, graph: Graph, arguments: Mapping[str, Any]) -> None:
+    """Take out what binds an input to nothing.
+
+    KFP's driver gives a nested pipeline null for an optional input that its task does not
+    name, and fails at one that it names and that has no value."""
+    for node, scope in scopes(graph, known_inputs(graph, arguments)):
+        absent = set(absent_artifacts(node, scope))
+        if isinstance(node, SubDag):
+            absent |= set(absent_parameters(node, scope))
+        if absent:
+            inputs = _task_of_its_own(spec, node.path)["inputs"]
+            for kind in ("parameters", "artifacts"):
+                for name in absent & set(inputs.get(kind) or ()):
+                    del inputs[kind][name]
+
+
+def with_steps_for_texts(spec: Json) -> None:
+    """Have a step of its own make each f-string that goes to a nested pipeline.
+
+    KFP fills the placeholders in it where a container starts, and nowhere before: the
+    nested pipeline would compare and hand on the placeholders."""
+    texts = 0
+    for dag in _dags(spec):
+        for task_name, task in list(dag["tasks"].items()):
+            component = spec["components"][task["componentRef"]["name"]]
+            if "dag" not in component:
+                continue
+            for name, binding in _constants(task):
+                text = binding["runtimeValue"]["constant"]
+                if not isinstance(text, str) or "{{$" not in text or _FACT.fullmatch(text):
+                    continue
+                texts += 1
+                text = text.replace("{{$.pipeline_task_name}}", task_name)
+                maker = _free_name(f"text-for-{task_name}", dag["tasks"])
+                dag["tasks"][maker] = _text_maker(spec, task, text, f"rekindle-text-{texts}", maker)
+                task["inputs"]["parameters"][name] = {
+                    "taskOutputParameter": {"producerTask": maker, "outputParameterKey": "Output"}
+                }
+                task["dependentTasks"] = sorted({*task.get("dependentTasks", ()), maker})
+
+
+def _text_maker(spec: Json, task: Json, text: str, component: str, name: str) -> Json:
+    """The task that makes `text`, and its component and executor in the pipeline."""
+    bindings = task["inputs"]["parameters"]
+    inputs = {read: copy.deepcopy(bindings[read]) for read in dict.fromkeys(_INPUT.findall(text))}
+    # the text of a value is what an input of type STRING receives
+    kinds = {read: {"parameterType": "STRING"} for read in inputs}
+    spec["components"][f"comp-{component}"] = {
+        "executorLabel": f"exec-{component}",
+        "inputDefinitions": {"parameters": kinds},
+        "outputDefinitions": {"parameters": {"Output": {"parameterType": "STRING"}}},
+    }
+    executors_of(spec)[f"exec-{component}"] = {
+        "container": {
+            "image": _image_with_a_shell(spec),
+            "command": ["sh", "-ec", _TEXT_SCRIPT],
+            "args": [text, "{{$.outputs.parameters['Output'].output_file}}"],
+        }
+    }
+    producers = [_producer(binding) for binding in inputs.values()]
+    maker: Json = {
+        "cachingOptions": {"enableCache": True},
+        "componentRef": {"name": f"comp-{component}"},
+        "inputs": {"parameters": inputs},
+        "taskInfo": {"name": name},
+    }
+    waits_for = sorted({producer for producer in producers if producer})
+    if waits_for:
+        maker["dependentTasks"] = waits_for
+    return maker
+
+
+def _producer(binding: Json) -> str:
+    return str((binding.get("taskOutputParameter") or {}).get("producerTask") or "")
+
+
+def _image_with_a_shell(spec: Json) -> str:
+    """The image of a step of the pipeline that is known to have a shell, else KFP's own."""
+    for _, container in _containers(spec):
+        if (container.get("command") or [""])[0] == "sh" and "{{$" not in container["image"]:
+            return str(container["image"])
+    return "python:3.11"
+
+
+def with_facts_as_inputs(spec: Json) -> None:
+    """Make each fact of the run that stands inside a text an input of its own.
+
+    KFP fills a fact where it is the whole value of an input, and nowhere else."""
+    for label, container in _containers(spec):
+        _read_facts_in_words(spec, label, container)
+    for dag in _dags(spec):
+        for task in dag["tasks"].values():
+            if "dag" not in spec["components"][task["componentRef"]["name"]]:
+                _read_facts_in_constants(task)
+
+
+def _read_facts_in_words(spec: Json, label: str, container: Json) -> None:
+    facts = dict.fromkeys(fact for word in _words(container) for fact in _FACT.findall(word))
+    _change_words(container, _facts_as_inputs)
+    for component in _components_with(spec, label):
+        _declare(component, [_input_of_fact(fact) for fact in facts])
+    for task in list(_tasks_with(spec, label)):
+        _bind_facts(task, facts)
+
+
+def _read_facts_in_constants(task: Json) -> None:
+    for _, binding in list(_constants(task)):
+        runtime_value = binding["runtimeValue"]
+        value = runtime_value["constant"]
+        if isinstance(value, str) and _FACT.fullmatch(value):
+            continue
+        facts = _facts_in(value)
+        runtime_value["constant"] = _mapped_texts(value, _facts_as_inputs)
+        _bind_facts(task, facts)
+
+
+def with_root(spec: Json, root: str) -> None:
+    """Write the place of artifacts, which KFP never fills in, wherever it is asked for."""
+    if not root:
+        return
+
+    def filled(text: str) -> str:
+        return text.replace("{{$.pipeline_root}}", root)
+
+    for dag in _dags(spec):
+        for task in dag["tasks"].values():
+            for _, binding in _constants(task):
+                value = binding["runtimeValue"]["constant"]
+                binding["runtimeValue"]["constant"] = _mapped_texts(value, filled)
+    for _, container in _containers(spec):
+        _change_words(container, filled)
+
+
+def _facts_in(value: Any) -> dict[str, None]:
+    facts = dict[str, None]()
+
+    def note(text: str) -> str:
+        facts.update(dict.fromkeys(_FACT.findall(text)))
+        return text
+
+    _mapped_texts(value, note)
+    return facts
+
+
+def _facts_as_inputs(text: str) -> str:
+    return _FACT.sub(_reading_input, text)
+
+
+def _mapped_texts(value: Any, change: Callable[[str], str]) -> Any:
+    return mapped(value, lambda leaf: change(leaf) if isinstance(leaf, str) else leaf)
+
+
+def _input_of_fact(fact: str) -> str:
+    return f"rekindle-{fact.replace('_', '-')}"
+
+
+def _reading_input(match: re.Match[str]) -> str:
+    return "{{$.inputs.parameters['" + _input_of_fact(match[1]) + "']}}"
+
+
+def _bind_facts(task: Json, facts: Mapping[str, None]) -> None:
+    for fact in facts:
+        parameters = task.setdefault("inputs", {}).setdefault("parameters", {})
+        parameters[_input_of_fact(fact)] = {"runtimeValue": {"constant": f"{{{{$.{fact}}}}}"}}
+
+
+def _declare(component: Json, names: Sequence[str]) -> None:
+    """Give a component more inputs, of type STRING."""
+    for name in names:
+        inputs = component.setdefault("inputDefinitions", {}).setdefault("parameters", {})
+        inputs[name] = {"parameterType": "STRING", "isOptional": True}
+
+
+def with_joined_texts(spec: Json) -> None:
+    """Join what a ConcatPlaceholder joins: KFP hands the JSON of it to the program."""
+    for _, container in _containers(spec):
+        _change_words(container, _joined_argument)
+
+
+def _joined_argument(word: str) -> str:
+    if not word.startswith(('{"Concat": ', '{"IfPresent": ')):
+        return word
+    joined = _joined(json.loads(word))
+    return joined if isinstance(joined, str) else json.dumps(joined)
+
+
+def _joined(node: Any) -> Any:
+    """A node of an argument's JSON with texts in place of each Concat."""
+    match node:
+        case {"Concat": list(items)}:
+            return "".join(str(_joined(item)) for item in items)
+        case {"IfPresent": condition}:
+            branches = {name: _joined(branch) for name, branch in condition.items()}
+            return {"IfPresent": branches}
+        case list():
+            return [_joined(item) for item in node]
+        case _:
+            return node
+
+
+def with_defaults_of_arguments(spec: Json) -> None:
+    """Bind the defaults that the arguments of a container ask for: KFP's driver, which
+    fills them in, knows of no defaults."""
+    for label, container in _containers(spec):
+        # what an IfPresent asks for may be absent
+        words = [word for word in _words(container) if not word.startswith('{"IfPresent": ')]
+        read = {name for word in words for name in _INPUT.findall(word)}
+        for component in _components_with(spec, label):
+            declared = (component.get("inputDefinitions") or {}).get("parameters") or {}
+            defaults = {
+                name: port["defaultValue"]
+                for name, port in declared.items()
+                if name in read and port.get("defaultValue") is not None
+            }
+            for task in _tasks_of(spec, component):
+                for name, default in defaults.items():
+                    parameters = task.setdefault("inputs", {}).setdefault("parameters", {})
+                    parameters.setdefault(name, {"runtimeValue": {"constant": default}})
+
+
+def with_ends_of_branches(spec: Json) -> None:
+    """Keep the steps of branches that a OneOf chooses from out of the cache.
+
+    KFP's launcher alone marks the end of a branch, and does not run for what is cached;
+    without that mark the OneOf finds no branch that ran."""
+    for dag in _dags(spec):
+        for branch in _chosen_branches(dag):
+            _leave_out_of_cache(spec, dag["tasks"][branch])
+
+
+def _chosen_branches(dag: Json) -> Iterator[str]:
+    """The tasks that an output of a Dag chooses from."""
+    outputs = dag.get("outputs") or {}
+    for output in (outputs.get("parameters") or {}).values():
+        for selector in (output.get("valueFromOneof") or {}).get("parameterSelectors") or ():
+            yield selector["producerSubtask"]
+    for output in (outputs.get("artifacts") or {}).values():
+        selectors = output.get("artifactSelectors") or ()
+        if len(selectors) > 1:
+            yield from (selector["producerSubtask"] for selector in selectors)
+
+
+def _leave_out_of_cache(spec: Json, task: Json) -> None:
+    component = spec["components"][task["componentRef"]["name"]]
+    if "dag" in component:
+        for inner in ((component["dag"] or {}).get("tasks") or {}).values():
+            _leave_out_of_cache(spec, inner)
+    else:
+        (task.get("cachingOptions") or {}).pop("enableCache", None)
+
+
+def with_final_status(spec: Json) -> None:
+    """Have Python components read how others ended as the SDK documents it."""
+    for label, container in _containers(spec):
+        if "--executor_input" not in (container.get("args") or ()):
+            continue
+        for component in _components_with(spec, label):
+            declared = (component.get("inputDefinitions") or {}).get("parameters") or {}
+            names = [n for n, p in declared.items() if p["parameterType"] == "TASK_FINAL_STATUS"]
+            if names:
+                container["command"] = [*scripts.telling_status(names), *container["command"]]
+
+
+def with_retries_in_pods(spec: Json, graph: Graph) -> None:
+    """Run a failed command again in its pod, as often as its task says.
+
+    KFP 2.17.0 installs a ConfigMap of Argo under which a container that exits with an
+    error is not retried, only a pod that vanishes."""
+    retried: dict[str, dict[Retry, list[Json]]] = {}
+    for step in graph.steps():
+        if step.distribution is not None or not has_shell(step.container):
+            continue
+        label = component_of(spec, step)["executorLabel"]
+        task = task_at(spec, step.path)
+        tasks = retried.setdefault(label, {}).setdefault(step.retry, [])
+        if not any(task is known for known in tasks):
+            tasks.append(task)
+    for tasks_by_retry in retried.values():
+        for number, (retry, tasks) in enumerate(tasks_by_retry.items()):
+            if retry.count:
+                container = _container_of(spec, tasks, number)
+                container["command"] = [*scripts.retrying(retry), *container["command"]]
+
+
+def _container_of(spec: Json, tasks: Sequence[Json], number: int) -> Json:
+    """The container of these tasks; a copy of it where other tasks (`number` groups before
+    them) have it, too."""
+    name = tasks[0]["componentRef"]["name"]
+    component = spec["components"][name]
+    label = component["executorLabel"]
+    if number:
+        new_name = _free_name(name, spec["components"])
+        new_label = _free_name(label, executors_of(spec))
+        executors_of(spec)[new_label] = copy.deepcopy(executors_of(spec)[label])
+        spec["components"][new_name] = {**copy.deepcopy(component), "executorLabel": new_label}
+        for task in tasks:
+            task["componentRef"]["name"] = new_name
+        label = new_label
+    container: Json = executors_of(spec)[label]["container"]
+    return container
+
+
+def with_packed_sources(spec: Json) -> None:
+    """Pack the sources of Python components that KFP or Argo would not leave alone.
+
+    Argo fills in what stands between two braces, moves a template over 131,072 bytes to a
+    ConfigMap that KFP's roles do not allow, and KFP's database takes no characters of four
+    bytes."""
+    for _, container in _containers(spec):
+        command = container.get("command") or []
+        if len(command) < 4 or command[-4:-2] != ["sh", "-ec"] or _WRITES_SOURCE not in command[-2]:
+            continue
+        source = command[-1]
+        if "{{$" in source:  # KFP fills it in, and is meant to
+            continue
+        if len(source) > _LONG_SOURCE or "{{" in source or _BEYOND_THREE_BYTES.search(source):
+            container["command"] = [*command[:-2], scripts.UNPACK, scripts.packed(source)]
+
+
+# finding one's way in the document
+
+
+def task_at(spec: Json, path: str) -> Json:
+    """The task of a node, by its path in the Graph."""
+    dag = spec["root"]["dag"]
+    *outer, last = path.split("/")
+    for name in outer:
+        dag = spec["components"][dag["tasks"][name]["componentRef"]["name"]]["dag"]
+    task: Json = dag["tasks"][last]
+    return task
+
+
+def _task_of_its_own(spec: Json, path: str) -> Json:
+    """The same, in components that no other task shares."""
+    *outer, last = path.split("/")
+    dag = spec["root"]["dag"]
+    for name in outer:
+        task = dag["tasks"][name]
+        component = task["componentRef"]["name"]
+        if sum(1 for _ in _tasks_of(spec, spec["components"][component])) > 1:
+            new_name = _free_name(component, spec["components"])
+            spec["components"][new_name] = copy.deepcopy(spec["components"][component])
+            task["componentRef"]["name"] = component = new_name
+        dag = spec["components"][component]["dag"]
+    found: Json = dag["tasks"][last]
+    return found
+
+
+def _dags(spec: Json) -> Iterator[Json]:
+    """Every Dag with tasks."""
+    for component in [spec["root"], *(spec.get("components") or {}).values()]:
+        dag = component.get("dag") or {}
+        if dag.get("tasks"):
+            yield dag
+
+
+def _containers(spec: Json) -> Iterator[tuple[str, Json]]:
+    """Every container with the label of its executor."""
+    for label, executor in list(executors_of(spec).items()):
+        if executor.get("container"):
+            yield label, executor["container"]
+
+
+def _words(container: Json) -> list[str]:
+    """The command and its arguments; a document written by hand may have numbers in them."""
+    return [str(word) for part in _PARTS for word in container.get(part) or ()]
+
+
+def _change_words(container: Json, change: Callable[[str], str]) -> None:
+    for part in _PARTS:
+        if container.get(part):
+            container[part] = [change(str(word)) for word in container[part]]
+
+
+def _constants(task: Json) -> Iterator[tuple[str, Json]]:
+    """The inputs of a task that are written in it."""
+    for name, binding in ((task.get("inputs") or {}).get("parameters") or {}).items():
+        if "constant" in (binding.get("runtimeValue") or {}):
+            yield name, binding
+
+
+def _components_with(spec: Json, label: str) -> list[Json]:
+    components = (spec.get("components") or {}).values()
+    return [component for component in components if component.get("executorLabel") == label]
+
+
+def _tasks_with(spec: Json, label: str) -> Iterator[Json]:
+    for component in _components_with(spec, label):
+        yield from _tasks_of(spec, component)
+
+
+def _tasks_of(spec: Json, component: Json) -> Iterator[Json]:
+    for dag in _dags(spec):
+        for task in dag["tasks"].values():
+            if spec["components"][task["componentRef"]["name"]] is component:
+                yield task
+
+
+def _free_name(name: str, taken: Mapping[str, Any]) -> str:
+    """`name`, or with the first number behind it that is free."""
+    if name not in taken:
+        return name
+    number = 2
+    while f"{name}-{number}" in taken:
+        number += 1
+    return f"{name}-{number}"

@@ -1,0 +1,231 @@
+"""What KFP's backend does otherwise than its SDK documents: compiled into a form that avoids it and
+means the same (run here, as it was compiled), refused, or said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.protobuf import json_format
+from kfp.pipeline_spec import pipeline_spec_pb2
+
+from rekindle.errors import UnsupportedError
+from rekindle.ir.compile import compile_function
+from rekindle.ir.edit.rewrite import executors_of
+from rekindle.ir.read.pipeline import read
+from rekindle.platforms.kubeflow.compile import compile
+from rekindle.platforms.kubeflow.section import KubeflowSpec
+from rekindle.platforms.submission import Definition
+from rekindle.records import RunRecord
+from tests.platforms.local.runs import module, run
+
+
+def compiled(name: str, arguments: dict[str, Any] | None = None, **place: Any) -> Definition:
+    text = compile_function(getattr(module("backend"), name))
+    return compile(text, read(text), arguments or {}, KubeflowSpec(**place))
+
+
+def document(name: str, arguments: dict[str, Any] | None = None, **place: Any) -> Any:
+    """The compiled pipeline, which KFP's own protos take."""
+    spec = yaml.safe_load(compiled(name, arguments, **place).text)
+    json_format.ParseDict(spec, pipeline_spec_pb2.PipelineSpec())
+    return spec
+
+
+def tasks(spec: Any) -> Iterator[Any]:
+    for component in (spec["root"], *spec["components"].values()):
+        yield from component.get("dag", {}).get("tasks", {}).values()
+
+
+def outputs(record: RunRecord) -> dict[str, Any]:
+    """The outputs of steps that ran, by path, but for those that a compiler adds."""
+    return {
+        step.name: dict(step.parameters)
+        for step in record.steps
+        if step.status == "succeeded" and not step.name.startswith("text-for-")
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "text_for_nested",
+        "facts",
+        "arguments",
+        "presence",
+        "branches",
+        "absent",
+        "sources",
+    ],
+)
+def test_what_is_compiled_gives_what_the_pipeline_gives(name: str, tmp_path: Path) -> None:
+    pipeline = read(compile_function(getattr(module("backend"), name)))
+    expected = outputs(run(pipeline, tmp_path / "written", name="compiled", run_id="r"))
+    spec = document(name)
+    for task in tasks(spec):
+        task.pop("retryPolicy", None)
+    compiled_pipeline = read(yaml.safe_dump(spec))
+    found = run(compiled_pipeline, tmp_path / "compiled", name="compiled", run_id="r")
+    assert outputs(found) == expected
+
+
+def test_a_nested_pipeline_gets_the_text_and_not_its_placeholders() -> None:
+    spec = document("text_for_nested")
+    (binding,) = spec["root"]["dag"]["tasks"]["gate"]["inputs"]["parameters"]["word"].items()
+    assert binding == (
+        "taskOutputParameter",
+        {"outputParameterKey": "Output", "producerTask": "text-for-gate"},
+    )
+
+
+def test_no_fact_stands_inside_a_text() -> None:
+    spec = document("facts")
+    for task in tasks(spec):
+        for name, binding in task["inputs"]["parameters"].items():
+            constant = str(binding.get("runtimeValue", {}).get("constant", ""))
+            assert "{{$.pipeline" not in constant or name == "v" or name.startswith("rekindle-")
+    for container in executors(spec):
+        assert "{{$.pipeline" not in str(container)
+
+
+def executors(spec: Any) -> Iterator[Any]:
+    for executor in spec["deploymentSpec"]["executors"].values():
+        yield executor["container"]
+
+
+def test_the_place_of_artifacts_is_written_or_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"set platforms\.kubeflow\.pipeline_root"):
+        compiled("root")
+    spec = document("root", pipeline_root="s3://b/kfp")
+    (task,) = tasks(spec)
+    assert task["inputs"]["parameters"]["v"]["runtimeValue"]["constant"] == "s3://b/kfp/x"
+
+
+def test_what_fails_runs_again_in_its_pod_and_the_step_beside_it_does_not(tmp_path: Path) -> None:
+    folders = {"folder": str(tmp_path / "a"), "other": str(tmp_path / "b")}
+    spec = document("retries", folders)
+    by_label = {label: e["container"] for label, e in executors_of(spec).items()}
+    retried, other = (
+        by_label[
+            spec["components"][spec["root"]["dag"]["tasks"][name]["componentRef"]["name"]][
+                "executorLabel"
+            ]
+        ]
+        for name in ("flaky", "flaky-2")
+    )
+    assert run_container(retried, {"folder": folders["folder"], "times": 3}, tmp_path) == 0
+    assert (tmp_path / "a" / "tries").read_text() == "xxx"
+    assert run_container(retried, {"folder": folders["folder"], "times": 9}, tmp_path) != 0
+    assert (tmp_path / "a" / "tries").read_text() == "xxxxxx"
+    assert run_container(other, {"folder": folders["other"], "times": 2}, tmp_path) != 0
+    assert (tmp_path / "b" / "tries").read_text() == "x"
+
+
+def run_container(container: Any, values: dict[str, Any], folder: Path) -> int:
+    """The exit code of a container's command, here, with what KFP's launcher hands to it."""
+    executor_input = {
+        "inputs": {"parameterValues": values},
+        "outputs": {"outputFile": str(folder / "out.json")},
+    }
+    words = [*container["command"], *container["args"]]
+    words = [json.dumps(executor_input) if word == "{{$}}" else word for word in words]
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    return subprocess.run(words, env={"PATH": path}, capture_output=True).returncode
+
+
+def test_an_older_kfp_retries_by_itself() -> None:
+    folders = {"folder": "a", "other": "b"}
+    text = compiled("retries", folders, version="2.16.0").text.decode()
+    assert "rekindle: exit code" not in text
+
+
+def test_branches_that_a_choice_is_made_from_never_come_from_the_cache() -> None:
+    spec = document("branches")
+    cached = {task["taskInfo"]["name"] for task in tasks(spec) if task.get("cachingOptions")}
+    assert cached == {"as-str", "greet-3"}
+
+
+def test_an_exit_task_reads_succeeded_where_kfp_says_complete(tmp_path: Path) -> None:
+    spec = document("status", {"folder": str(tmp_path)})
+    (container,) = [e for e in executors(spec) if "status.state" in str(e["command"])]
+    final = {"state": "COMPLETE", "pipelineTaskName": "exit-handler-1", "error": {}}
+    values = {"status": final, "folder": str(tmp_path)}
+    assert run_container(container, values, tmp_path) == 0
+    assert (tmp_path / "status").read_text() == "SUCCEEDED exit-handler-1"
+
+
+def test_what_has_no_value_is_bound_to_nothing() -> None:
+    spec = document("absent")
+    first, second = (spec["root"]["dag"]["tasks"][name] for name in ("middle", "middle-2"))
+    assert "v" not in first["inputs"]["parameters"]
+    assert second["inputs"]["parameters"]["v"] == {"componentInputParameter": "given"}
+    middle = spec["components"][first["componentRef"]["name"]]
+    assert "v" not in middle["dag"]["tasks"]["inner"]["inputs"].get("parameters", {})
+    middle = spec["components"][second["componentRef"]["name"]]
+    assert middle["dag"]["tasks"]["inner"]["inputs"]["parameters"]["v"] == {
+        "componentInputParameter": "v"
+    }
+
+
+def test_sources_have_nothing_that_argo_or_kfp_would_change() -> None:
+    text = compiled("sources").text.decode()
+    assert "workflow.name" not in text
+    assert "\U0001f389" not in text
+    (step,) = read(text).steps()
+    (written,) = read(compile_function(module("backend").sources)).steps()
+    assert step.container.source == written.container.source
+
+
+REFUSED = {
+    "nested_collected": "KFP gives one flat list",
+    "element_for_loop": "takes the element out once more in each turn",
+    "ignored_output": "after a failure KFP gives the empty text",
+    "ignored_several": "KFP runs it once behind each of them",
+    "ignored_follower": "KFP's server takes no such pipeline",
+    "metadata": "KFP hands them on in another form",
+    "metadata_of_run": "KFP records the placeholders",
+    "importer_https": "KFP opens gs://, s3:// and minio:// only",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_wrong_or_fail_is_refused_with_its_place(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=REFUSED[name]) as refused:
+        compiled(name)
+    for problem in refused.value.problems:
+        assert problem.where
+        assert problem.fix
+
+
+def test_a_text_that_no_template_has_room_for_is_refused() -> None:
+    assert compiled("long_argument", {"text": "a" * 100_000})
+    with pytest.raises(UnsupportedError, match="template of 136,502 bytes"):
+        compiled("long_argument", {"text": "a" * 130_000})
+
+
+NOTICED = {
+    "text_with_values": "`as-str` uses an f-string with a text, a list or a struct in it: ",
+    "collected_of_nothing": "`for-loop-1` uses Collected over a list that may be empty: ",
+    "collected_of_branches": "`for-loop-2` uses Collected over steps that a condition may leave",
+    "retries_without_a_shell": "`no-shell` uses retries of a command that no shell starts: ",
+}
+
+
+@pytest.mark.parametrize("name", NOTICED)
+def test_what_fails_sometimes_is_said(name: str) -> None:
+    (notice,) = compiled(name).notices
+    assert notice.startswith(NOTICED[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("text_without_quotes", {}), ("collected_of_nothing", {"xs": [1]}), ("sources", {})],
+)
+def test_what_is_known_to_be_right_is_not_said(name: str, arguments: dict[str, Any]) -> None:
+    assert compiled(name, arguments).notices == ()

@@ -1,0 +1,317 @@
+# ruff: noqa
+"""Pipelines that KFP's own backend runs otherwise than its SDK documents them, or fails: what
+tests/platforms/kubeflow/test_backend.py compiles into forms that avoid it."""
+
+# Components are written as users of KFP write them, hence the noqa.
+
+from typing import List, NamedTuple, Optional
+
+from kfp import dsl
+
+component = dsl.component(base_image="python:3.11", install_kfp_package=False)
+
+
+@component
+def greet(name: str = "nobody") -> str:
+    return f"hello, {name}"
+
+
+@component
+def as_str(v: str) -> str:
+    return f"{type(v).__name__} {v!r}"
+
+
+@component
+def number() -> float:
+    return 0.00001
+
+
+@component
+def flaky(folder: str, times: int) -> str:
+    import os
+
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "tries"), "a") as file:
+        file.write("x")
+    tries = os.path.getsize(os.path.join(folder, "tries"))
+    if tries < times:
+        raise RuntimeError(f"try {tries}")
+    return f"try {tries}"
+
+
+@component
+def half(x: int) -> float:
+    return x / 2
+
+
+@component
+def total(xs: List[float]) -> float:
+    return sum(xs)
+
+
+@component
+def told(status: dsl.PipelineTaskFinalStatus, folder: str):
+    import os
+
+    with open(os.path.join(folder, "status"), "w") as file:
+        file.write(f"{status.state} {status.pipeline_task_name}")
+
+
+@component
+def fails() -> str:
+    raise ValueError("as asked")
+
+
+@component
+def optional(v: Optional[str] = None, w: int = 3) -> str:
+    return f"{v} {w}"
+
+
+@component
+def braces() -> str:
+    return "{{workflow.name}} {{x}} \U0001f389"
+
+
+@component
+def makes(a: dsl.Output[dsl.Artifact]):
+    with open(a.path, "w") as file:
+        file.write("a")
+
+
+@component
+def reads(a: Optional[dsl.Input[dsl.Artifact]] = None) -> str:
+    return "nothing" if a is None else a.uri
+
+
+# f-strings and facts of the run
+
+
+@dsl.pipeline(name="gate")
+def gate(word: str) -> str:
+    with dsl.If(word == "hello, go! 0.00001"):
+        a = greet(name="yes")
+    with dsl.Else():
+        b = greet(name="no")
+    return as_str(v=dsl.OneOf(a.output, b.output)).output
+
+
+@dsl.pipeline(name="text-for-nested")
+def text_for_nested(name: str = "go"):
+    gate(word=f"{greet(name=name).output}! {number().output}")
+
+
+@dsl.container_component
+def shows(v: str, out: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(
+        image="python:3.11",
+        command=["sh", "-c", 'mkdir -p "$(dirname "$0")" && printf "%s|" "$@" > "$0"'],
+        args=[out, f"{dsl.PIPELINE_TASK_NAME_PLACEHOLDER}={v}"],
+    )
+
+
+@dsl.pipeline(name="facts")
+def facts(x: str = "X"):
+    as_str(v=dsl.PIPELINE_JOB_NAME_PLACEHOLDER)
+    as_str(v=f"{dsl.PIPELINE_TASK_NAME_PLACEHOLDER}-{x}")
+    shows(v=x)
+
+
+@dsl.pipeline(name="root")
+def root():
+    as_str(v=f"{dsl.PIPELINE_ROOT_PLACEHOLDER}/x")
+
+
+# arguments of containers
+
+
+@dsl.container_component
+def joins(a: str, out: dsl.OutputPath(str), b: str = "the default", n: float = 2.0):
+    return dsl.ContainerSpec(
+        image="python:3.11",
+        command=["sh", "-c", 'mkdir -p "$(dirname "$0")" && printf "%s|" "$@" > "$0"'],
+        args=[out, dsl.ConcatPlaceholder([a, "+", b]), dsl.ConcatPlaceholder(["--n=", n]), b, n],
+    )
+
+
+@dsl.pipeline(name="arguments")
+def arguments(a: str = "A"):
+    joins(a=a)
+    joins(a=a, b="B")
+
+
+@dsl.container_component
+def present(out: dsl.OutputPath(str), name: Optional[str] = None):
+    return dsl.ContainerSpec(
+        image="python:3.11",
+        command=["sh", "-c", 'mkdir -p "$(dirname "$0")" && printf "%s|" "$@" > "$0"'],
+        args=[
+            out,
+            dsl.IfPresentPlaceholder(
+                input_name="name",
+                then=[dsl.ConcatPlaceholder(["--name=", name])],
+                else_=["--nobody"],
+            ),
+        ],
+    )
+
+
+@dsl.pipeline(name="presence")
+def presence():
+    present(name="you")
+    present()
+
+
+# retries, the cache, the end of a run
+
+
+@dsl.pipeline(name="retries")
+def retries(folder: str, other: str):
+    flaky(folder=folder, times=3).set_retry(2, backoff_duration="1s", backoff_factor=1)
+    flaky(folder=other, times=1)
+
+
+@dsl.pipeline(name="branches")
+def branches(go: bool = True):
+    with dsl.If(go == True):
+        a = greet(name="yes")
+    with dsl.Else():
+        b = greet(name="no")
+    as_str(v=dsl.OneOf(a.output, b.output))
+    greet(name="cached")
+
+
+@dsl.pipeline(name="status")
+def status(folder: str):
+    end = told(folder=folder)
+    with dsl.ExitHandler(end):
+        greet()
+
+
+# optional inputs
+
+
+@dsl.pipeline(name="inner")
+def inner(v: Optional[str] = None, w: int = 3) -> str:
+    return optional(v=v, w=w).output
+
+
+@dsl.pipeline(name="middle")
+def middle(v: Optional[str] = None) -> str:
+    return inner(v=v).output
+
+
+@dsl.pipeline(name="absent")
+def absent(v: Optional[str] = None, given: str = "here"):
+    middle(v=v)
+    middle(v=given)
+
+
+# sources
+
+
+@dsl.pipeline(name="sources")
+def sources():
+    braces()
+
+
+# what has no other form
+
+
+@component
+def lengths(xs: List[float]) -> int:
+    return len(xs)
+
+
+@dsl.pipeline(name="nested-collected")
+def nested_collected():
+    with dsl.ParallelFor([1, 2]) as i:
+        with dsl.ParallelFor([10, 20]) as j:
+            h = half(x=j)
+    lengths(xs=dsl.Collected(h.output))
+
+
+@dsl.pipeline(name="element-for-loop")
+def element_for_loop():
+    with dsl.ParallelFor([{"p": [1, 2]}]) as item:
+        with dsl.ParallelFor(item.p) as p:
+            as_str(v=p)
+
+
+@dsl.pipeline(name="ignored-output")
+def ignored_output():
+    greet(name=fails().output).ignore_upstream_failure()
+
+
+@dsl.pipeline(name="ignored-several")
+def ignored_several():
+    greet(name="after").after(fails(), number()).ignore_upstream_failure()
+
+
+@dsl.pipeline(name="ignored-follower")
+def ignored_follower():
+    after = greet(name="after").after(fails()).ignore_upstream_failure()
+    as_str(v=after.output)
+
+
+@dsl.pipeline(name="metadata")
+def metadata():
+    reads(
+        a=dsl.importer(
+            artifact_uri="s3://b/m", artifact_class=dsl.Model, metadata={"l": [1]}
+        ).output
+    )
+
+
+@dsl.pipeline(name="metadata-of-run")
+def metadata_of_run(v: str = "a"):
+    reads(
+        a=dsl.importer(artifact_uri="s3://b/m", artifact_class=dsl.Model, metadata={"v": v}).output
+    )
+
+
+@dsl.pipeline(name="importer-https")
+def importer_https():
+    reads(a=dsl.importer(artifact_uri="https://example.com/m", artifact_class=dsl.Model).output)
+
+
+@dsl.pipeline(name="long-argument")
+def long_argument(text: str):
+    as_str(v=text)
+
+
+# what KFP fails at sometimes
+
+
+@dsl.pipeline(name="text-with-values")
+def text_with_values(s: str = 'say "hi"'):
+    as_str(v=f"x={s}")
+
+
+@dsl.pipeline(name="text-without-quotes")
+def text_without_quotes(s: str = "plain", n: int = 3):
+    as_str(v=f"x={s} {n}")
+
+
+@dsl.pipeline(name="collected-of-nothing")
+def collected_of_nothing(xs: List[int] = []):
+    with dsl.ParallelFor(xs) as x:
+        h = half(x=x)
+    total(xs=dsl.Collected(h.output))
+
+
+@dsl.pipeline(name="collected-of-branches")
+def collected_of_branches():
+    with dsl.ParallelFor([1, 2]) as x:
+        with dsl.If(x == 2):
+            h = half(x=x)
+    total(xs=dsl.Collected(h.output))
+
+
+@dsl.container_component
+def no_shell():
+    return dsl.ContainerSpec(image="python:3.11", command=["true"])
+
+
+@dsl.pipeline(name="retries-without-a-shell")
+def retries_without_a_shell():
+    no_shell().set_retry(2)
