@@ -2,7 +2,7 @@
 
 What a step reads is fetched before it starts, what it made is uploaded when it is done.
 Files go through `storage/`, several at a time. An artifact that does not exist stays so, as
-KFP has it. KFP's own `minio://` is S3 at the endpoint that AWS_ENDPOINT_URL names.
+KFP has it. storage/minio.py says which store KFP's own `minio://` is.
 
 And a secret for nodes to which their platform gives none: node rank 0 makes one and
 leaves it below the artifact root. So it is as safe as the checkpoints: who reads the root
@@ -108,7 +108,7 @@ def read_text(uri: str) -> str:
 
 
 def _storage_at(uri: str, subject: str) -> Storage:
-    return storage_of(uri.replace("minio://", "s3://", 1), about(subject))
+    return storage_of(uri, about(subject))
 
 
 _POLL_SECONDS = 1.0

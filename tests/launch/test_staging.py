@@ -1,6 +1,7 @@
 """Artifacts between their URIs and a node's disk: files and folders, on disks and in S3."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -134,3 +135,23 @@ def _content(folder):
     return {
         p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
     }
+
+
+def test_kfps_own_store_has_an_endpoint_and_keys_of_its_own(bucket, tmp_path):
+    """fsspec reads them when it is imported, and what is S3 at AWS goes elsewhere."""
+    program = (
+        "import sys; from rekindle.launch import staging; "
+        "staging.write_text('minio://store/own/said', 'a'); "
+        "print(staging.read_text('minio://store/own/said'))"
+    )
+    environment = {
+        **os.environ,
+        "FSSPEC_MINIO_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"],
+        "FSSPEC_MINIO_KEY": "k",
+        "FSSPEC_MINIO_SECRET": "s",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "",
+    }
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "a", done.stderr

@@ -172,11 +172,37 @@ def with_secrets(
     return [document for document in documents if document["platforms"]]
 
 
-def _secret_as_env(env: str, name: str, key: str) -> Json:
+def with_variables(
+    spec: Json,
+    settings: Sequence[JsonView],
+    labels: Container[str],
+    variables: Mapping[str, str],
+    secrets: Mapping[str, tuple[str, str]],
+) -> list[Json]:
+    """The documents behind the pipeline, with more variables for the executors in
+    `labels`: values, which are written into `spec`, and secrets that may be missing."""
+    documents = [copy.deepcopy(dict(document)) for document in settings] or [{"platforms": {}}]
+    kubernetes = _ensured(_ensured(documents[0], "platforms"), "kubernetes")
+    settings_of = _ensured(_ensured(kubernetes, "deploymentSpec"), "executors")
+    for label, executor in executors_of(spec).items():
+        if label not in labels or "container" not in executor:
+            continue
+        container = executor["container"]
+        given = {variable["name"] for variable in container.get("env") or ()}
+        more = [{"name": n, "value": v} for n, v in variables.items() if n not in given]
+        if more:
+            container["env"] = [*(container.get("env") or ()), *more]
+        references = _ensured(settings_of, label).setdefault("secretAsEnv", [])
+        for env, (name, key) in sorted(secrets.items()):
+            references.append(_secret_as_env(env, name, key, optional=True))
+    return documents
+
+
+def _secret_as_env(env: str, name: str, key: str, *, optional: bool = False) -> Json:
     """A secret in a variable, as kfp-kubernetes writes it: with its name in both fields."""
     return {
         "keyToEnv": [{"envVar": env, "secretKey": key}],
-        "optional": False,
+        "optional": optional,
         "secretName": name,
         "secretNameParameter": {"runtimeValue": {"constant": name}},
     }

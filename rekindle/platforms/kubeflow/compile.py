@@ -9,7 +9,7 @@ to the nodes and not to the launcher."""
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -23,7 +23,7 @@ from rekindle.ir.graph import Constant, Graph, Step
 from rekindle.ir.values import bind
 from rekindle.platforms.bundle import lowered_container, types_of
 from rekindle.platforms.feature_checks import lacks, notices, numbers_of, refusal
-from rekindle.platforms.kubeflow import templates, trainjob
+from rekindle.platforms.kubeflow import store, templates, trainjob
 from rekindle.platforms.kubeflow.second_document import refused_fields
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.kubeflow.settings import variables
@@ -78,6 +78,10 @@ def compile(
     launchers_settings = dict.fromkeys(labels, trainjob.LAUNCHERS_TOO)
     secrets = trainjob.secrets_of(place)
     settings = rewrite.with_secrets(spec, settings, secrets, launchers_settings)
+    opening = _opening_the_store(spec, labels, place)
+    if opening:
+        own = (store.variables(place), store.secrets(place))
+        settings = rewrite.with_variables(spec, settings, opening, *own)
     problems = [problem for document in settings for problem in refused_fields(document)]
     problems += templates.problems(spec, settings)
     if problems:
@@ -85,6 +89,18 @@ def compile(
     text = yaml.dump_all([spec, *settings], Dumper=DUMPER, sort_keys=True, allow_unicode=True)
     found_notices = notices(graph, "kubeflow", arguments, place.version)
     return Definition({f"{graph.name}.yaml": text.encode()}, found_notices)
+
+
+def _opening_the_store(spec: Json, launchers: Container[str], place: KubeflowSpec) -> set[str]:
+    """The executors that open KFP's own store themselves."""
+    if not store.variables(place) and not store.secrets(place):
+        return set()
+    labels = {label for label in rewrite.executors_of(spec) if label in launchers}
+    if store.keeps_checkpoints(place):
+        for label, executor in rewrite.executors_of(spec).items():
+            if (executor.get("container") or {}).get("image") == place.image:
+                labels.add(label)
+    return labels
 
 
 def _avoid_faults(

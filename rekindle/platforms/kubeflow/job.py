@@ -10,6 +10,7 @@ import datetime
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 from rekindle.errors import StepError
@@ -73,6 +74,16 @@ def pods_of(cluster: ApiServer, namespace: str, job: str) -> list[Json]:
     answer = cluster.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
     pods: list[Json] = (answer or {}).get("items", [])
     return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
+
+
+def living_pods(cluster: ApiServer, namespace: str, jobs: Sequence[str]) -> list[Json]:
+    """The pods of the nodes of these jobs that have not ended; a job may have been deleted."""
+    pods = []
+    for job in jobs:
+        for pod in pods_of(cluster, namespace, job):
+            if pod["status"].get("phase") not in ("Succeeded", "Failed"):
+                pods.append(pod)
+    return pods
 
 
 def rank_of(pod: Json) -> int:

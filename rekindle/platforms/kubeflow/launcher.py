@@ -32,7 +32,16 @@ from rekindle.platforms import mounted
 from rekindle.platforms.kubeflow import trainjob
 from rekindle.platforms.kubeflow.cluster import ACCOUNT, IN_CLUSTER, ApiServer, Conflict
 from rekindle.platforms.kubeflow.compile import RESULT_OUTPUT
-from rekindle.platforms.kubeflow.job import Follower, attempts, failure, is_for, jobs_path, state_of
+from rekindle.platforms.kubeflow.job import (
+    Follower,
+    attempts,
+    failure,
+    is_for,
+    jobs_path,
+    living_pods,
+    state_of,
+)
+from rekindle.platforms.kubeflow.obstacles import StartWatch
 from rekindle.platforms.kubeflow.workflow import WorkflowRun, ending, own_run
 from rekindle.platforms.launcher import (
     SUCCEEDED,
@@ -48,6 +57,7 @@ from rekindle.records import write_atomically
 
 log = logging.getLogger(__name__)
 
+_ENDING_POLLS = 60  # how long nodes of an earlier attempt may take to end: they have 120 s
 _LAST_LOG_SECONDS = 10.0  # for lines that are still on their way when the job has ended
 _FAREWELL_SECONDS = 20.0  # of the 30 that Kubernetes gives a pod after SIGTERM
 
@@ -107,6 +117,7 @@ class KubeflowLauncher(Launcher):
         self.raw_jobs: dict[str, Json] = {}  # by name, as of the last look
         self.announced = set[str]()  # names of jobs
         self.follower: Follower | None = None
+        self.starting = StartWatch(cluster, run.namespace, options.poll)
 
     def ending(self) -> str:
         return ending(self.cluster.get(self.owner.path), str(self.owner.workflow["uid"]))
@@ -141,13 +152,32 @@ class KubeflowLauncher(Launcher):
             while time.monotonic() < end and not self.ending():
                 if self.stop.wait(self.poll_seconds):
                     return
-        if not self.stop.is_set() and not self.ending():
+        if self.pods_are_gone(number):
             self.create(number)
+
+    def pods_are_gone(self, number: int) -> bool:
+        """Wait until no node of an earlier attempt still runs, nor of a deleted job of the
+        same name: they might save beside the new ones. False where the run ends before.
+
+        StepError where one cannot be ended."""
+        task_name = self.definition["task"]["name"]
+        names = [trainjob.job_name(task_name, self.owner.identity, n) for n in range(1, number + 1)]
+        end = time.monotonic() + _ENDING_POLLS * self.poll_seconds
+        while not self.stop.is_set() and not self.ending():
+            alive = living_pods(self.cluster, self.owner.namespace, names)
+            if not alive:
+                return True
+            if time.monotonic() > end:
+                raise _not_ended(alive[0], self.owner.namespace)
+            self.stop.wait(self.poll_seconds)
+        return False
 
     def follow(self, job: Attempt) -> None:
         if self.follower and self.follower.job != job.name:  # another launcher began the next one
             self.follower.finish(_LAST_LOG_SECONDS)
             self.follower = None
+        if job.state == "RUNNING":
+            self.look_at_nodes(job)
         if job.state not in ("RUNNING", SUCCEEDED) or self.follower is not None:
             return
         raw = self.raw_jobs[job.name]
@@ -157,6 +187,15 @@ class KubeflowLauncher(Launcher):
         if job.alive:
             namespace = self.owner.namespace
             self.follower = Follower(self.cluster, namespace, job.name, self.poll_seconds)
+
+    def look_at_nodes(self, job: Attempt) -> None:
+        """Say what keeps the nodes of a job from starting; StepError where they never will,
+        and the job is deleted."""
+        try:
+            self.starting.look(self.raw_jobs[job.name])
+        except StepError:
+            self.cancel(job)
+            raise
 
     def cancel(self, job: Attempt) -> None:
         uid = self.raw_jobs[job.name]["metadata"]["uid"]
@@ -274,6 +313,17 @@ class KubeflowLauncher(Launcher):
             "result": result,
             "leash": leash,
         }
+
+
+def _not_ended(pod: Json, namespace: str) -> StepError:
+    """The error for a node of an earlier attempt that outlives its time."""
+    name = pod["metadata"]["name"]
+    machine = (pod.get("spec") or {}).get("nodeName", "its machine")
+    return StepError(
+        f"the node {name} of an earlier attempt does not end, so no new one was started",
+        where=f"pod {namespace}/{name}",
+        fix=f"if {machine} is gone, kubectl delete node {machine}; then rekindle resume RUN",
+    )
 
 
 def _name(job: Json) -> str:

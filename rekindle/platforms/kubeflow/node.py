@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +29,10 @@ from rekindle.protojson import Json
 log = logging.getLogger(__name__)
 
 _FOR_GOOD = 1  # ends the job, by runtime.yaml; other codes restart all nodes
+_ENDS_THE_JOB = (1, 2)
+# The Job controller judges ends within a second of the first together, and an exit code of 1
+# among them ends the job (trainjob-137-then-peer-1-at-once, -later, as recorded)
+_HELD_BACK_SECONDS = 3.0
 _LOOK_SECONDS = 20.0  # less than a pod has to end
 
 
@@ -97,6 +102,10 @@ def run(task: Json, place: Rendezvous, folder: Path) -> int:
     result = node.left(folder)
     if code and (mark.exists() or workflow.look(task["leash"], _LOOK_SECONDS)):
         return _FOR_GOOD
+    if code in _ENDS_THE_JOB and place.nodes > 1:
+        # a peer that was killed is judged first, and its loss restarts all nodes: what failed
+        # for want of it would end the job for good
+        time.sleep(_HELD_BACK_SECONDS)
     error = result.get("error")
     if error:
         sys.stderr.write(f"{error}\n")

@@ -46,12 +46,18 @@ class KubeflowSpec(PlatformSection):
     """Service account that the nodes of a step on several nodes run as: they need less
     than its launcher."""
     artifact_root: str = ""
-    """Folder for checkpoints: a URI, or the mount point of a volume that all pods share."""
+    """Folder for checkpoints: a URI (`minio://mlpipeline/rekindle` for KFP's own store), or
+    the mount point of a volume that all pods share."""
     # what KFP 2.17 can open: backend/src/v2/objectstore/config.go, ParseBucketPathToConfig
     pipeline_root: str = Field("", pattern=r"^((s3|gs|minio)://.+)?$")
     """Where KFP keeps artifacts: `s3://my-bucket/kfp`. `status` and `report` read there
     what steps found out; default: the cluster's own choice, mostly `minio://`, which
     cannot be read from outside. On Azure KFP needs a gateway that speaks S3."""
+    store_endpoint: str = Field("http://seaweedfs.kubeflow:9000", pattern=r"^https?://\S+$")
+    """Where pods reach KFP's own store, `minio://`; the default is that of KFP 2.17."""
+    store_secret: ClusterName = "mlpipeline-minio-artifact"  # noqa: S105 - its name
+    """Secret with the keys of that store, `accesskey` and `secretkey`, as KFP makes it in
+    each namespace of runs."""
     image: str | None = None
     """Container image of rekindle's steps, best by digest; a step on several nodes is
     launched from it."""

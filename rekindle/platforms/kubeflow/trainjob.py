@@ -26,7 +26,7 @@ from rekindle.ir.graph import Resources, Step
 from rekindle.launch.rendezvous import SECRET
 from rekindle.platforms.bundle import image_of
 from rekindle.platforms.feature_checks import python_problems
-from rekindle.platforms.kubeflow import settings
+from rekindle.platforms.kubeflow import settings, store
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.kubeflow.settings import Misfit, Piece, joined
 from rekindle.protojson import Json
@@ -93,6 +93,11 @@ def _secret_variables(place: KubeflowSpec) -> Piece:
     for env, (name, key) in sorted(secrets_of(place).items()):
         source = {"name": name, "key": key}
         variables.append(settings.variable(env, "secretKeyRef", source))
+    for env, (name, key) in sorted(store.secrets(place).items()):
+        own_source = {"name": name, "key": key, "optional": True}
+        variables.append(settings.variable(env, "secretKeyRef", own_source))
+    for env, value in store.variables(place).items():
+        variables.append({"name": env, "value": value})
     return {"env": variables}
 
 

@@ -64,6 +64,8 @@ def train(
         raise ValueError("the data are all wrong")
     if behave == "lost" and place.node_rank == 1:
         sys.exit(75)  # as ranks do that lost those of another node
+    if behave == "needs its peer" and place.node_rank == 1 and os.environ["RESTARTS"] == "0":
+        raise ConnectionResetError("node 0 is gone")
     if behave == "preempted once" and place.node_rank == 1 and os.environ["RESTARTS"] == "0":
         sys.exit(75)
     if place.node_rank:

@@ -20,6 +20,7 @@ import rekindle
 from rekindle.ir.edit.uris import PREFIX, read_place
 from rekindle.launch import staging
 from rekindle.launch.node import installed
+from rekindle.platforms.kubeflow.trainjob import job_name
 from tests.platforms.kubeflow.launching import (
     PLACE,
     STEP,
@@ -32,7 +33,8 @@ from tests.platforms.kubeflow.launching import (
     until,
 )
 from tests.quick import first
-from tests.servers.kubeflow.kubernetes import NODES, FakeCluster, Trouble
+from tests.servers.kubeflow.kubernetes import ACCOUNT, NODES, FakeCluster, Trouble
+from tests.servers.kubeflow.trainer import JOBSET
 
 
 @pytest.fixture
@@ -269,9 +271,111 @@ def test_a_job_ends_with_its_run_also_where_another_node_fails_before_the_first(
     assert job.restarts in restarts
 
 
+@pytest.mark.slow
+def test_what_no_quota_has_room_for_is_said_once_and_waited_for(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.quota = 1
+    step = Step(tmp_path, cluster)
+    launcher = step.pod()
+    until(lambda: "waiting: " in step.said(), "a word")
+    until(lambda: len(cluster.events) > 3, "some tries more")
+    (line,) = [line for line in step.said().splitlines() if "waiting: " in line]
+    assert "forbidden: exceeded quota: proof, requested: pods=1" in line
+    cluster.quota = None
+    assert launcher.wait(60) == 0
+    check(step)
+
+
+@pytest.mark.slow
+def test_a_node_that_never_starts_fails_the_step_and_leaves_no_job(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    del cluster.accounts["rekindle-node"]
+    step = Step(tmp_path, cluster)
+    assert step.pod().wait(60) == 1
+    assert "cannot start: Error creating: pods" in step.said()
+    assert "error looking up service account kubeflow/rekindle-node" in step.said()
+    until(lambda: not cluster.jobs, "the end of the job")
+
+
+@pytest.mark.slow
+def test_a_launcher_that_may_read_no_events_follows_its_job_nevertheless(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    rules = cluster.rules[ACCOUNT]
+    cluster.rules[ACCOUNT] = [rule for rule in rules if rule["resources"] != ["events"]]
+    cluster.quota = 1
+    step = Step(tmp_path, cluster)
+    launcher = step.pod()
+    until(lambda: sum("/events" in line for line in cluster.requests) > 1, "looks")
+    cluster.quota = None
+    assert launcher.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_gone_is_named_and_the_job_goes_on_once_it_is_forgotten(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    gate = tmp_path / "go"
+    step = Step(tmp_path, cluster, gate=str(gate))
+    launcher = step.pod()
+    until(lambda: "node 0 of 2 begins" in step.said(), "the first line")
+    pods = cluster.pods.items()
+    (pod,) = [name for name, made in pods if made.get("spec", {}).get("nodeName") == "machine-1"]
+    cluster.lose_machine(pod)
+    until(lambda: "the machine machine-1 does not answer" in step.said(), "a word")
+    cluster.forget_machines()
+    (job,) = cluster.jobs.values()
+    until(lambda: job.restarts, "a restart")
+    gate.touch()
+    assert launcher.wait(60) == 0
+    check(step)
+
+
+@pytest.mark.slow
+def test_a_peer_that_fails_for_want_of_a_killed_node_does_not_end_the_job(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """Its exit code 1 within a second of the kill would: the Job controller judges both at once."""
+    go = tmp_path / "go"
+    step = Step(tmp_path, cluster, gate=str(go), behave="needs its peer")
+    launcher = step.pod()
+    until(lambda: "node 0 of 2 begins" in step.said(), "the first line")
+    (job,) = cluster.jobs.values()
+    log = next(log for pod, log in cluster.logs.items() if "-node-0-1-" in pod)
+    until(lambda: "node 1 of 2 begins" in log.read_text(), "the other node")
+    job.processes[0].kill()
+    go.touch()
+    assert launcher.wait(60) == 0
+    assert job.restarts == 1
+    check(step)
+
+
+@pytest.mark.slow
+def test_an_attempt_waits_for_the_nodes_of_the_one_before(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """After a deadline Trainer reports the end at once, and nodes save for a while."""
+    uid = cluster.workflows["run"]["metadata"]["uid"]
+    labels = {
+        JOBSET: job_name("train", f"{uid}/run.{STEP}", 1),
+        "jobset.sigs.k8s.io/replicatedjob-name": "node",
+    }
+    metadata = {"name": "old", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": labels}
+    cluster.pods["old"] = {"metadata": metadata, "spec": {}, "status": {"phase": "Running"}}
+    step = Step(tmp_path, cluster)
+    launcher = step.pod()
+    until(lambda: sum("/pods?" in line for line in cluster.requests) > 3, "looks")
+    assert cluster.created == []
+    with cluster.lock:
+        del cluster.pods["old"]
+    assert launcher.wait(60) == 0
+
+
 def test_nodes_may_look_at_runs_and_nothing_else(cluster: FakeCluster) -> None:
     verbs = ("create", "delete", "get", "list", "patch", "update", "watch")
-    resources = ("trainjobs", "pods", "pods/log", "workflows", "secrets", "configmaps")
+    resources = ("trainjobs", "pods", "pods/log", "workflows", "secrets", "configmaps", "events")
     groups = ("trainer.kubeflow.org", "", "argoproj.io")
     may = [
         (verb, resource)

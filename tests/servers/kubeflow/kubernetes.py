@@ -31,7 +31,7 @@ from tests.servers.kubeflow.deployments import Deployments
 from tests.servers.kubeflow.pods import problems as pod_problems
 from tests.servers.kubeflow.pods import template_of
 from tests.servers.kubeflow.schema import problems
-from tests.servers.kubeflow.trainer import JOBSET, ROOT, Job, labels, now
+from tests.servers.kubeflow.trainer import INDEX, JOBSET, ROOT, Job, labels, now
 
 MANIFESTS = ROOT / "rekindle" / "platforms" / "kubeflow" / "manifests"
 ACCOUNT = "system:serviceaccount:kubeflow:pipeline-runner"
@@ -82,6 +82,8 @@ class FakeCluster:
         self.troubles: list[Trouble] = []
         self.requests: list[str] = []
         self.environment: dict[str, str] = {}
+        self.events: dict[str, dict[str, Any]] = {}
+        self.quota: int | None = None  # pods of a job that the namespace has room for
         # lines after which a log that is followed breaks off, twice as many each time
         self.longest_log: int | None = None
         self.tokens = {
@@ -190,6 +192,31 @@ class FakeCluster:
         """Jobs that have not ended."""
         return [name for name, job in self.jobs.items() if not job.condition]
 
+    def warn(self, kind: str, name: str, reason: str, message: str) -> None:
+        """Record an event, once."""
+        key = f"{name}.{reason}.{message}"
+        with self.lock:
+            self.events[key] = {
+                "metadata": {"name": f"{name}.{len(self.events)}"},
+                "involvedObject": {"kind": kind, "name": name},
+                "type": "Warning",
+                "reason": reason,
+                "message": message,
+            }
+
+    def lose_machine(self, pod: str) -> None:
+        """Its machine is gone: the pod is told to end, and says so for ever."""
+        with self.lock:
+            self.pods[pod]["metadata"]["deletionTimestamp"] = now()
+        job = self.jobs[self.pods[pod]["metadata"]["labels"][JOBSET]]
+        job.lost.add(pod)
+        job.processes[int(self.pods[pod]["metadata"]["labels"][INDEX])].kill()
+
+    def forget_machines(self) -> None:
+        """What `kubectl delete node` does: pods of machines that are gone are gone as well."""
+        for job in self.jobs.values():
+            job.lost.clear()
+
     def remove_job(self, name: str) -> None:
         """As the garbage collector does it, without the lock while its nodes end."""
         job = self.jobs[name]
@@ -244,6 +271,7 @@ class FakeCluster:
             "workflows": self.workflows,
             "clustertrainingruntimes": self.runtimes,
             "secrets": {},
+            "events": self.events,
         }[resource]
         if method == "POST" and resource == "trainjobs":
             return 201, self.create_job(body)
@@ -252,6 +280,8 @@ class FakeCluster:
         if method == "GET" and not name:
             wanted = dict(w.split("=") for w in query.get("labelSelector", "").split(",") if w)
             items = [o for o in known.values() if wanted.items() <= labels(o).items()]
+            if query.get("fieldSelector") == "type=Warning":
+                items = [event for event in items if event["type"] == "Warning"]
             return 200, {"kind": "List", "items": copy.deepcopy(items)}
         if name not in known:
             raise Refused(404, f'{resource} "{name}" not found')

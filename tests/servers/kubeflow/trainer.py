@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 BATCH_SECONDS = 1.0
 JOBSET = "jobset.sigs.k8s.io/jobset-name"
+INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def labels(thing: Any) -> dict[str, str]:
@@ -57,6 +58,7 @@ class Job:
         }
         self.condition = ""
         self.restarts = 0
+        self.lost = set[str]()  # pods whose machine is gone
         self.ended = threading.Event()
         self.processes: list[subprocess.Popen[bytes]] = []
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -117,6 +119,7 @@ class Job:
         are told to end."""
         trainer = self.object["spec"]["trainer"]
         self.wait_for_secret(trainer)
+        self.wait_for_room(trainer)
         port = free_port()
         with self.cluster.lock:
             for name in [
@@ -135,6 +138,8 @@ class Job:
         judged: set[int] | None = None
         while len(codes) < len(names):
             for rank, process in enumerate(self.processes):
+                if names[rank] in self.lost:
+                    continue  # nobody says how it ended
                 if rank not in codes and (code := process.poll()) is not None:
                     codes[rank] = code if code >= 0 else 128 - code
                     self.finish(names[rank], codes[rank])
@@ -157,6 +162,27 @@ class Job:
         ]
         while not self.ended.is_set() and not all(key in self.cluster.secrets for key in wanted):
             self.ended.wait(0.02)
+
+    def wait_for_room(self, trainer: Any) -> None:
+        """Pods are refused without a word in the job: events say why, in the words recorded as
+        trainjob-quota and -no-account."""
+        while not self.ended.is_set():
+            pod = f"{self.name}-node-0-0-"
+            account = self.template["spec"]["serviceAccountName"]
+            quota = self.cluster.quota
+            if account not in self.cluster.accounts:
+                why = (
+                    f"error looking up service account kubeflow/{account}: "
+                    f'serviceaccount "{account}" not found'
+                )
+            elif quota is not None and quota < trainer["numNodes"]:
+                pod += uuid.uuid4().hex[:5]
+                why = "exceeded quota: proof, requested: pods=1, used: pods=1, limited: pods=1"
+            else:
+                return
+            message = f'Error creating: pods "{pod}" is forbidden: {why}'
+            self.cluster.warn("Job", f"{self.name}-node-0", "FailedCreate", message)
+            self.ended.wait(0.1)
 
     def finish(self, pod: str, code: int) -> None:
         with self.cluster.lock:
@@ -182,14 +208,14 @@ class Job:
                     **said.get("labels", {}),
                     JOBSET: self.name,
                     "jobset.sigs.k8s.io/replicatedjob-name": "node",
-                    "batch.kubernetes.io/job-completion-index": str(rank),
+                    INDEX: str(rank),
                 },
                 "annotations": {
                     **said.get("annotations", {}),
                     "jobset.sigs.k8s.io/restart-attempt": str(self.restarts),
                 },
             },
-            "spec": self.template["spec"],
+            "spec": {**self.template["spec"], "nodeName": f"machine-{rank}"},
             "status": {"phase": "Running"},
         }
         mount(made, folder / "root", self.cluster.folder / "claims", self.cluster.secrets)
