@@ -11,6 +11,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,10 @@ from rekindle.ir.read.raw import MAX_BYTES
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _COMPILED = (".yaml", ".yml", ".json")
 _TIMEOUT_SECONDS = 300
+# what only KFP 1 has: dsl.ContainerOp, dsl.VolumeOp, components.create_component_from_func, ...
+_KFP_1 = re.compile(
+    r"'kfp[^']*' has no attribute '(\w+Op|\w*create_component_from_func|get_pipeline_conf)'"
+)
 _NO_WORK = "do no work when it is imported"
 
 
@@ -178,8 +183,18 @@ def _explain(error: BaseException, path: Path) -> dict[str, Any]:
         "unsupported": isinstance(error, NotImplementedError),
         "what": f"the pipeline does not compile: {type(error).__name__}: {error}",
         "where": where,
-        "fix": "",
+        "fix": _fix_of(error),
     }
+
+
+def _fix_of(error: BaseException) -> str:
+    """What to do about errors that files of others make often; "" for all others."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0].replace("_", "-")
+        return f"install it here: pip install {package}"
+    if isinstance(error, AttributeError) and _KFP_1.search(str(error)):
+        return "this is a pipeline of KFP 1: write its steps as @dsl.component of kfp 2.x"
+    return ""
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ from rekindle.ir.placeholders import (
 
 # the shells that a command may start with, so that something can stand in front of it
 _SHELLS = ("sh", "bash")
+_PARAMETERS = ("inputs", "parameters")
+_TIMES = ("pipeline_job_create_time_utc", "pipeline_job_schedule_time_utc")
 _WRITTEN_INTO_JSON = ("STRING", "LIST", "STRUCT")
 
 
@@ -125,13 +127,19 @@ def _features_of_facts(node: ir.AnyNode) -> Iterator[tuple[str, str]]:
         where = f"{node.where}.inputs.parameters.{name}"
         is_whole = isinstance(binding.value, Template) and len(binding.value.parts) == 1
         for fact in _facts_in(templates(binding.value)):
-            if fact == "pipeline_root":
-                yield "root_facts", where
-            elif not is_whole:
-                yield "facts_in_texts", where
+            yield from _features_of_fact(fact, where, is_whole)
     if isinstance(node, ir.Step):
         for fact in _facts_in(_arguments_of(node.container)):
-            yield "root_facts" if fact == "pipeline_root" else "facts_in_texts", node.where
+            yield from _features_of_fact(fact, node.where, False)
+
+
+def _features_of_fact(fact: str, where: str, is_whole: bool) -> Iterator[tuple[str, str]]:
+    if fact == "pipeline_root":
+        yield "root_facts", where
+    elif not is_whole:
+        yield "facts_in_texts", where
+    if fact in _TIMES:
+        yield "time_facts", where
 
 
 def _facts_in(arguments: Iterator[Template] | Iterator[Argument]) -> Iterator[str]:
@@ -232,10 +240,14 @@ def _features_of_arguments(step: ir.Step) -> Iterator[tuple[str, str]]:
     inputs = [path for argument in _arguments_of(container) for path in references(argument)]
     if any(path[1] == "any" and path[2] in step.inputs.artifacts for path in inputs if path[1:]):
         yield "presence_of_artifacts", step.where
-    for name in {path[2] for path in inputs if path[:2] == ("inputs", "parameters")}:
+    written = [a for a in _arguments_of(container) if not _holds(a, IfPresent)]
+    read = {path[2] for a in written for path in references(a) if path[:2] == _PARAMETERS}
+    for name in sorted(read - set(step.parameters)):
         port = step.inputs.parameters.get(name)
-        if port is not None and name not in step.parameters and port.default is not None:
-            yield "defaults_in_arguments", step.where
+        if port is None:
+            continue
+        has_default = port.default is not None
+        yield "defaults_in_arguments" if has_default else "absent_arguments", step.where
 
 
 def has_shell(container: ir.Container) -> bool:

@@ -21,6 +21,7 @@ _PORT = re.compile(
         (?:\.(?P<field>path|uri|metadata|output_file)(?:\['(?P<key>[^'\]]+)'\])?)?""",
     re.VERBOSE,
 )
+_ESCAPED_INPUT = re.compile(r"\.inputs\.parameters\['[^']+'\]\.json_escape\[\d+\]")
 # Facts of a run that every platform can give, and those that only some have
 RUN_FACTS = (
     "pipeline_job_name",
@@ -212,6 +213,8 @@ def _reference(body: str, where: str) -> Reference:
         return Reference(("outputs", "output_file"))
     if body.removeprefix(".") in (*RUN_FACTS, *PLATFORM_FACTS):
         return Reference(("run", body.removeprefix(".")))
+    if _ESCAPED_INPUT.fullmatch(body):  # the value of an input, for a text that is JSON itself
+        return Reference(("run", "json_escape[1]"))
     match = _PORT.fullmatch(body)
     if match and match["field"] in _FIELDS[match["side"], match["kind"]]:
         fields = [match["field"], match["key"]]

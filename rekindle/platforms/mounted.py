@@ -148,6 +148,7 @@ class _Inputs:
     def __init__(self, task: Task, place: Place) -> None:
         self.types = task["pipeline_parameters"]
         self.place = place
+        self.run_facts = {**place.facts, "pipeline_task_name": task["name"]}
         self.results: dict[str, Json] = {}
         for path, channel in task["results"].items():
             file = place.inputs[channel] / "result.json"
@@ -228,7 +229,7 @@ class _Inputs:
         """A value with its templates filled in."""
         if isinstance(value, dict) and set(value) == {"template"}:
             inputs = {"parameterValues": parameters, "artifacts": {}}
-            context = {"executor_input": {"inputs": inputs}, "run": self.place.facts}
+            context = {"executor_input": {"inputs": inputs}, "run": self.run_facts}
             return "".join(shim.render(value["template"], context))
         if isinstance(value, dict):
             return {key: self.formatted(item, parameters) for key, item in value.items()}

@@ -64,6 +64,7 @@ def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bo
     if text.endswith(".py"):
         fix = f"name its pipeline: {text}:FUNCTION"
         raise SpecError(f"{text} is a module, not a config", fix=fix)
+    _refuse_older_pipeline(text)
     if _is_pipeline(text):
         stem = Path(text.partition(".py:")[0]).stem.lower()
         name = re.sub(r"[^a-z0-9_.-]+", "-", stem).strip("-._")
@@ -81,15 +82,29 @@ def load_target(target: str | Path, overrides: Sequence[str] = (), *, pinned: bo
     return lock.pinned(spec, path.parent) if pinned else spec
 
 
+def _refuse_older_pipeline(target: str) -> None:
+    """Raise SpecError for what KFP 1 compiled: a Workflow of Argo."""
+    if re.search(r"^apiVersion: *[\"']?argoproj\.io/", _head_of(target), re.MULTILINE):
+        raise SpecError(
+            f"{target} is a Workflow of Argo, which KFP 1 compiles",
+            where=target,
+            fix="compile the pipeline with kfp 2.x, or name its path.py:function",
+        )
+
+
 def _is_pipeline(target: str) -> bool:
     if ".py:" in target or target.endswith(".json"):
         return True
+    return re.search("^pipelineInfo:", _head_of(target), re.MULTILINE) is not None
+
+
+def _head_of(target: str) -> str:
+    """The beginning of a file; "" where there is none."""
     try:
         with Path(target).open(encoding="utf-8", errors="replace") as file:
-            head = file.read(_HEAD)
+            return file.read(_HEAD)
     except OSError:
-        return False
-    return re.search("^pipelineInfo:", head, re.MULTILINE) is not None
+        return ""
 
 
 def validate(values: Mapping[str, Any], lines: Mapping[KeyPath, str], origin: str) -> Spec:

@@ -124,7 +124,7 @@ def _check_node(dag: ir.Dag, node: ir.Node, inputs: ir.Ports) -> None:
         for name, binding in getattr(node, kind).items():
             place = f"{node.where}.inputs.{kind}.{name}"
             if isinstance(binding, ir.FromInput) and binding.name not in getattr(inputs, kind):
-                raise malformed(binding.name, "an input of the pipeline around it", place)
+                raise _unknown_input(binding.name, place)
             if isinstance(binding, ir.FromTask):
                 _check_source(dag, binding, kind, place)
             if isinstance(binding, ir.FinalStatus) and binding.task not in dag.nodes:
@@ -136,6 +136,23 @@ def _check_node(dag: ir.Dag, node: ir.Node, inputs: ir.Ports) -> None:
     for name in node.after:
         if name not in dag.nodes:
             raise malformed(name, "the name of a sibling", f"{node.where}.dependentTasks")
+
+
+def _unknown_input(name: str, where: str) -> RequestError:
+    """The error for an input that nothing around a node has.
+
+    KFP's compiler gives a loop one for an f-string with its item in it, and KFP's driver
+    fails there."""
+    if "-loop-item" not in name:
+        return malformed(name, "an input of the pipeline around it", where)
+    loop, _, element = name.partition("-loop-item")
+    key = element.removeprefix("-subvar-")
+    item = f"`{key}` of an item" if key else "an item"
+    return RequestError(
+        f"an f-string holds {item} of the loop over `{loop}`, and KFP's compiler loses it",
+        where=where,
+        fix="give the item to the component, and join the text there",
+    )
 
 
 def _check_source(dag: ir.Dag, source: ir.FromTask, kind: str, where: str) -> None:

@@ -138,7 +138,29 @@ def malformed(value: Any, wanted: str, where: str) -> RequestError:
 
 
 def documents(text: str) -> list[Any]:
-    """The documents that are not empty; yaml.YAMLError if there are none, or beyond limits."""
+    """The documents that are not empty; yaml.YAMLError if there are none, or beyond limits.
+
+    Of a PipelineJob, which Vertex AI takes, it is the pipeline in it, with the job's
+    parameters for defaults."""
+    in_text = _documents_in(text)
+    first = in_text[0] if in_text else None
+    if isinstance(first, dict) and isinstance(first.get("pipelineSpec"), dict):
+        in_text[0] = _pipeline_of_job(first)
+    return in_text
+
+
+def _pipeline_of_job(job: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = job["pipelineSpec"]
+    values = (job.get("runtimeConfig") or {}).get("parameterValues") or {}
+    definitions = (spec.get("root") or {}).get("inputDefinitions") or {}
+    parameters = definitions.get("parameters") or {}
+    for name, value in values.items():
+        if isinstance(parameters.get(name), dict):
+            parameters[name] = {**parameters[name], "defaultValue": value, "isOptional": True}
+    return spec
+
+
+def _documents_in(text: str) -> list[Any]:
     if len(text) > MAX_BYTES:
         raise yaml.YAMLError(f"{len(text):,} characters; at most {MAX_BYTES:,} are read")
     if text.lstrip().startswith("{"):

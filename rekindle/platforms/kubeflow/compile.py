@@ -20,6 +20,7 @@ from rekindle.ir.compile import DUMPER
 from rekindle.ir.edit import backend, rewrite
 from rekindle.ir.edit.uris import with_places
 from rekindle.ir.graph import Constant, Graph, Step
+from rekindle.ir.scripts import packed
 from rekindle.ir.values import bind
 from rekindle.platforms.bundle import lowered_container, types_of
 from rekindle.platforms.feature_checks import lacks, notices, numbers_of, refusal
@@ -44,6 +45,9 @@ _RELAUNCHING = {
     "backoffFactor": 1.0,
     "backoffMaxDuration": f"{RELAUNCHING_SECONDS}s",
 }
+# above this many bytes what the nodes run is packed: Argo's templates have room for 131,072,
+# with everything escaped twice
+_LONG_TASK = 32_768
 # the release since which KFP's own settings of Argo retry only pods that vanish
 _RETRIES_IN_PODS = (2, 17)
 LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
@@ -122,8 +126,12 @@ def _avoid_faults(
 
 def launcher(step: Step, place: KubeflowSpec) -> Json:
     """The container of the launcher of a step."""
+    task: Json | str = _task(step)
+    task_text = json.dumps(task, sort_keys=True, ensure_ascii=False)
+    if len(task_text) > _LONG_TASK:
+        task = packed(task_text)
     parts = {
-        "task": _task(step),
+        "task": task,
         "inputs": types_of(step.inputs),
         "account": place.node_account,
         "retry": dataclasses.asdict(step.retry),

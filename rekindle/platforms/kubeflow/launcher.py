@@ -26,6 +26,8 @@ from rekindle.errors import RekindleError, StepError
 from rekindle.http import Stopped
 from rekindle.ir.edit.uris import PREFIX, as_place, read_place
 from rekindle.ir.graph import Retry
+from rekindle.ir.read.raw import MAX_BYTES
+from rekindle.ir.scripts import unpacked
 from rekindle.launch import staging
 from rekindle.platforms import launcher as shared
 from rekindle.platforms import mounted
@@ -102,6 +104,8 @@ class KubeflowLauncher(Launcher):
 
     def __init__(self, cluster: ApiServer, run: WorkflowRun, options: argparse.Namespace) -> None:
         self.definition: Json = json.loads(options.definition)
+        if isinstance(self.definition["task"], str):  # a long one
+            self.definition["task"] = json.loads(unpacked(self.definition["task"], MAX_BYTES))
         self.executor_input: Json = json.loads(options.executor_input)
         self.retry = Retry(**self.definition["retry"])
         failures = self.retry.count

@@ -112,9 +112,15 @@ def pipeline_retried(gate: str = "", behave: str = ""):
     rekindle.distribute(trained, nodes=2)
 
 
-def compiled(source: Any = pipeline, place: KubeflowSpec = PLACE) -> dict[str, Any]:
-    """The first document of the definition."""
+def compiled(
+    source: Any = pipeline, place: KubeflowSpec = PLACE, comment: str = ""
+) -> dict[str, Any]:
+    """The first document of the definition; `comment` goes behind the source of `train`."""
     text = compile_function(source)
+    if comment:
+        spec, *settings = yaml.safe_load_all(text)
+        spec["deploymentSpec"]["executors"]["exec-train"]["container"]["command"][-1] += comment
+        text = yaml.safe_dump_all([spec, *settings])
     (content,) = compile(text, read(text), {}, place).files.values()
     documents = list(yaml.safe_load_all(content))
     return documents[0]
@@ -131,10 +137,11 @@ class Step:
         component: str = "train",
         store: str = "",
         place: KubeflowSpec = PLACE,
+        comment: str = "",
         **values: Any,
     ) -> None:
         self.folder, self.cluster = folder, cluster
-        spec = compiled(source, place)
+        spec = compiled(source, place, comment)
         self.container = spec["deploymentSpec"]["executors"][f"exec-{component}"]["container"]
         made = spec["components"][f"comp-{component}"]
         defaults = made["inputDefinitions"]["parameters"]

@@ -373,6 +373,16 @@ def test_an_attempt_waits_for_the_nodes_of_the_one_before(
     assert launcher.wait(60) == 0
 
 
+@pytest.mark.slow
+def test_a_step_with_a_long_source_is_packed_and_runs(cluster: FakeCluster, tmp_path: Path) -> None:
+    rows = "\n".join(f'#   row {number}: "{number * 7}",' for number in range(6_000))
+    assert len(rows) > 90_000
+    step = Step(tmp_path, cluster, comment=f"\n{rows}\n")
+    assert len(step.container["args"][0]) < 60_000
+    assert step.pod().wait(60) == 0
+    check(step)
+
+
 def test_nodes_may_look_at_runs_and_nothing_else(cluster: FakeCluster) -> None:
     verbs = ("create", "delete", "get", "list", "patch", "update", "watch")
     resources = ("trainjobs", "pods", "pods/log", "workflows", "secrets", "configmaps", "events")
