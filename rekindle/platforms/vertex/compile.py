@@ -36,6 +36,7 @@ from rekindle.platforms.feature_checks import (
     beyond,
     known_secrets,
     lacks,
+    notices,
     python_problems,
     refusal,
 )
@@ -73,7 +74,9 @@ def compile(
     problems += _problems_of_graph(graph, place)
     if problems:
         raise refusal(problems)
-    values = bind(graph, arguments)
+    # artifacts that only branches read are left out by Google's own pipelines
+    parameters = dataclasses.replace(graph.inputs, artifacts={})
+    values = bind(dataclasses.replace(graph, inputs=parameters), arguments)
     spec, settings = rewrite.rewritten(ir_text, {}, place.image)
     if place.secrets:
         spec = rewrite.prefixed(spec, dict(_secret_commands(spec, graph, place)))
@@ -85,7 +88,8 @@ def compile(
     spec = rewrite.with_retries(spec, labels, lambda own: max(own, LAUNCHER_RETRIES), _PAUSES)
     job = _pipeline_job(graph.name, spec, values, place)
     text = json.dumps(job, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
-    return Definition({f"{graph.name}.vertex.json": f"{text}\n".encode()})
+    found_notices = notices(graph, "vertex", arguments)
+    return Definition({f"{graph.name}.vertex.json": f"{text}\n".encode()}, found_notices)
 
 
 def _pipeline_job(name: str, spec: Json, values: Mapping[str, Any], place: VertexSpec) -> Json:

@@ -252,3 +252,48 @@ def test_a_secret_in_clear_or_of_no_variable_is_refused(secrets: dict[str, str])
 def test_arguments_that_do_not_fit_are_refused() -> None:
     with pytest.raises(RequestError, match="needs `n`"):
         compiled(pipeline)
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def reads(model: dsl.Input[dsl.Model]):
+    print(model.uri)
+
+
+@dsl.pipeline(name="left-out")
+def left_out(model: dsl.Input[dsl.Model], given: bool = False):
+    with dsl.If(given == True):  # noqa: E712 - a condition of KFP
+        reads(model=model)
+
+
+def test_artifacts_that_only_branches_read_may_be_left_out_as_googles_own_pipelines_do() -> None:
+    text = compile_function(left_out)
+    definition = compile(text, read(text), {}, VertexSpec(**PLACE))
+    (notice,) = definition.notices
+    assert notice.startswith("the pipeline uses artifacts as arguments of the pipeline: ")
+    job = json.loads(definition.text)
+    assert job["runtimeConfig"]["parameterValues"] == {"given": False}
+
+
+def test_googles_resources_and_empty_places_are_imported() -> None:
+    @dsl.pipeline(name="resources")
+    def resources() -> None:
+        reads_any(
+            resource=dsl.importer(
+                artifact_uri="https://eu-aiplatform.googleapis.com/v1/projects/p/models/1",
+                artifact_class=VertexModel,
+            ).output
+        )
+
+    assert compiled(resources)
+
+
+class VertexModel(dsl.Artifact):
+    """As google-cloud-pipeline-components has it."""
+
+    schema_title = "google.VertexModel"
+    schema_version = "0.0.1"
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def reads_any(resource: dsl.Input[dsl.Artifact]):
+    print(resource.uri)
