@@ -12,7 +12,7 @@ completes it."""
 from collections.abc import Collection
 from pathlib import Path
 
-from rekindle.app.runs import read_run, rewrite_record
+from rekindle.app.runs import no_model_of, read_run, rewrite_record
 from rekindle.errors import RequestError
 from rekindle.launch.events import emit
 from rekindle.platforms.api import platform_of, publisher_of
@@ -39,10 +39,7 @@ def promote_run(home: Path, record: RunRecord, reason: str) -> tuple[Registratio
     registration = findings.registration
     evidence = findings.evidence
     if registration is None or evidence is None:
-        raise RequestError(
-            f"the run {record.run_id} registered no model",
-            fix="name a run that did; `rekindle runs` lists them",
-        )
+        raise no_model_of(record)
     if not evidence.promote and not (reason and evidence.is_for_a_person):
         fix = "a refused candidate cannot be approved; change the config and run again"
         if evidence.is_for_a_person:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rekindle.app.notify import push, tell_of
 from rekindle.app.runs import sent_definition, write_card
-from rekindle.errors import PlatformError, RequestError, UnreachableError
+from rekindle.errors import PlatformError, Problem, RequestError, UnreachableError
 from rekindle.masking import Masked, masked
 from rekindle.platforms.api import ConfiguredPlatform, platform_of
 from rekindle.platforms.local.store import owner, slug
@@ -232,7 +232,7 @@ def _with_files_at_home(record: RunRecord, home: Path) -> RunRecord:
     folder = home.resolve() / "runs" / record.run_id
     failed = first_failed(record.steps)
     steps: list[StepRecord] = []
-    settled = True
+    problems: list[Problem] = []
     for step in record.steps:
         is_first_failed = failed is not None and step.name == failed.name
         try:
@@ -241,11 +241,15 @@ def _with_files_at_home(record: RunRecord, home: Path) -> RunRecord:
             elif is_first_failed and step.log and not Path(step.log).is_file():
                 step = step.model_copy(update={"log": _copy_log(record, step, folder)})
         except PlatformError as error:
-            settled = False
-            log.warning("what `%s` left could not be read: %s", step.name, error)
+            problems += error.problems
         steps.append(step)
+    unread = ""
+    if problems:
+        unread = ". ".join(filter(None, (problems[0].what, problems[0].fix)))
+        log.warning("what the steps of %s left could not be read: %s", record.run_id, unread)
     assert record.submission is not None
-    submission = record.submission.model_copy(update={"settled": settled})
+    update = {"settled": not problems, "unread": unread}
+    submission = record.submission.model_copy(update=update)
     return record.model_copy(update={"steps": tuple(steps), "submission": submission})
 
 

@@ -152,11 +152,17 @@ def load_target_spec(target: str | None, home: Path) -> tuple[Spec, str]:
     record = find_run(home, target or "latest")
     registration = collect(record, history=False).registration
     if registration is None:
-        raise RequestError(
-            f"the run {record.run_id} registered no model",
-            fix="name a run that did; `rekindle runs` lists them",
-        )
+        raise no_model_of(record)
     return recorded_spec(record.spec), registration.version
+
+
+def no_model_of(record: RunRecord) -> RequestError:
+    """The error for a run of which no registration is known."""
+    if record.submission and record.submission.unread:
+        message = f"what the run {record.run_id} registered could not be read"
+        return RequestError(message, fix=record.submission.unread)
+    fix = "name a run that did; `rekindle runs` lists them"
+    return RequestError(f"the run {record.run_id} registered no model", fix=fix)
 
 
 def new_record(

@@ -18,7 +18,7 @@ from rekindle.app.follow import (
     steps_with_a_log,
 )
 from rekindle.app.runs import find_run, read_run
-from rekindle.cli.options import answer, shared, tell
+from rekindle.cli.options import answer, shared, tell, unasked
 from rekindle.errors import RequestError
 from rekindle.masking import plain, plain_but_colour
 from rekindle.outputs import LogText
@@ -81,6 +81,7 @@ def show(record: RunRecord) -> None:
 
 @click.command("cancel")
 @click.argument("run", default="latest")
+@unasked
 @shared
 def cancel(run: str, home: Path, as_json: bool) -> None:
     """Stop RUN (default: the latest): its steps save what they can and end. A finished

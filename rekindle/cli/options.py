@@ -32,6 +32,13 @@ overrides = click.option(
     help="Override a field, such as train.lr=1e-4.",
 )
 yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+unasked = click.option(
+    "-y",
+    "--yes",
+    is_flag=True,
+    expose_value=False,
+    help="Nothing is asked; scripts may pass it as everywhere.",
+)
 wait = click.option("--wait", is_flag=True, help="Wait for the run; exit with its exit code.")
 
 

@@ -19,6 +19,7 @@ from rekindle.cli.options import (
     platform,
     shared,
     tell,
+    unasked,
     yes,
 )
 from rekindle.cli.submit import show
@@ -110,6 +111,7 @@ def list_(config: Path, overrides: Overrides, platform: str, home: Path, as_json
 
 
 @command.command("pause")
+@unasked
 @_of_a_config
 def pause(config: Path, overrides: Overrides, platform: str, home: Path, as_json: bool) -> None:
     """Pause the schedule; `schedule set` resumes it."""
@@ -119,6 +121,7 @@ def pause(config: Path, overrides: Overrides, platform: str, home: Path, as_json
 
 
 @command.command("delete")
+@unasked
 @_of_a_config
 def delete(config: Path, overrides: Overrides, platform: str, home: Path, as_json: bool) -> None:
     """Delete the schedule; its running runs continue."""

@@ -89,6 +89,8 @@ class Submission(Record):
     """How often what failed was tried again."""
     settled: bool = False
     """Whether the run is over and all that it left is known here."""
+    unread: str = ""
+    """Why what the run left could not be read, with what to do; empty where it was."""
     machines: Mapping[str, tuple[str, int]] = Field(default_factory=dict)
     """Of each step: kind and number."""
     spot: tuple[str, ...] = ()

@@ -56,9 +56,12 @@ def verdict(run: RunRecord, findings: RunFindings) -> CardVerdict:
         return CardVerdict("quiet", "finished", sentence)
     if run.settings:
         return _trained_in_grid(run, findings)
-    # a pipeline of the user's own may have no gate
     done = sum(step.status == "succeeded" for step in run.steps)
     steps = "1 step" if done == 1 else f"{done} steps"
+    if run.submission and run.submission.unread:
+        sentence = f"Finished: {steps} done. What they left could not be read."
+        return CardVerdict("quiet", "finished", sentence, run.submission.unread)
+    # a pipeline of the user's own may have no gate
     return CardVerdict(
         "quiet", "finished", f"Finished: {steps} done, and no gate in this pipeline."
     )

@@ -19,7 +19,7 @@ from tests.servers.kubeflow.schema import problems
 OWNER = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run", "uid": "u-1"}
 
 
-BARE = KubeflowSpec(image="example.com/launcher@sha256:0")
+BARE = KubeflowSpec(image="example.com/launcher@sha256:0", pipeline_root="s3://b/kfp")
 
 
 @dsl.component(base_image="example.com/work:1", install_kfp_package=False)

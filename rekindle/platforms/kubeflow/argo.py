@@ -34,6 +34,8 @@ _TRIES = re.compile(r"(\(\d+\))+$")
 _TURN = re.compile(r"iteration-iterations\(\d+:.*\)")
 _TURN_ITEM = "iteration-item"
 _EXIT = "onExit"
+_DRIVER = "-driver"
+_PATCH = "pod-spec-patch"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,8 @@ class ArgoNode:
     """What its pod is called, if it has one."""
     message: str
     """Why it is in its phase."""
+    outputs: Mapping[str, str]
+    """What it gave to others, by name: of a driver what the pod of its step is to run."""
     began: datetime.datetime | None
     ended: datetime.datetime | None
 
@@ -95,6 +99,29 @@ class ArgoNodes:
         nodes = self._by_path.get((*step.split("/"), EXECUTOR), [])
         return sorted((node for node in nodes if node.kind in ("Pod", "Skipped")), key=_begin)
 
+    def outputs(self, step: str) -> dict[str, str]:
+        """The URIs of a step's artifacts by name, as KFP's driver planned them; of a step in
+        a loop those of its last turn."""
+        *outer, last = step.split("/")
+        drivers = self._by_path.get((*outer, f"{last}{_DRIVER}"), [])
+        uris: dict[str, str] = {}
+        for driver in sorted(drivers, key=_begin):
+            if driver.kind == "Pod" and driver.outputs.get(_PATCH):
+                uris = _planned_uris(driver.outputs[_PATCH])
+        return uris
+
+
+def _planned_uris(patch: str) -> dict[str, str]:
+    """The URIs in the ExecutorInput of a pod; none where the patch has another form."""
+    try:
+        (container, *_) = json.loads(patch)["containers"]
+        words = [*(container.get("command") or ()), *(container.get("args") or ())]
+        executor_input = json.loads(words[words.index("--executor_input") + 1])
+        groups = executor_input["outputs"].get("artifacts") or {}
+        return {name: group["artifacts"][0]["uri"] for name, group in groups.items()}
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return {}
+
 
 def _begin(node: ArgoNode) -> tuple[bool, datetime.datetime, str]:
     """Sorts by the time of the start, what has not begun last."""
@@ -122,7 +149,18 @@ def _nodes(workflow: Json) -> Iterator[ArgoNode]:
             message=node.get("message", ""),
             began=_moment(node.get("startedAt")),
             ended=_moment(node.get("finishedAt")),
+            outputs=_parameters(node),
         )
+
+
+def _parameters(node: Json) -> dict[str, str]:
+    """The output parameters of a node with a value."""
+    parameters = (node.get("outputs") or {}).get("parameters") or ()
+    values = {}
+    for parameter in parameters:
+        if isinstance(parameter, Mapping) and isinstance(parameter.get("value"), str):
+            values[str(parameter.get("name"))] = str(parameter["value"])
+    return values
 
 
 def _statuses(status: Json) -> Mapping[str, Json]:

@@ -12,7 +12,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import yaml
@@ -39,6 +39,7 @@ T = TypeVar("T")
 FIRST_PAUSE_SECONDS = 1.0
 ANSWER_SECONDS = 60.0
 _ATTEMPTS = 4
+_ATTEMPTS_OF_A_REFUSAL = 2  # a database that failed once answers the second time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,24 @@ class KfpServer:
             if not page_token:
                 return items
 
+    def get(
+        self,
+        path: str,
+        values: Mapping[str, str] | None = None,
+        query: Sequence[tuple[str, str]] = (),
+    ) -> bytes:
+        """The body of an answer of a path that the generated client does not know."""
+        answer = self.runs.api_client.call_api(
+            path,
+            "GET",
+            dict(values or {}),
+            list(query),
+            auth_settings=["Bearer"],
+            _preload_content=False,
+            _return_http_data_only=True,
+        )
+        return bytes(answer.data)
+
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of a call that may be made twice, repeated some times where it may
         yet succeed."""
@@ -82,7 +101,8 @@ class KfpServer:
                 existing = self.call(find)
                 if existing:
                     return existing
-                if attempt == _ATTEMPTS - 1:
+                most_attempts = _ATTEMPTS_OF_A_REFUSAL if _is_refusal(error) else _ATTEMPTS
+                if attempt >= most_attempts - 1:
                     raise
                 time.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
         raise AssertionError("the last attempt returns or raises")
@@ -233,6 +253,14 @@ def _may_succeed(error: Exception) -> bool:
     return isinstance(error, HTTPError)
 
 
+def _is_refusal(error: Exception) -> bool:
+    """Whether an internal error of the server has a sentence of KFP's own.
+
+    KFP answers so where it cannot make a Workflow of a pipeline, or Argo takes none of it
+    (resource_manager.go); it does where its database fails, too, which may pass."""
+    return getattr(error, "status", 0) == 500 and bool(_sentence_of(error))
+
+
 def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
     fixes = {
         401: "name a token that is good: platforms.kubeflow.token: env:KFP_TOKEN",
@@ -244,6 +272,9 @@ def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
     message = _message(error)
     if status in fixes:
         return PlatformError(message, where=where(place), fix=fixes[status])
+    if _is_refusal(error):
+        fix = "the server refuses it for the reason above; its own log says more"
+        return PlatformError(message, where=where(place), fix=fix)
     if not status or _may_succeed(error):
         fix = (
             "see whether platforms.kubeflow.host answers; retry the command: "
@@ -255,12 +286,16 @@ def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
 
 
 def _message(error: Exception) -> str:
-    """The server's own sentence."""
-    body = getattr(error, "body", None)
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        answer = json.loads(body or "")
+    """The server's own sentence, or what the error says."""
+    return _sentence_of(error) or first_line(error, getattr(error, "reason", ""))
+
+
+def _sentence_of(error: Exception) -> str:
+    """The server's own sentence; "" where it answered something else."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+        answer = json.loads(getattr(error, "body", None) or "")
         return str(answer.get("message") or answer["error"]).splitlines()[0]
-    return first_line(error, getattr(error, "reason", ""))
+    return ""
 
 
 def steps(definition: Definition) -> tuple[PlannedStep, ...]:

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
+import yaml
+
 from rekindle.errors import RequestError, StepError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
@@ -23,6 +25,7 @@ from rekindle.platforms.feature_checks import numbers_of
 from rekindle.platforms.kubeflow.client import images, spec_of, token_of, trainers
 from rekindle.platforms.kubeflow.cluster import ApiServer
 from rekindle.platforms.kubeflow.section import KubeflowSpec
+from rekindle.platforms.kubeflow.store import SCHEME
 from rekindle.platforms.reads import Image, manifest, read
 from rekindle.platforms.submission import Definition
 
@@ -31,6 +34,8 @@ _MANIFESTS = Path(__file__).with_name("manifests")
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 _TRAINER = "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes"
 _PATIENCE_SECONDS = 3.0
+# of KFP's launcher, where its ConfigMap says nothing (backend/src/v2/config/env.go)
+_DEFAULT_ROOT = "minio://mlpipeline/v2/artifacts"
 
 
 def permissions(place: KubeflowSpec, needs: Needs) -> str:
@@ -63,6 +68,7 @@ def checks(
     if definition is None or trainers(spec_of(definition)):
         name = f"clustertrainingruntime {place.runtime}"
         yield PlatformCheck("runtime", name, functools.partial(runtime, place))
+        yield PlatformCheck("store", "the store of artifacts", functools.partial(store, place))
     if place.gateway:
         yield PlatformCheck("gateway", place.gateway, functools.partial(gateway, place))
 
@@ -166,6 +172,38 @@ def runtime(place: KubeflowSpec) -> str:
         message = f"the cluster has no ClusterTrainingRuntime {place.runtime}"
         raise RequestError(message, fix=f"kubectl apply -f {file}")
     return place.runtime
+
+
+def store(place: KubeflowSpec) -> str:
+    """Whether the nodes of steps on several nodes can open the store of artifacts, as far as
+    the ConfigMap and the Secret of KFP's own launcher say."""
+    configured = ApiServer.configured(_PATIENCE_SECONDS)
+    base = f"/api/v1/namespaces/{place.namespace}"
+    try:
+        config = configured.get(f"{base}/configmaps/kfp-launcher") or {}
+        data = config.get("data") or {}
+        root = place.pipeline_root or data.get("defaultPipelineRoot") or _DEFAULT_ROOT
+        secret = None
+        if root.startswith(SCHEME):
+            secret = configured.get(f"{base}/secrets/{place.store_secret}")
+    except StepError as error:
+        raise NotChecked(error.problems[0].what) from None
+    if root.startswith(SCHEME):
+        if secret is None:
+            raise RequestError(
+                f"the namespace {place.namespace} has no Secret {place.store_secret}, with which "
+                f"nodes open {root}",
+                where="platforms.kubeflow.store_secret",
+                fix="name the one that holds `accesskey` and `secretkey` of KFP's own store",
+            )
+        return f"{root}, at {place.store_endpoint}"
+    scheme = root.partition("://")[0]
+    providers = yaml.safe_load(data.get("providers") or "") or {}
+    if scheme == "s3" and "s3" not in providers:
+        return f"{root}, at AWS: kfp-launcher names no other endpoint, and KFP asks there"
+    if not place.pipeline_root:
+        return f"{root}; set platforms.kubeflow.pipeline_root to it, for `report` to read it"
+    return root
 
 
 def gateway(place: KubeflowSpec) -> str:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from rekindle import records
 from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.rewrite import executors
+from rekindle.platforms.kubeflow import store, ui
 from rekindle.platforms.kubeflow.argo import ArgoNode, ArgoNodes
 from rekindle.platforms.kubeflow.client import KfpServer, connected, page, where
 from rekindle.platforms.kubeflow.section import KubeflowSpec
@@ -51,7 +52,7 @@ _PHASES: Mapping[str, StepStatus] = {
     "Omitted": "skipped",
 }
 _NOT_REACHED = "a step before it failed, or a condition chose otherwise"
-# `minio://` is the cluster's own store, which is not reached from outside
+# `minio://` is the cluster's own store, of which KFP's UI hands out files
 _READABLE = ("s3://", "gs://", "abfs://", "file://", "/")
 # what the server answers in place of the log of a pod that is gone
 _REFUSAL = '{"error_message"'
@@ -160,8 +161,10 @@ def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, Ar
     spec = _spec(run)
     root = run.runtime_config and run.runtime_config.pipeline_root
     root = root or spec.get("defaultPipelineRoot", "")
-    if step.cached or not root.startswith(_READABLE):
+    if step.cached:
         return {}
+    if not root.startswith(_READABLE):
+        return _artifacts_from_ui(place, id, step)
     folder = f"{root.rstrip('/')}/{spec['pipelineInfo']['name']}/{id}/{_last(step.name)}"
     kinds = {file: kind for kind, file in records.RECORD_FILES.items()}
     artifacts = {}
@@ -178,9 +181,45 @@ def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, Ar
     return artifacts
 
 
+def _artifacts_from_ui(
+    place: KubeflowSpec, id: str, step: StepRecord
+) -> Mapping[str, ArtifactRecord]:
+    """The same of a step whose artifacts lie in the cluster's own store; PlatformError where
+    they cannot be read."""
+    artifacts = {}
+    with connected(place) as server:
+        outputs = ArgoNodes(server.call(_workflow, server, id)).outputs(step.name)
+        for name, uri in outputs.items():
+            kind = _kind_in_ui(server, place, uri) if uri.startswith(store.SCHEME) else ""
+            if kind:
+                artifacts[name] = ArtifactRecord(uri=uri, metadata={"record": kind})
+    return artifacts
+
+
+def _kind_in_ui(server: KfpServer, place: KubeflowSpec, uri: str) -> str:
+    """The kind of record that an artifact is, or holds; "" for neither."""
+    try:
+        return records.kind_of(ui.read_file(server, place, uri))
+    except FileNotFoundError:  # the step left it empty
+        return ""
+    except ui.IsFolderError:
+        pass
+    for kind, file in records.RECORD_FILES.items():
+        with contextlib.suppress(FileNotFoundError, ui.IsFolderError):
+            ui.read_file(server, place, f"{uri.rstrip('/')}/{file}")
+            return kind
+    return ""
+
+
 def read(place: KubeflowSpec, uri: str) -> bytes:
-    with _store_of(uri) as (store, path):
-        return bytes(store.cat_file(path))
+    if uri.startswith(store.SCHEME):
+        with connected(place) as server:
+            try:
+                return ui.read_file(server, place, uri)
+            except ui.IsFolderError:
+                raise FileNotFoundError(uri) from None
+    with _store_of(uri) as (opened, path):
+        return bytes(opened.cat_file(path))
 
 
 def _steps(
@@ -257,7 +296,7 @@ def _workflow(server: KfpServer, run: str) -> Json:
 
     # of the older API, which the generated client does not know
     try:
-        answer = json.loads(_get(server, "/apis/v1beta1/runs/{run_id}", {"run_id": run}))
+        answer = json.loads(server.get("/apis/v1beta1/runs/{run_id}", {"run_id": run}))
     except ApiException as error:
         if error.status != 404:
             raise
@@ -271,20 +310,8 @@ def _workflow(server: KfpServer, run: str) -> Json:
 def _pod_log(server: KfpServer, run: str, pod: str) -> str:
     # a path beside the API proper (main.go), which the generated client does not know
     path = "/apis/v1alpha1/runs/{run_id}/nodes/{node_id}/log"
-    return _without_refusal(_get(server, path, {"run_id": run, "node_id": pod}))
-
-
-def _get(server: KfpServer, path: str, values: Mapping[str, str]) -> str:
-    """The body of an answer, as text."""
-    answer = server.runs.api_client.call_api(
-        path,
-        "GET",
-        values,
-        auth_settings=["Bearer"],
-        _preload_content=False,
-        _return_http_data_only=True,
-    )
-    return str(answer.data.decode("utf-8", errors="replace"))
+    text = server.get(path, {"run_id": run, "node_id": pod}).decode("utf-8", errors="replace")
+    return _without_refusal(text)
 
 
 def _without_refusal(text: str) -> str:
@@ -312,8 +339,8 @@ def _spec(run: KfpRun) -> Json:
 def _files(folder: str) -> dict[str, int]:
     """Sizes of the artifacts' files in the folder of a task, by
     `ATTEMPT/ARTIFACT[/FILE]`."""
-    with _store_of(folder) as (store, base):
-        entries = store.find(base, detail=True) if store.exists(base) else {}
+    with _store_of(folder) as (opened, base):
+        entries = opened.find(base, detail=True) if opened.exists(base) else {}
     sizes = {}
     for full_path, entry in entries.items():
         path = full_path[len(base) :].strip("/")

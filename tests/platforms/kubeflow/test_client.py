@@ -7,7 +7,7 @@ import concurrent.futures
 
 import pytest
 
-from rekindle.errors import PlatformError, SpecError
+from rekindle.errors import PlatformError, SpecError, UnreachableError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.outputs import PlannedStep
@@ -90,6 +90,17 @@ def test_of_two_that_submit_the_same_at_once_one_run_stays(server: Served) -> No
     assert both[0] == both[1]
     going = [run["run_id"] for run in api.runs.values() if run["state"] == "RUNNING"]
     assert going == both[:1]
+
+
+def test_a_pipeline_that_kfp_cannot_take_is_refused_with_its_own_sentence(server: Served) -> None:
+    """It answers 500 where it makes no Workflow of it: asked once more, and not called away."""
+    api, place = server
+    api.faults = [Fault("POST runs", 500)] * 3
+    with pytest.raises(PlatformError, match="as the test wants it") as refused:
+        submit(definition(), place, mark("a"))
+    assert not isinstance(refused.value, UnreachableError)
+    assert "the server refuses it for the reason above" in refused.value.problems[0].fix
+    assert len(api.faults) == 1
 
 
 REFUSALS: dict[str, tuple[Fault, str]] = {

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +21,7 @@ from rekindle.ir.read.pipeline import read
 from rekindle.platforms import reads
 from rekindle.platforms.checks import Needs, PlatformCheck, answered, run_checks
 from rekindle.platforms.kubeflow.compile import compile
-from rekindle.platforms.kubeflow.doctor import checks, image, permissions
+from rekindle.platforms.kubeflow.doctor import checks, image, permissions, store
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.servers.kubeflow.kubernetes import FakeCluster
@@ -35,11 +36,9 @@ def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
         yield cluster
 
 
-def doctor(
-    url: str, folder: Path, *words: str, token: str = "admin"
-) -> subprocess.CompletedProcess[str]:
-    """The verb in a process of its own, with a kubeconfig that leads to the cluster."""
-    kubeconfig = {
+def kubeconfig(url: str, folder: Path, token: str) -> Path:
+    """A file that leads to the cluster, as who has the token."""
+    content = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "here",
@@ -47,13 +46,22 @@ def doctor(
         "users": [{"name": "u", "user": {"token": token}}],
         "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
     }
-    (folder / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
+    file = folder / "kubeconfig"
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def doctor(
+    url: str, folder: Path, *words: str, token: str = "admin"
+) -> subprocess.CompletedProcess[str]:
+    """The verb in a process of its own, with a kubeconfig that leads to the cluster."""
+    file = kubeconfig(url, folder, token)
     return subprocess.run(
         [sys.executable, "-m", "rekindle.cli.main", "doctor", "--platform", "kubeflow", *words],
         cwd=folder,
         capture_output=True,
         text=True,
-        env={**os.environ, "KUBECONFIG": str(folder / "kubeconfig")},
+        env={**os.environ, "KUBECONFIG": str(file)},
     )
 
 
@@ -71,6 +79,7 @@ def test_a_cluster_that_has_all_is_ready_and_the_permissions_are_printed(
         ("secrets",),
         ("pods",),
         ("pods/log",),
+        ("events",),
         ("workflows",),
     }
     assert binding["subjects"] == [
@@ -103,7 +112,8 @@ def test_a_cluster_without_the_trainer_is_told_how_to_install_it(tmp_path: Path)
         done = doctor(url, tmp_path, "--json")
         server.shutdown()
     assert done.returncode == 2
-    (problem,) = json.loads(done.stdout)["errors"]
+    problem, of_store = json.loads(done.stdout)["errors"]
+    assert "has no Secret mlpipeline-minio-artifact" in of_store["what"]
     assert problem["what"] == "the cluster has no Kubeflow Trainer v2"
     assert problem["where"] == url
     assert problem["fix"].startswith("install Kubeflow Trainer v2.3: kubectl apply")
@@ -154,7 +164,7 @@ def test_what_one_may_not_ask_is_no_problem(cluster: FakeCluster, tmp_path: Path
     done = doctor(cluster.url, tmp_path, token="token-1")
     assert done.returncode == 0, done.stderr
     assert "not asked runtime: the API server refuses with HTTP 403" in done.stderr
-    assert "kubeflow is ready, but for 1 that could not be asked" in done.stderr
+    assert "kubeflow is ready, but for 2 that could not be asked" in done.stderr
 
 
 @pytest.mark.slow
@@ -162,7 +172,7 @@ def test_a_login_that_is_over_is_a_problem(cluster: FakeCluster, tmp_path: Path)
     done = doctor(cluster.url, tmp_path, token="unknown")
     assert done.returncode == 2
     assert "problem   cluster: " in done.stderr
-    assert "not asked runtime: the login failed" in done.stderr
+    assert "not asked runtime, store: the login failed" in done.stderr
 
 
 def test_a_server_that_is_away_is_no_problem_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +211,53 @@ def test_a_server_that_is_older_than_the_config_says_is_a_problem(
         assert found.fix == f"set platforms.kubeflow.version: {server}"
 
 
-@pytest.mark.parametrize(("nodes", "more"), [(1, []), (2, ["runtime"])])
+STORES: dict[str, tuple[dict[str, Any], dict[str, str], str, str]] = {
+    "KFP's own": ({}, {}, "ok", "minio://mlpipeline/v2/artifacts, at http://seaweedfs.kubeflow"),
+    "KFP's own without its Secret": (
+        {"store_secret": "none"},
+        {},
+        "problem",
+        "the namespace kubeflow has no Secret none, with which nodes open minio://",
+    ),
+    "a default of the cluster's": (
+        {},
+        {"defaultPipelineRoot": "gs://team/kfp"},
+        "ok",
+        "gs://team/kfp; set platforms.kubeflow.pipeline_root to it",
+    ),
+    "S3 of nobody's": ({"pipeline_root": "s3://b/kfp"}, {}, "ok", "at AWS: kfp-launcher names no"),
+    "S3 of a provider": (
+        {"pipeline_root": "s3://b/kfp"},
+        {"providers": "s3: {default: {endpoint: 's3.example.com'}}"},
+        "ok",
+        "s3://b/kfp",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STORES)
+def test_the_store_is_what_kfps_own_launcher_is_told(
+    case: str, cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section, data, state, said = STORES[case]
+    cluster.secrets["mlpipeline-minio-artifact", "accesskey"] = "k"
+    if data:
+        cluster.configmaps["kfp-launcher"] = {"data": data}
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(cluster.url, tmp_path, "admin")))
+    place = KubeflowSpec(**section)
+    (found,) = answered([PlatformCheck("store", "", lambda: store(place))])
+    assert (found.state, said in found.said) == (state, True), found
+
+
+def test_who_may_not_read_secrets_is_not_asked_about_the_store(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(cluster.url, tmp_path, "token-1")))
+    (found,) = answered([PlatformCheck("store", "", lambda: store(KubeflowSpec()))])
+    assert found.state == "not asked"
+
+
+@pytest.mark.parametrize(("nodes", "more"), [(1, []), (2, ["runtime", "store"])])
 def test_only_distributed_steps_need_the_trainer(nodes: int, more: list[str]) -> None:
     text = compile_function(module("behaviour").chain)
     graph, place = read(text), KubeflowSpec(artifact_root="/mnt/r", image="train:1")

@@ -291,6 +291,7 @@ def test_all_of_them_together_are_one_pod_and_the_launcher_has_what_it_needs_of_
 
 
 SPOT = KubeflowSpec(
+    pipeline_root="s3://b/kfp",
     image="i",
     secrets={"HF_TOKEN": "hub/token"},
     spot_nodes={"pool": "spot"},

@@ -33,6 +33,7 @@ from tests.servers.kubeflow.schema import problems
 GOLDEN = Path(__file__).with_name("golden") / "two-nodes.yaml"
 OWNER = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run", "uid": "u-1"}
 RICH = KubeflowSpec(
+    pipeline_root="s3://b/kfp",
     image="example.com/ours@sha256:1",
     queue="gpus",
     spot_nodes={"cloud.example.com/spot": "true"},
@@ -325,8 +326,13 @@ def test_kfp_takes_it_and_nothing_of_the_extension_is_left() -> None:
     assert f"{PREFIX}data" in maker.outputs.parameters
     assert reader.inputs.artifacts.keys() == {"model"}
     assert launcher.container.resources.accelerator_type == ""
-    for step in (launcher, maker, reader):
-        assert [(s.env, s.name.value, s.key) for s in step.secrets] == [("WORD", "words", "first")]
+    word = ("WORD", "words", "first")
+    for step in (maker, reader):
+        assert [(s.env, s.name.value, s.key) for s in step.secrets] == [word]
+    # the launcher opens KFP's own store, too
+    own = "mlpipeline-minio-artifact"
+    keys = [("FSSPEC_MINIO_KEY", own, "accesskey"), ("FSSPEC_MINIO_SECRET", own, "secretkey")]
+    assert [(s.env, s.name.value, s.key) for s in launcher.secrets] == [word, *keys]
 
 
 def test_a_launcher_has_of_the_settings_of_its_nodes_what_its_own_pod_needs() -> None:
@@ -346,7 +352,9 @@ def test_secrets_reach_steps_on_one_node_beside_those_of_their_own() -> None:
         kubernetes.use_secret_as_env(alone(), "own", {"key": "OWN"})
         work()
 
-    spec, settings = documents(one, KubeflowSpec(image="i", secrets={"HF_TOKEN": "hub/token"}))
+    spec, settings = documents(
+        one, KubeflowSpec(image="i", secrets={"HF_TOKEN": "hub/token"}, pipeline_root="gs://b")
+    )
     graph = read(yaml.safe_dump_all([spec, settings]))
     found = {s.name: [(x.env, x.name.value, x.key) for x in s.secrets] for s in graph.steps()}
     hub = ("HF_TOKEN", "hub", "token")

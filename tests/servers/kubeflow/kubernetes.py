@@ -77,11 +77,14 @@ class FakeCluster:
         self.pods: dict[str, dict[str, Any]] = {}
         self.logs: dict[str, Path] = {}
         # secrets by (name, key), config maps by ("configmap", name, key)
-        self.secrets: dict[tuple[str, ...], str] = {}
+        self.secrets: dict[tuple[str, ...], str] = {
+            ("mlpipeline-minio-artifact", key): "kfp" for key in ("accesskey", "secretkey")
+        }
         self.owned: dict[str, str] = {}  # secrets by the uid of the job that they go with
         self.troubles: list[Trouble] = []
         self.requests: list[str] = []
         self.environment: dict[str, str] = {}
+        self.configmaps: dict[str, dict[str, Any]] = {}
         self.events: dict[str, dict[str, Any]] = {}
         self.quota: int | None = None  # pods of a job that the namespace has room for
         # lines after which a log that is followed breaks off, twice as many each time
@@ -270,7 +273,9 @@ class FakeCluster:
             "pods": self.pods,
             "workflows": self.workflows,
             "clustertrainingruntimes": self.runtimes,
-            "secrets": {},
+            # to read one by its name is no right of rekindle's own Roles
+            "secrets": {key[0]: {"metadata": {"name": key[0]}} for key in self.secrets},
+            "configmaps": self.configmaps,
             "events": self.events,
         }[resource]
         if method == "POST" and resource == "trainjobs":
