@@ -325,8 +325,9 @@ def test_what_a_platform_refuses_and_what_its_section_lacks_are_said_at_once(pla
         print(data.path)
 
     @dsl.pipeline(name="refused")
-    def refused(data: dsl.Input[dsl.Dataset]):
-        distribute(say(data=data), nodes=2)
+    def refused():
+        data = dsl.importer(artifact_uri="abfs://lake/rows", artifact_class=dsl.Dataset)
+        distribute(say(data=data.output), nodes=2)
 
     text = compile_function(refused)
     (tmp_path / "p.yaml").write_text(text)
