@@ -142,6 +142,11 @@ def _features_of_fact(fact: str, where: str, is_whole: bool) -> Iterator[tuple[s
         yield "time_facts", where
 
 
+def facts_of(container: ir.Container) -> tuple[str, ...]:
+    """The facts of the run that a container's command, arguments and variables name."""
+    return tuple(dict.fromkeys(_facts_in(_arguments_of(container))))
+
+
 def _facts_in(arguments: Iterator[Template] | Iterator[Argument]) -> Iterator[str]:
     for argument in arguments:
         for path in references(argument):

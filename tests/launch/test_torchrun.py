@@ -142,7 +142,9 @@ def seconds_here(seconds):
 def test_a_start_may_take_long_while_one_rank_is_at_work(run):
     start_seconds = seconds_here(3)
     (run.folder / "work-seconds").write_text(str(3 * start_seconds))
-    said = run.start("starts_slowly", start_seconds=start_seconds, max_restarts=0).ends(0, within=120)
+    said = run.start("starts_slowly", start_seconds=start_seconds, max_restarts=0).ends(
+        0, within=120
+    )
     assert "no heartbeat" not in said
 
 

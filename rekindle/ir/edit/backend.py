@@ -129,11 +129,19 @@ def with_facts_as_inputs(spec: Json) -> None:
                 _read_facts_in_constants(task)
 
 
+def with_facts_of(spec: Json, label: str, facts: Sequence[str]) -> None:
+    """Make facts of the run inputs of an executor, by the names that `input_of_fact` gives."""
+    for component in _components_with(spec, label):
+        _declare(component, [input_of_fact(fact) for fact in facts])
+    for task in list(_tasks_with(spec, label)):
+        _bind_facts(task, dict.fromkeys(facts))
+
+
 def _read_facts_in_words(spec: Json, label: str, container: Json) -> None:
     facts = dict.fromkeys(fact for word in _words(container) for fact in _FACT.findall(word))
     _change_words(container, _facts_as_inputs)
     for component in _components_with(spec, label):
-        _declare(component, [_input_of_fact(fact) for fact in facts])
+        _declare(component, [input_of_fact(fact) for fact in facts])
     for task in list(_tasks_with(spec, label)):
         _bind_facts(task, facts)
 
@@ -185,18 +193,19 @@ def _mapped_texts(value: Any, change: Callable[[str], str]) -> Any:
     return mapped(value, lambda leaf: change(leaf) if isinstance(leaf, str) else leaf)
 
 
-def _input_of_fact(fact: str) -> str:
+def input_of_fact(fact: str) -> str:
+    """The input that a fact of the run becomes."""
     return f"rekindle-{fact.replace('_', '-')}"
 
 
 def _reading_input(match: re.Match[str]) -> str:
-    return "{{$.inputs.parameters['" + _input_of_fact(match[1]) + "']}}"
+    return "{{$.inputs.parameters['" + input_of_fact(match[1]) + "']}}"
 
 
 def _bind_facts(task: Json, facts: Mapping[str, None]) -> None:
     for fact in facts:
         parameters = task.setdefault("inputs", {}).setdefault("parameters", {})
-        parameters[_input_of_fact(fact)] = {"runtimeValue": {"constant": f"{{{{$.{fact}}}}}"}}
+        parameters[input_of_fact(fact)] = {"runtimeValue": {"constant": f"{{{{$.{fact}}}}}"}}
 
 
 def _declare(component: Json, names: Sequence[str]) -> None:

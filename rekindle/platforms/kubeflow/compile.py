@@ -17,6 +17,7 @@ import yaml
 from rekindle.catalog.tables import network
 from rekindle.errors import Problem
 from rekindle.ir.compile import DUMPER
+from rekindle.ir.dataflow import facts_of
 from rekindle.ir.edit import backend, rewrite
 from rekindle.ir.edit.uris import with_places
 from rekindle.ir.graph import Constant, Graph, Step
@@ -76,6 +77,9 @@ def compile(
         spec, settings = rewrite.with_launchers(
             spec, settings, graph, lambda step: launcher(step, place)
         )
+        for label, step in labels.items():
+            # the pod of a launcher does not know all of them
+            backend.with_facts_of(spec, label, _filled_facts(step))
         spec = with_places(spec, labels)
         spec = rewrite.with_output(spec, labels, RESULT_OUTPUT)
         spec = rewrite.with_retries(spec, labels, lambda _: RELAUNCHES, {}, _RELAUNCHING)
@@ -124,6 +128,11 @@ def _avoid_faults(
     backend.with_packed_sources(spec)
 
 
+def _filled_facts(step: Step) -> list[str]:
+    """The facts of the run that a step's container names, and KFP's driver fills in."""
+    return [fact for fact in facts_of(step.container) if fact != "pipeline_root"]
+
+
 def launcher(step: Step, place: KubeflowSpec) -> Json:
     """The container of the launcher of a step."""
     task: Json | str = _task(step)
@@ -134,6 +143,7 @@ def launcher(step: Step, place: KubeflowSpec) -> Json:
         "task": task,
         "inputs": types_of(step.inputs),
         "account": place.node_account,
+        "root": place.pipeline_root,
         "retry": dataclasses.asdict(step.retry),
         "job": trainjob.template(step, place),
     }

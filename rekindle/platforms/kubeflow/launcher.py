@@ -24,8 +24,10 @@ from pathlib import Path
 
 from rekindle.errors import RekindleError, StepError
 from rekindle.http import Stopped
+from rekindle.ir.edit.backend import input_of_fact
 from rekindle.ir.edit.uris import PREFIX, as_place, read_place
 from rekindle.ir.graph import Retry
+from rekindle.ir.placeholders import RUN_FACTS
 from rekindle.ir.read.raw import MAX_BYTES
 from rekindle.ir.scripts import unpacked
 from rekindle.launch import staging
@@ -303,6 +305,11 @@ class KubeflowLauncher(Launcher):
             outputs[group] = {name: promised[name] for name in names}
         facts = mounted.facts(str(self.owner.workflow["name"]), name)
         facts |= {"pipeline_job_uuid": self.owner.run_id, "pipeline_task_name": task["name"]}
+        facts["pipeline_root"] = self.definition["root"]
+        # those that KFP's driver filled in, such as the name that people gave the run
+        for fact in RUN_FACTS:
+            if input_of_fact(fact) in values:
+                facts[fact] = str(values.pop(input_of_fact(fact)))
         leash = {
             "server": self.cluster.server,
             "account": str(self.account),

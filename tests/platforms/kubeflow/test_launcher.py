@@ -32,6 +32,7 @@ from tests.platforms.kubeflow.launching import (
     pipeline_retried,
     until,
 )
+from tests.platforms.local.runs import module
 from tests.quick import first
 from tests.servers.kubeflow.kubernetes import ACCOUNT, NODES, FakeCluster, Trouble
 from tests.servers.kubeflow.trainer import JOBSET
@@ -381,6 +382,24 @@ def test_a_step_with_a_long_source_is_packed_and_runs(cluster: FakeCluster, tmp_
     assert len(step.container["args"][0]) < 60_000
     assert step.pod().wait(60) == 0
     check(step)
+
+
+@pytest.mark.slow
+def test_nodes_know_the_run_by_the_name_that_people_gave_it(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """Which KFP's driver tells the launcher; the Workflow has another."""
+    place = PLACE.model_copy(update={"pipeline_root": "s3://b/k"})
+    step = Step(
+        tmp_path,
+        cluster,
+        source=module("backend").called_on_nodes,
+        component="called",
+        place=place,
+        **{"rekindle-pipeline-job-name": "nightly"},
+    )
+    assert step.pod().wait(60) == 0
+    assert step.output()["parameterValues"]["out"] == "nightly s3://b/k"
 
 
 def test_nodes_may_look_at_runs_and_nothing_else(cluster: FakeCluster) -> None:

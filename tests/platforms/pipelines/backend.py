@@ -8,6 +8,8 @@ from typing import List, NamedTuple, Optional
 
 from kfp import dsl
 
+import rekindle
+
 component = dsl.component(base_image="python:3.11", install_kfp_package=False)
 
 
@@ -315,3 +317,17 @@ def no_shell():
 @dsl.pipeline(name="retries-without-a-shell")
 def retries_without_a_shell():
     no_shell().set_retry(2)
+
+
+@dsl.container_component
+def called(out: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(
+        image="python:3.11",
+        command=["sh", "-c", 'mkdir -p "$(dirname "$0")" && printf %s "$1" > "$0"'],
+        args=[out, f"{dsl.PIPELINE_JOB_NAME_PLACEHOLDER} {dsl.PIPELINE_ROOT_PLACEHOLDER}"],
+    )
+
+
+@dsl.pipeline(name="called-on-nodes")
+def called_on_nodes():
+    rekindle.distribute(called(), nodes=2)
