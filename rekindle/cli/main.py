@@ -6,6 +6,7 @@ import importlib
 import io
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
@@ -165,13 +166,32 @@ def report_errors(error: RekindleError, as_json: bool) -> None:
         return
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"  # no-color.org
     color = False if is_plain else None  # None: click decides
-    for problem in error.problems:
+    for problem in _of_several_steps(error.problems):
         click.secho("error: ", fg="red", bold=True, nl=False, err=True, color=color)
         # problems that a step printed stand below the step that failed
         shown = dataclasses.replace(problem, what=problem.what.replace("\n", "\n    "))
         click.echo(str(shown), err=True)
     if len(error.problems) > 1:
         click.echo(f"{len(error.problems)} problems", err=True)
+
+
+def _of_several_steps(problems: Iterable[Problem]) -> list[Problem]:
+    """The problems, those that differ in the step alone as one, with all their places."""
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for problem in problems:
+        step, uses, message = problem.what.partition(" uses ")
+        if not uses or not step.startswith("`"):
+            step, message = "", problem.what
+        groups.setdefault((message, problem.fix), []).append((step, problem.where))
+    grouped = []
+    for (message, fix), rows in groups.items():
+        steps = list(dict.fromkeys(step for step, _ in rows if step))
+        places = list(dict.fromkeys(where for _, where in rows if where))
+        if steps:
+            verb = "use" if len(steps) > 1 else "uses"
+            message = f"{', '.join(steps)} {verb} {message}"
+        grouped.append(Problem(message, "\n         ".join(places), fix))
+    return grouped
 
 
 def _show_traceback() -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kfp import dsl
+from kfp import dsl, kubernetes
 
 from rekindle import distribute
 from rekindle.app.compile import compiled
@@ -400,3 +400,31 @@ def test_kfp_loads_it():
 
     loaded = components.load_component_from_text((GOLDEN / "digits.kubeflow.yaml").read_text())
     assert set(loaded.component_spec.inputs) >= {"name", "task", "data", "artifact_root"}
+
+
+def test_what_several_steps_ask_for_is_said_once_with_all_their_places(tmp_path):
+    @dsl.component(base_image="python:3.11", install_kfp_package=False)
+    def say(n: int):
+        print(n)
+
+    @dsl.pipeline(name="several")
+    def several():
+        for n in range(3):
+            kubernetes.add_node_selector(say(n=n), "pool", "gpus")
+
+    text = compile_function(several)
+    (tmp_path / "p.yaml").write_text(text)
+    asked = ("compile", tmp_path / "p.yaml", "--platform", "sagemaker")
+    section = (
+        "platforms.sagemaker={region: eu-central-1, role_arn: 'arn:aws:iam::123456789012:role/me', "
+    )
+    section += (
+        "artifact_root: 's3://b/r', image: '123456789012.dkr.ecr.eu-central-1.amazonaws.com/i:1'}"
+    )
+    done = rekindle(*asked, "--set", section, check=False)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    (line,) = [line for line in lines if "node selectors" in line]
+    assert line.startswith("error: `say`, `say-2`, `say-3` use node selectors, which sagemaker")
+    assert done.stderr.count(".nodeSelector") == 3
+    errors = json.loads(rekindle(*asked, "--set", section, "--json", check=False).stdout)["errors"]
+    assert len([error for error in errors if "node selectors" in error["what"]]) == 3
