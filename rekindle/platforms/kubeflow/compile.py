@@ -49,6 +49,8 @@ _RELAUNCHING = {
 # above this many bytes what the nodes run is packed: Argo's templates have room for 131,072,
 # with everything escaped twice
 _LONG_TASK = 32_768
+# backend/src/v2/objectstore/config.go, ParseBucketPathToConfig
+_ROOTS = ("s3://", "gs://", "minio://")
 # the release since which KFP's own settings of Argo retry only pods that vanish
 _RETRIES_IN_PODS = (2, 17)
 LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
@@ -189,6 +191,13 @@ def _honoured(graph: Graph, place: KubeflowSpec) -> set[tuple[str, str]]:
 
 
 def _place_problems(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
+    root = graph.pipeline_root
+    if root and not place.pipeline_root and not root.startswith(_ROOTS):
+        yield Problem(
+            f"the pipeline's own root, {root}, is in a store that KFP cannot open",
+            "defaultPipelineRoot",
+            "write s3://, gs:// or minio://, or set platforms.kubeflow.pipeline_root",
+        )
     steps = [step for step in graph.steps() if step.distribution is not None]
     if steps and not place.image:
         yield Problem(

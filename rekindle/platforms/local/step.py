@@ -86,12 +86,15 @@ class Surroundings:
 
     def facts(self, node: AnyNode) -> dict[str, str]:
         """The values of `{{$.pipeline_job_name}}` and its like."""
+        # in the form that KFP writes: whole seconds, and Z
+        started = datetime.datetime.fromisoformat(self.started_at).astimezone(datetime.UTC)
+        time_of_start = started.strftime("%Y-%m-%dT%H:%M:%SZ")
         return {
             "pipeline_job_name": self.run_id,
             "pipeline_job_uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, self.run_id)),
             "pipeline_job_resource_name": f"{self.pipeline}-{self.run_id}",
-            "pipeline_job_create_time_utc": self.started_at,
-            "pipeline_job_schedule_time_utc": self.started_at,
+            "pipeline_job_create_time_utc": time_of_start,
+            "pipeline_job_schedule_time_utc": time_of_start,
             "pipeline_task_name": node.name,
             "pipeline_task_uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.run_id}/{node.path}")),
             "pipeline_root": str(self.store.home / "artifacts"),

@@ -15,7 +15,7 @@ import yaml
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from rekindle.errors import UnsupportedError
+from rekindle.errors import RequestError, UnsupportedError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.edit.rewrite import executors_of
 from rekindle.ir.read.pipeline import read
@@ -201,6 +201,16 @@ def test_what_would_be_wrong_or_fail_is_refused_with_its_place(name: str) -> Non
     for problem in refused.value.problems:
         assert problem.where
         assert problem.fix
+
+
+def test_a_root_of_the_pipelines_own_is_one_that_kfp_can_open() -> None:
+    text = f"{compile_function(module('backend').sources)}defaultPipelineRoot: abfs://lake/kfp\n"
+    with pytest.raises(RequestError, match="is in a store that KFP cannot open") as refused:
+        compile(text, read(text), {}, KubeflowSpec())
+    assert refused.value.problems[0].where == "defaultPipelineRoot"
+    assert compile(text, read(text), {}, KubeflowSpec(pipeline_root="s3://b/kfp"))
+    text = text.replace("abfs://", "gs://")
+    assert compile(text, read(text), {}, KubeflowSpec())
 
 
 def test_a_text_that_no_template_has_room_for_is_refused() -> None:
