@@ -84,7 +84,8 @@ class Replay:
                 replay.asked.append(path)
                 status, body = replay.answer(path, query)
                 self.send_response(status)
-                self.send_header("Content-Type", "application/json")
+                kind = "text/html" if body.startswith("<html") else "application/json"
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body.encode())))
                 self.end_headers()
                 self.wfile.write(body.encode())

@@ -72,7 +72,9 @@ class KfpServer:
         values: Mapping[str, str] | None = None,
         query: Sequence[tuple[str, str]] = (),
     ) -> bytes:
-        """The body of an answer of a path that the generated client does not know."""
+        """The body of an answer of a path that the generated client does not know.
+
+        PlatformError for a page, which a proxy sends to who has not logged in."""
         answer = self.runs.api_client.call_api(
             path,
             "GET",
@@ -82,6 +84,13 @@ class KfpServer:
             _preload_content=False,
             _return_http_data_only=True,
         )
+        if "text/html" in str(answer.headers.get("Content-Type", "")):
+            host = self.runs.api_client.configuration.host
+            raise PlatformError(
+                "a page of HTML came in place of an answer: something before KFP wants a login",
+                where=f"{host}{path}",
+                fix="set platforms.kubeflow.token, or a host behind the login (a port-forward)",
+            )
         return bytes(answer.data)
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

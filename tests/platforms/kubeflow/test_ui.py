@@ -116,6 +116,11 @@ FAULTS: dict[str, tuple[tuple[int, str], type[PlatformError], str]] = {
         PlatformError,
         "set platforms.kubeflow.token",
     ),
+    "a login page": (
+        (200, "<html>Log in</html>"),
+        PlatformError,
+        "set platforms.kubeflow.token, or a host behind the login",
+    ),
     "a store that the UI does not reach": (
         (500, "Failed to get object in bucket: Error: connect ECONNREFUSED"),
         UnreachableError,
