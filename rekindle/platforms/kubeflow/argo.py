@@ -149,11 +149,11 @@ def _nodes(workflow: Json) -> Iterator[ArgoNode]:
             message=node.get("message", ""),
             began=_moment(node.get("startedAt")),
             ended=_moment(node.get("finishedAt")),
-            outputs=_parameters(node),
+            outputs=_output_values(node),
         )
 
 
-def _parameters(node: Json) -> dict[str, str]:
+def _output_values(node: Json) -> dict[str, str]:
     """The output parameters of a node with a value."""
     parameters = (node.get("outputs") or {}).get("parameters") or ()
     values = {}
