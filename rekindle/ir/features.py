@@ -165,20 +165,23 @@ def _features_of_node(node: ir.Node) -> Iterator[tuple[str, str]]:
     artifacts = [*node.inputs.artifacts.values(), *node.outputs.artifacts.values()]
     if any(artifact.is_list for artifact in artifacts):
         yield "artifact_lists", node.where
-    for fact in _platform_facts(templates([*_written_values(node)])):
-        yield _feature_of_fact(fact), f"{node.where}.inputs"
+    for name, value in _written_values(node):
+        for fact in _platform_facts(templates(value)):
+            # KFP writes defaults of components of Google's that a pipeline never names
+            yield _feature_of_fact(fact), f"{node.where}.inputs.parameters.{name}"
     if any(parameter.type == "TASK_CONFIG" for parameter in node.inputs.parameters.values()):
         yield "task_config", f"{node.where}.inputs"
 
 
-def _written_values(node: ir.Node) -> Iterator[Any]:
-    """The defaults of inputs that are not given, and what is given with Templates in it."""
+def _written_values(node: ir.Node) -> Iterator[tuple[str, Any]]:
+    """By input the defaults of those that are not given, and what is given with Templates
+    in it."""
     for name, parameter in node.inputs.parameters.items():
         if name not in node.parameters:
-            yield parameter.default
-    for binding in node.parameters.values():
+            yield name, parameter.default
+    for name, binding in node.parameters.items():
         if isinstance(binding, ir.Formatted):
-            yield binding.value
+            yield name, binding.value
 
 
 def _platform_facts(arguments: Iterable[Argument]) -> Iterator[str]:
