@@ -42,6 +42,8 @@ class Scope:
     """Its parameters that the arguments of a run decide; empty where none are known."""
     absent_artifacts: frozenset[str]
     """Its optional artifacts that nothing gives: those of a pipeline are never given."""
+    is_conditional: bool = False
+    """Whether a condition around it may leave all of it out."""
 
 
 def scopes(
@@ -58,7 +60,8 @@ def scopes(
             given = set(node.artifacts) - set(absent_artifacts(node, scope))
             absent = _optional_artifacts(node.inputs) - given
             known = inputs_of_dags.get(node.path, {})
-            by_path[node.path] = Scope(node.dag, node.inputs, known, absent)
+            is_conditional = scope.is_conditional or node.condition is not None
+            by_path[node.path] = Scope(node.dag, node.inputs, known, absent, is_conditional)
 
 
 def _optional_artifacts(ports: ir.Ports) -> frozenset[str]:
@@ -96,6 +99,7 @@ def features_of_values(
         yield from _features_behind_failures(node, scope)
     match node:
         case ir.Step():
+            yield from _features_of_required_inputs(node, scope)
             yield from _features_of_texts(node, scope)
             yield from _features_of_arguments(node)
         case ir.Importer():
@@ -104,6 +108,20 @@ def features_of_values(
             yield from _features_of_nested_inputs(node, scope)
             if node.loop is not None:
                 yield from _features_of_loop(node, scope, loops)
+
+
+def _features_of_required_inputs(step: ir.Step, scope: Scope) -> Iterator[tuple[str, str]]:
+    """Inputs that a component needs, bound to an optional one that has no value."""
+    if scope.is_conditional or step.condition is not None:
+        return
+    for name, binding in step.parameters.items():
+        port = step.inputs.parameters.get(name)
+        if port is None or not port.required or not isinstance(binding, ir.FromInput):
+            continue
+        outer = scope.inputs.parameters.get(binding.name)
+        is_absent = binding.name in scope.known and scope.known[binding.name] is None
+        if is_absent and not binding.keys and outer is not None and not outer.required:
+            yield "required_without_value", f"{step.where}.inputs.parameters.{name}"
 
 
 def is_exit_task(node: ir.Node) -> bool:

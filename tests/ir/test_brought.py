@@ -3,6 +3,7 @@ what to do."""
 
 import json
 from pathlib import Path
+from typing import Optional
 
 import pytest
 from kfp import dsl
@@ -130,3 +131,21 @@ def test_times_of_a_run_are_refused_where_jobs_know_none(platform: str) -> None:
         admit(graph, platform, arguments={})
     assert len(refused.value.problems) == 1
     admit(graph, "local", arguments={})
+
+
+@dsl.pipeline(name="needs")
+def needs(v: Optional[str] = None, go: bool = False):  # noqa: UP045 - KFP reads no other
+    text(v=v)
+    with dsl.If(go == True):  # noqa: E712 - a condition of KFP
+        text(v=v)
+
+
+@pytest.mark.parametrize("platform", ["local", "kubeflow", "vertex", "sagemaker", "azureml"])
+def test_a_component_that_needs_a_value_is_not_called_without_one(platform: str) -> None:
+    graph = read(compile_function(needs))
+    with pytest.raises(UnsupportedError, match="where a component needs one") as refused:
+        admit(graph, platform, arguments={})
+    places = [p.where for p in refused.value.problems if "needs one" in p.what]
+    assert places == ["root.dag.tasks.text.inputs.parameters.v"], "the branch may not be taken"
+    if platform in ("local", "kubeflow", "vertex"):
+        admit(graph, platform, arguments={"v": "a"})
