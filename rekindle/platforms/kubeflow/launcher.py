@@ -168,6 +168,9 @@ class KubeflowLauncher(Launcher):
         StepError where one cannot be ended."""
         task_name = self.definition["task"]["name"]
         names = [trainjob.job_name(task_name, self.owner.identity, n) for n in range(1, number + 1)]
+        same_name = self.cluster.get(jobs_path(self.owner.namespace, names[-1]))
+        if same_name is not None and state_of(same_name) != "going":
+            return True  # `create` finds out whose it is
         end = time.monotonic() + _ENDING_POLLS * self.poll_seconds
         while not self.stop.is_set() and not self.ending():
             alive = living_pods(self.cluster, self.owner.namespace, names)
