@@ -9,7 +9,7 @@ to the nodes and not to the launcher."""
 
 import dataclasses
 import json
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -70,7 +70,7 @@ def compile(
     if problems:
         raise refusal(problems)
     spec, settings = rewrite.rewritten(ir_text, bind(graph, arguments), place.image)
-    _avoid_faults(spec, graph, arguments, place)
+    _avoid_faults(spec, settings, graph, arguments, place)
     labels = rewrite.distributed(spec, graph)
     if labels:
         spec, settings = rewrite.with_launchers(
@@ -108,18 +108,23 @@ def _opening_the_store(spec: Json, launchers: Container[str], place: KubeflowSpe
 
 
 def _avoid_faults(
-    spec: Json, graph: Graph, arguments: Mapping[str, Any], place: KubeflowSpec
+    spec: Json,
+    settings: Sequence[Json],
+    graph: Graph,
+    arguments: Mapping[str, Any],
+    place: KubeflowSpec,
 ) -> None:
     """Bring the pipeline into a form that KFP's backend runs as its SDK documents it."""
     backend.without_absent_inputs(spec, graph, arguments)
     if numbers_of(place.version) >= _RETRIES_IN_PODS:
-        backend.with_retries_in_pods(spec, graph)
+        backend.with_retries_in_pods(spec, settings, graph)
     backend.with_root(spec, place.pipeline_root)
     backend.with_steps_for_texts(spec)
     backend.with_facts_as_inputs(spec)
     backend.with_joined_texts(spec)
     backend.with_defaults_of_arguments(spec)
-    backend.with_ends_of_branches(spec)
+    backend.with_ends_of_dags(spec)
+    backend.with_names_of_importers(spec)
     backend.with_final_status(spec)
     backend.with_packed_sources(spec)
 
