@@ -9,7 +9,7 @@ what is done with its values."""
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.ir import graph as ir
@@ -43,6 +43,8 @@ class Scope:
     """Its parameters that the arguments of a run decide; empty where none are known."""
     absent_artifacts: frozenset[str]
     """Its optional artifacts that nothing gives: those of a pipeline are never given."""
+    items: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    """Of a loop over a list that is written in it: the items, by the input that has one."""
 
 
 def scopes(
@@ -59,7 +61,13 @@ def scopes(
             given = set(node.artifacts) - set(absent_artifacts(node, scope))
             absent = _optional_artifacts(node.inputs) - given
             known = inputs_of_dags.get(node.path, {})
-            by_path[node.path] = Scope(node.dag, node.inputs, known, absent)
+            by_path[node.path] = Scope(node.dag, node.inputs, known, absent, _written_items(node))
+
+
+def _written_items(node: ir.SubDag) -> dict[str, Sequence[Any]]:
+    if node.loop is None or isinstance(node.loop.items, str):
+        return {}
+    return {node.loop.item: node.loop.items}
 
 
 def _optional_artifacts(ports: ir.Ports) -> frozenset[str]:
@@ -207,7 +215,7 @@ def _has_two_dollars(node: ir.AnyNode, scope: Scope) -> bool:
                 values.append(value)
             case ir.FromInput(name, ()):
                 values.append(scope.known.get(name))
-    if isinstance(node, ir.Step) and not node.container.source:
+    if isinstance(node, ir.Step) and not node.container.source and node.distribution is None:
         values += _arguments_of(node.container)
     return any("$$" in text for text in _texts_in(values))
 
@@ -276,6 +284,8 @@ def _may_need_escapes(step: ir.Step, name: str, scope: Scope) -> bool:
             return _needs_escapes(scope.known[outer_name])
         case ir.Constant(value):
             return _needs_escapes(value)
+        case ir.FromInput(outer_name, keys) if outer_name in scope.items:
+            return any(_needs_escapes(_member(item, keys)) for item in scope.items[outer_name])
         case ir.FromInput(outer_name):
             port = scope.inputs.parameters.get(outer_name)
         case ir.FromTask(task, output):
@@ -285,7 +295,15 @@ def _may_need_escapes(step: ir.Step, name: str, scope: Scope) -> bool:
     return port is None or port.type in _WRITTEN_INTO_JSON
 
 
+def _member(item: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        item = item.get(key) if isinstance(item, Mapping) else None
+    return item
+
+
 def _needs_escapes(value: Any) -> bool:
+    if isinstance(value, Template):  # only a run knows it
+        return True
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False) != f'"{value}"'
     if isinstance(value, list | dict):

@@ -24,6 +24,7 @@ from rekindle.ir.placeholders import RUN_FACTS, mapped
 from rekindle.protojson import Json
 
 _TEXT_SCRIPT = 'mkdir -p "$(dirname "$1")" && printf %s "$0" > "$1"'
+_SHELL_IMAGE = "python:3.11"
 _PARTS = ("command", "args")
 _WRITES_SOURCE = 'printf "%s" "$0" > "$program_path/ephemeral_component.py"'
 # above this many bytes a source is packed, long before it reaches the limit of Argo
@@ -62,8 +63,10 @@ def _is_optional(node: AnyNode, name: str) -> bool:
     return port is None or port.optional
 
 
-def with_steps_for_texts(spec: Json) -> None:
+def with_steps_for_texts(spec: Json, settings: Sequence[Json]) -> None:
     """Have a step of its own make each f-string that goes to a nested pipeline.
+
+    `settings` are the documents behind the pipeline.
 
     KFP fills the placeholders in it where a container starts, and nowhere before: the
     nested pipeline would compare and hand on the placeholders."""
@@ -80,14 +83,18 @@ def with_steps_for_texts(spec: Json) -> None:
                 texts += 1
                 text = text.replace("{{$.pipeline_task_name}}", task_name)
                 maker = _free_name(f"text-for-{task_name}", dag["tasks"])
-                dag["tasks"][maker] = _text_maker(spec, task, text, f"rekindle-text-{texts}", maker)
+                component_name = f"rekindle-text-{texts}"
+                label = _label_with_a_shell(spec)
+                image = executors_of(spec)[label]["container"]["image"] if label else _SHELL_IMAGE
+                dag["tasks"][maker] = _text_maker(spec, task, text, component_name, maker, image)
+                _share_pull_secrets(settings, label, f"exec-{component_name}")
                 task["inputs"]["parameters"][name] = {
                     "taskOutputParameter": {"producerTask": maker, "outputParameterKey": "Output"}
                 }
                 task["dependentTasks"] = sorted({*(task.get("dependentTasks") or ()), maker})
 
 
-def _text_maker(spec: Json, task: Json, text: str, component: str, name: str) -> Json:
+def _text_maker(spec: Json, task: Json, text: str, component: str, name: str, image: str) -> Json:
     """The task that makes `text`, and its component and executor in the pipeline."""
     bindings = task["inputs"]["parameters"]
     inputs = {read: copy.deepcopy(bindings[read]) for read in dict.fromkeys(_INPUT.findall(text))}
@@ -100,7 +107,7 @@ def _text_maker(spec: Json, task: Json, text: str, component: str, name: str) ->
     }
     executors_of(spec)[f"exec-{component}"] = {
         "container": {
-            "image": _image_with_a_shell(spec),
+            "image": image,
             "command": ["sh", "-ec", _TEXT_SCRIPT],
             "args": [text, "{{$.outputs.parameters['Output'].output_file}}"],
         }
@@ -122,12 +129,28 @@ def _producer(binding: Json) -> str:
     return str((binding.get("taskOutputParameter") or {}).get("producerTask") or "")
 
 
-def _image_with_a_shell(spec: Json) -> str:
-    """The image of a step of the pipeline that is known to have a shell, else KFP's own."""
-    for _, container in _containers(spec):
+def _label_with_a_shell(spec: Json) -> str:
+    """The executor of a step of the pipeline whose image is known to have a shell; ""
+    where there is none."""
+    for label, container in _containers(spec):
         if (container.get("command") or [""])[0] == "sh" and "{{$" not in container["image"]:
-            return str(container["image"])
-    return "python:3.11"
+            return label
+    return ""
+
+
+def _share_pull_secrets(settings: Sequence[Json], label: str, new_label: str) -> None:
+    """Let an executor pull the image of another one, which may be in a private registry."""
+    for by_label in _settings_by_label(settings):
+        secrets = (by_label.get(label) or {}).get("imagePullSecret") or []
+        # the name of a secret may be an input that is not there for the other step
+        named = [secret for secret in secrets if not _reads_inputs(secret)]
+        if named:
+            by_label[new_label] = {"imagePullSecret": copy.deepcopy(named)}
+
+
+def _reads_inputs(secret: Json) -> bool:
+    name = secret.get("secretNameParameter") or {}
+    return any(name.get(key) for key in ("componentInputParameter", "taskOutputParameter"))
 
 
 def with_names_of_importers(spec: Json) -> None:
@@ -365,11 +388,9 @@ def _give_executor(
     label = spec["components"][tasks[0]["componentRef"]["name"]]["executorLabel"]
     new_label = _free_name(label, executors_of(spec))
     executors_of(spec)[new_label] = copy.deepcopy(executor)
-    for document in settings:
-        for platform in (document.get("platforms") or {}).values():
-            by_label = ((platform or {}).get("deploymentSpec") or {}).get("executors") or {}
-            if label in by_label:
-                by_label[new_label] = copy.deepcopy(by_label[label])
+    for by_label in _settings_by_label(settings):
+        if label in by_label:
+            by_label[new_label] = copy.deepcopy(by_label[label])
     for task in tasks:
         name = task["componentRef"]["name"]
         if name not in by_old_name:
@@ -445,6 +466,15 @@ def _containers(spec: Json) -> Iterator[tuple[str, Json]]:
     for label, executor in list(executors_of(spec).items()):
         if executor.get("container"):
             yield label, executor["container"]
+
+
+def _settings_by_label(settings: Sequence[Json]) -> Iterator[dict[str, Any]]:
+    """The settings of executors, for each platform that the documents have some for."""
+    for document in settings:
+        for platform in (document.get("platforms") or {}).values():
+            by_label = ((platform or {}).get("deploymentSpec") or {}).get("executors")
+            if by_label:
+                yield by_label
 
 
 def _words(container: Json) -> list[str]:

@@ -141,7 +141,7 @@ def with_retries(
     pipeline = copy.deepcopy(dict(spec))
     for task in tasks_of(pipeline, labels):
         own = _at(task, "retryPolicy")
-        retries = count(int(own.get("maxRetryCount", 0)))
+        retries = count(int(own.get("maxRetryCount") or 0))
         task["retryPolicy"] = {**policy, **own, "maxRetryCount": retries, **always}
     return pipeline
 
@@ -160,7 +160,7 @@ def with_secrets(
     settings_of = ensured(ensured(kubernetes, "deploymentSpec"), "executors")
     for label, executor in executors_of(spec).items():
         if label in kept:
-            own = settings_of.pop(label, {})
+            own = settings_of.pop(label, None) or {}
             kept_settings = {name: own[name] for name in own if name in kept[label]}
             if kept_settings:
                 settings_of[label] = kept_settings

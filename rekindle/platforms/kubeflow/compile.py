@@ -9,6 +9,7 @@ to the nodes and not to the launcher."""
 
 import dataclasses
 import json
+import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,8 @@ _RELAUNCHING = {
 # above this many bytes what the nodes run is packed: Argo's templates have room for 131,072,
 # with everything escaped twice
 _LONG_TASK = 32_768
+# a dollar sign that Kubernetes takes for an escape or a variable in arguments of pods
+_FILLED_BY_KUBERNETES = re.compile(r"\$(?=\$|\([\w.-]+\))")
 # the release since which KFP's own settings of Argo retry only pods that vanish
 _RETRIES_IN_PODS = (2, 17)
 LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
@@ -119,7 +122,7 @@ def _avoid_faults(
     if numbers_of(place.version) >= _RETRIES_IN_PODS:
         backend.with_retries_in_pods(spec, settings, graph)
     backend.with_root(spec, place.pipeline_root)
-    backend.with_steps_for_texts(spec)
+    backend.with_steps_for_texts(spec, settings)
     backend.with_facts_as_inputs(spec)
     backend.with_joined_texts(spec)
     backend.with_defaults_of_arguments(spec)
@@ -145,6 +148,7 @@ def launcher(step: Step, place: KubeflowSpec) -> Json:
     text = json.dumps(parts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     # two braces would be a placeholder, to KFP or to Argo; JSON can do without them
     definition = text.replace("{{", "{\\u007b")
+    definition = _FILLED_BY_KUBERNETES.sub(r"\\u0024", definition)
     # each as KFP writes it: a number (in GB), which it deprecates, and a text
     resources = {
         "cpuRequest": 0.1,

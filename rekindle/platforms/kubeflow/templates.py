@@ -33,7 +33,7 @@ def problems(spec: Json, settings: Sequence[Json]) -> Iterator[Problem]:
         component = spec["components"][task["componentRef"]["name"]]
         label = component.get("executorLabel", "")
         container = (containers.get(label) or {}).get("container") or {}
-        size = _size_in_template(component, task, container, settings_of.get(label, {}))
+        size = _size_in_template(component, task, container, settings_of.get(label) or {})
         if size > MOST_BYTES:
             name = where.rpartition(".")[2]
             yield beyond("kubeflow", name, where, f"it makes {_of_size(size)}", _FIX)

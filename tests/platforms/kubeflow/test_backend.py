@@ -15,11 +15,12 @@ import yaml
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from rekindle.errors import UnsupportedError
+from rekindle.errors import RequestError, UnsupportedError
 from rekindle.ir.compile import compile_function
+from rekindle.ir.distribution import Distribution
 from rekindle.ir.edit.rewrite import executors_of
 from rekindle.ir.read.pipeline import read
-from rekindle.platforms.kubeflow.compile import compile
+from rekindle.platforms.kubeflow.compile import compile, launcher
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.submission import Definition
 from rekindle.records import RunRecord
@@ -269,6 +270,33 @@ def test_no_source_has_dollars_that_kubernetes_would_change() -> None:
     assert "KFP_POD_NAME" not in text
 
 
+def test_no_launcher_has_dollars_that_kubernetes_would_change() -> None:
+    graph = read(compile_function(module("backend").dollars_in_source))
+    (step,) = graph.spread("dollars", Distribution(nodes=2)).steps()
+    definition = launcher(step, KubeflowSpec(image="train:1"))["args"][0]
+    assert "$$" not in definition
+    assert "$(KFP_POD_NAME)" not in definition
+    assert "a$$b $(KFP_POD_NAME)" in str(json.loads(definition)["task"])
+
+
+def test_a_step_that_makes_a_text_pulls_its_image_as_the_step_does_that_has_it() -> None:
+    pipeline = compile_function(module("backend").text_for_nested)
+    pull = {"imagePullSecret": [{"secretName": "registry"}]}
+    settings = {"deploymentSpec": {"executors": {"exec-as-str": pull}}}
+    text = f"{pipeline}\n---\n{yaml.safe_dump({'platforms': {'kubernetes': settings}})}"
+    _, second = yaml.safe_load_all(compile(text, read(text), {}, KubeflowSpec()).text)
+    by_label = second["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    assert by_label == {"exec-as-str": pull, "exec-rekindle-text-1": pull}
+
+
+def test_settings_that_are_null_are_refused_and_not_a_bug() -> None:
+    pipeline = compile_function(module("backend").text_for_nested)
+    settings = {"deploymentSpec": {"executors": {"exec-as-str": None}}}
+    text = f"{pipeline}\n---\n{yaml.safe_dump({'platforms': {'kubernetes': settings}})}"
+    with pytest.raises(RequestError, match="None stands where KFP reads a struct"):
+        compile(text, read(text), {}, KubeflowSpec())
+
+
 def test_sources_have_nothing_that_argo_or_kfp_would_change() -> None:
     text = compiled("sources").text.decode()
     assert "workflow.name" not in text
@@ -320,6 +348,7 @@ def test_a_text_that_no_template_has_room_for_is_refused() -> None:
 
 NOTICED = {
     "text_with_values": "`as-str` uses an f-string with a text, a list or a struct in it: ",
+    "text_of_quoted_items": "`for-loop-2/as-str` uses an f-string with a text, a list or a struct",
     "collected_of_nothing": "`for-loop-1` uses Collected over a list that may be empty: ",
     "collected_of_branches": "`for-loop-2` uses Collected over steps that a condition may leave",
     "collected_of_choices": "`for-loop-2` uses Collected over a OneOf: ",
@@ -337,7 +366,12 @@ def test_what_fails_sometimes_is_said(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("text_without_quotes", {}), ("collected_of_nothing", {"xs": [1]}), ("sources", {})],
+    [
+        ("text_without_quotes", {}),
+        ("text_of_plain_items", {}),
+        ("collected_of_nothing", {"xs": [1]}),
+        ("sources", {}),
+    ],
 )
 def test_what_is_known_to_be_right_is_not_said(name: str, arguments: dict[str, Any]) -> None:
     assert compiled(name, arguments).notices == ()

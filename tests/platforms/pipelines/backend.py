@@ -292,6 +292,18 @@ def text_without_quotes(s: str = "plain", n: int = 3):
     as_str(v=f"x={s} {n}")
 
 
+@dsl.pipeline(name="text-of-plain-items")
+def text_of_plain_items():
+    with dsl.ParallelFor(["a", "b"]) as item:
+        as_str(v=f"x={item}")
+
+
+@dsl.pipeline(name="text-of-quoted-items")
+def text_of_quoted_items():
+    with dsl.ParallelFor(["a", 'say "b"']) as item:
+        as_str(v=f"x={item}")
+
+
 @dsl.pipeline(name="collected-of-nothing")
 def collected_of_nothing(xs: List[int] = []):
     with dsl.ParallelFor(xs) as x:
