@@ -90,7 +90,7 @@ def compile(
         own = (store.variables(place), store.secrets(place))
         settings = rewrite.with_variables(spec, settings, opening, *own)
     problems = [problem for document in settings for problem in refused_fields(document)]
-    problems += templates.problems(spec, settings)
+    problems += templates.problems(spec, settings, graph, arguments)
     if problems:
         raise refusal(problems)
     text = yaml.dump_all([spec, *settings], Dumper=DUMPER, sort_keys=True, allow_unicode=True)

@@ -346,6 +346,13 @@ def test_a_text_that_no_template_has_room_for_is_refused() -> None:
         compiled("long_argument", {"text": "a" * 130_000})
 
 
+def test_a_text_is_counted_with_the_escapes_that_it_has_in_the_pod_of_its_step() -> None:
+    assert compiled("long_argument", {"text": '"' * 14_000})
+    with pytest.raises(UnsupportedError, match="with its inputs it makes a template of 13") as big:
+        compiled("long_argument", {"text": '"' * 16_000})
+    assert [problem.where for problem in big.value.problems] == ["root.dag.tasks.as-str"]
+
+
 NOTICED = {
     "text_with_values": "`as-str` uses an f-string with a text, a list or a struct in it: ",
     "text_of_quoted_items": "`for-loop-2/as-str` uses an f-string with a text, a list or a struct",
