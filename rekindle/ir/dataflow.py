@@ -487,18 +487,20 @@ def _features_of_status(node: ir.AnyNode, scope: Scope) -> Iterator[tuple[str, s
 
 
 def _ends_without_launcher(dag: ir.Dag) -> Iterator[ir.AnyNode]:
-    """What may end last in a Dag, and starts no launcher of KFP's then."""
+    """What may end last in a Dag, or in one inside of it, and starts no launcher of KFP's
+    then: that Dag and those around it are never marked as ended."""
     followed = {name for node in dag.nodes.values() for name in node.upstream}
     for node in dag.nodes.values():
-        if node.name in followed:
-            continue
+        is_last = node.name not in followed
         match node:
             case ir.Importer():
-                yield node
+                if is_last:
+                    yield node
             case ir.SubDag():
                 # one that waits for others may be left out after they have ended
-                if node.condition is not None and node.upstream:
+                if is_last and node.condition is not None and node.upstream:
                     yield node
+                yield from _ends_without_launcher(node.dag)
 
 
 def _is_text_with_values(value: Any) -> bool:

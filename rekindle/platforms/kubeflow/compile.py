@@ -51,6 +51,12 @@ _RELAUNCHING = {
 _LONG_TASK = 32_768
 # a dollar sign that Kubernetes takes for an escape or a variable in arguments of pods
 _FILLED_BY_KUBERNETES = re.compile(r"\$(?=\$|\([\w.-]+\))")
+# KFP opens its database with MySQL's older UTF-8 (backend/src/apiserver/client/sql.go)
+_BEYOND_THREE_BYTES = re.compile("[\U00010000-\U0010ffff]")
+_FOUR_BYTES = (
+    "the pipeline uses a character of four bytes (an emoji, say) in a text or a description: "
+    "KFP's server refuses it (HTTP 500) with the database that it installs"
+)
 # the release since which KFP's own settings of Argo retry only pods that vanish
 _RETRIES_IN_PODS = (2, 17)
 LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
@@ -95,6 +101,8 @@ def compile(
         raise refusal(problems)
     text = yaml.dump_all([spec, *settings], Dumper=DUMPER, sort_keys=True, allow_unicode=True)
     found_notices = notices(graph, "kubeflow", arguments, place.version)
+    if _BEYOND_THREE_BYTES.search(json.dumps([spec, *settings], ensure_ascii=False)):
+        found_notices += (_FOUR_BYTES,)
     return Definition({f"{graph.name}.yaml": text.encode()}, found_notices)
 
 

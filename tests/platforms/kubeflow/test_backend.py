@@ -355,12 +355,14 @@ def test_a_text_is_counted_with_the_escapes_that_it_has_in_the_pod_of_its_step()
 
 NOTICED = {
     "text_with_values": "`as-str` uses an f-string with a text, a list or a struct in it: ",
+    "emoji_in_constant": "the pipeline uses a character of four bytes (an emoji, say)",
     "text_of_quoted_items": "`for-loop-2/as-str` uses an f-string with a text, a list or a struct",
     "collected_of_nothing": "`for-loop-1` uses Collected over a list that may be empty: ",
     "collected_of_branches": "`for-loop-2` uses Collected over steps that a condition may leave",
     "collected_of_choices": "`for-loop-2` uses Collected over a OneOf: ",
     "choice_of_conditions": "`condition-branches-1` uses OneOf over a branch that ends with a cond",
     "status_of_conditions": "`told-alone` uses the final status of what ends with a condition or",
+    "status_of_inner_conditions": "`told-alone` uses the final status of what ends with a cond",
     "retries_without_a_shell": "`no-shell` uses retries of a command that no shell starts: ",
 }
 

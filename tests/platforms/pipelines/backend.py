@@ -282,6 +282,11 @@ def long_argument(text: str):
 # what KFP fails at sometimes
 
 
+@dsl.pipeline(name="emoji-in-constant")
+def emoji_in_constant():
+    as_str(v="\U0001f389")
+
+
 @dsl.pipeline(name="text-with-values")
 def text_with_values(s: str = 'say "hi"'):
     as_str(v=f"x={s}")
@@ -552,3 +557,17 @@ def status_of_conditions():
         a = greet()
         with dsl.If(a.output == "x"):
             greet()
+
+
+@dsl.pipeline(name="ends-with-condition")
+def ends_with_condition() -> str:
+    a = greet()
+    with dsl.If(a.output == "x"):
+        greet()
+    return a.output
+
+
+@dsl.pipeline(name="status-of-inner-conditions")
+def status_of_inner_conditions():
+    with dsl.ExitHandler(told_alone()):
+        as_str(v=ends_with_condition().output)
