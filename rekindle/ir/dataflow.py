@@ -8,7 +8,8 @@ what is done with its values."""
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.ir import graph as ir
@@ -44,6 +45,8 @@ class Scope:
     """Its optional artifacts that nothing gives: those of a pipeline are never given."""
     is_conditional: bool = False
     """Whether a condition around it may leave all of it out."""
+    items: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    """Of a loop over a list that is written in it: the items, by the input that has one."""
 
 
 def scopes(
@@ -61,21 +64,55 @@ def scopes(
             absent = _optional_artifacts(node.inputs) - given
             known = inputs_of_dags.get(node.path, {})
             is_conditional = scope.is_conditional or node.condition is not None
-            by_path[node.path] = Scope(node.dag, node.inputs, known, absent, is_conditional)
+            items = _written_items(node)
+            by_path[node.path] = Scope(node.dag, node.inputs, known, absent, is_conditional, items)
+
+
+def _written_items(node: ir.SubDag) -> dict[str, Sequence[Any]]:
+    if node.loop is None or isinstance(node.loop.items, str):
+        return {}
+    return {node.loop.item: node.loop.items}
 
 
 def _optional_artifacts(ports: ir.Ports) -> frozenset[str]:
     return frozenset(name for name, artifact in ports.artifacts.items() if artifact.optional)
 
 
-def absent_parameters(node: ir.SubDag, scope: Scope) -> Iterator[str]:
-    """The optional parameters of a nested pipeline that are bound to what has no value."""
+def absent_parameters(node: ir.AnyNode, scope: Scope) -> Iterator[str]:
+    """The parameters of a node that are bound to what has no value, as far as KFP's driver
+    fails at them or takes them for another value."""
     for name, binding in node.parameters.items():
-        port = node.inputs.parameters.get(name)
-        if port is None or not port.optional or not isinstance(binding, ir.FromInput):
+        if not isinstance(binding, ir.FromInput):
             continue
-        if binding.name in scope.known and scope.known[binding.name] is None:
-            yield name
+        if binding.name not in scope.known or scope.known[binding.name] is not None:
+            continue
+        if isinstance(node, ir.SubDag):
+            if _is_asked_for(node, name):
+                continue
+        elif not _is_left_to_its_default(node, name, scope.inputs.parameters.get(binding.name)):
+            continue
+        yield name
+
+
+def _is_asked_for(node: ir.SubDag, name: str) -> bool:
+    """Whether the condition of a node, or its loop, reads an input."""
+    if node.loop is not None and node.loop.items == name:
+        return True
+    return node.condition is not None and f"'{name}'" in node.condition.text
+
+
+def _is_left_to_its_default(node: ir.Node, name: str, outer: ir.Parameter | None) -> bool:
+    """Whether nothing has to be bound to an optional input of a step, and KFP wants it so.
+
+    A Python component takes its default where the driver reads null. The arguments of a
+    container know no defaults, and what kfp makes of a condition or a loop has no optional
+    inputs: null would end there."""
+    port = node.inputs.parameters.get(name)
+    if port is None or not port.optional:
+        return False
+    if isinstance(node, ir.Step) and not node.container.source:
+        return True
+    return outer is not None and not outer.optional
 
 
 def absent_artifacts(node: ir.Node, scope: Scope) -> Iterator[str]:
@@ -93,19 +130,26 @@ def features_of_values(
 ) -> Iterator[tuple[str, str]]:
     """The features of a node's values, with their places; `loops` is `loop_origins`."""
     yield from _features_of_facts(node)
+    if _has_two_dollars(node, scope):
+        yield "dollars", node.where
     if any(True for _ in absent_artifacts(node, scope)):
         yield "absent_inputs", f"{node.where}.inputs"
     if node.always and not is_exit_task(node):
         yield from _features_behind_failures(node, scope)
+    yield from _features_of_status(node, scope)
     match node:
         case ir.Step():
             yield from _features_of_required_inputs(node, scope)
             yield from _features_of_texts(node, scope)
-            yield from _features_of_arguments(node)
+            yield from _features_of_arguments(node, scope)
+            yield from _features_of_machines(node, scope)
         case ir.Importer():
             yield from _features_of_metadata(node)
+            if _is_made_in_run(node):
+                yield "uris_of_runs", node.where
         case ir.SubDag():
             yield from _features_of_nested_inputs(node, scope)
+            yield from _features_of_choices(node)
             if node.loop is not None:
                 yield from _features_of_loop(node, scope, loops)
 
@@ -127,12 +171,9 @@ def _features_of_required_inputs(step: ir.Step, scope: Scope) -> Iterator[tuple[
 def is_exit_task(node: ir.Node) -> bool:
     """Whether a node that runs in any case is the exit task of an ExitHandler.
 
-    The IR has one trigger for that and for `ignore_upstream_failure`. An exit task reads
-    how the run ended, or waits for the Dag that kfp calls so."""
-    bindings = [*node.parameters.values(), *node.artifacts.values()]
-    if any(isinstance(binding, ir.FinalStatus) for binding in bindings):
-        return True
-    return any(name.startswith("exit-handler-") for name in node.after)
+    The IR has one trigger for that and for `ignore_upstream_failure`. An exit task waits
+    for the Dag that kfp calls so."""
+    return any(name.startswith("exit-handler-") for name in node.upstream)
 
 
 # facts of the run
@@ -149,6 +190,12 @@ def _features_of_facts(node: ir.AnyNode) -> Iterator[tuple[str, str]]:
     if isinstance(node, ir.Step):
         for fact in _facts_in(_arguments_of(node.container)):
             yield from _features_of_fact(fact, node.where, False)
+        if any(True for value in node.container.env.values() for _ in references(value)):
+            yield "placeholders_in_variables", node.where
+    if isinstance(node, ir.SubDag) and node.loop is not None:
+        items = [] if isinstance(node.loop.items, str) else list(node.loop.items)
+        if any(True for _ in _facts_in(templates(items))):
+            yield "facts_in_items", node.where
 
 
 def _features_of_fact(fact: str, where: str, is_whole: bool) -> Iterator[tuple[str, str]]:
@@ -176,6 +223,43 @@ def _arguments_of(container: ir.Container) -> Iterator[Argument]:
     yield from container.command
     yield from container.args
     yield from container.env.values()
+
+
+def _has_two_dollars(node: ir.AnyNode, scope: Scope) -> bool:
+    """Whether there are two dollar signs, one behind the other, in what a node is given.
+
+    KFP hands it on in arguments of pods, in which Kubernetes makes one of two."""
+    values: list[Any] = []
+    for name, port in node.inputs.parameters.items():
+        if name not in node.parameters:
+            values.append(port.default)
+    for binding in node.parameters.values():
+        match binding:
+            case ir.Constant(value) | ir.Formatted(value):
+                values.append(value)
+            case ir.FromInput(name, ()):
+                values.append(scope.known.get(name))
+    if isinstance(node, ir.Step) and not node.container.source and node.distribution is None:
+        values += _arguments_of(node.container)
+    return any("$$" in text for text in _texts_in(values))
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """The texts in a value or an argument, at any depth."""
+    match value:
+        case str():
+            yield value
+        case Template(parts):
+            yield from (part for part in parts if isinstance(part, str))
+        case Concat(items):
+            yield from _texts_in(items)
+        case IfPresent(_, then, otherwise):
+            yield from _texts_in((*then, *otherwise))
+        case list() | tuple():
+            for item in value:
+                yield from _texts_in(item)
+        case dict():
+            yield from _texts_in(list(value.values()))
 
 
 # what may have failed
@@ -224,6 +308,8 @@ def _may_need_escapes(step: ir.Step, name: str, scope: Scope) -> bool:
             return _needs_escapes(scope.known[outer_name])
         case ir.Constant(value):
             return _needs_escapes(value)
+        case ir.FromInput(outer_name, keys) if outer_name in scope.items:
+            return any(_needs_escapes(_member(item, keys)) for item in scope.items[outer_name])
         case ir.FromInput(outer_name):
             port = scope.inputs.parameters.get(outer_name)
         case ir.FromTask(task, output):
@@ -233,7 +319,15 @@ def _may_need_escapes(step: ir.Step, name: str, scope: Scope) -> bool:
     return port is None or port.type in _WRITTEN_INTO_JSON
 
 
+def _member(item: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        item = item.get(key) if isinstance(item, Mapping) else None
+    return item
+
+
 def _needs_escapes(value: Any) -> bool:
+    if isinstance(value, Template):  # only a run knows it
+        return True
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False) != f'"{value}"'
     if isinstance(value, list | dict):
@@ -245,13 +339,10 @@ def _needs_escapes(value: Any) -> bool:
 # arguments of containers
 
 
-def _features_of_arguments(step: ir.Step) -> Iterator[tuple[str, str]]:
+def _features_of_arguments(step: ir.Step, scope: Scope) -> Iterator[tuple[str, str]]:
     container = step.container
     if step.retry.count and step.distribution is None and not has_shell(container):
         yield "retries_without_a_shell", f"{step.where}.retryPolicy"
-    reads_outputs = any(isinstance(binding, ir.FromTask) for binding in step.parameters.values())
-    if container.resources.at_run_time and reads_outputs:
-        yield "resources_of_outputs", step.where
     if container.source:
         return
     if any(isinstance(binding, ir.FinalStatus) for binding in step.parameters.values()):
@@ -260,12 +351,21 @@ def _features_of_arguments(step: ir.Step) -> Iterator[tuple[str, str]]:
         yield "concatenations", step.where
     if _has_nested_placeholders(container):
         yield "nested_placeholders", step.where
+    if any(_has_output_in_branch(argument) for argument in _arguments_of(container)):
+        yield "outputs_in_presence", step.where
     inputs = [path for argument in _arguments_of(container) for path in references(argument)]
     if any(path[1] == "any" and path[2] in step.inputs.artifacts for path in inputs if path[1:]):
         yield "presence_of_artifacts", step.where
+    yield from _features_of_missing_arguments(step, scope)
+
+
+def _features_of_missing_arguments(step: ir.Step, scope: Scope) -> Iterator[tuple[str, str]]:
+    """Inputs that the arguments of a container ask for, and that nothing is bound to."""
+    container = step.container
     written = [a for a in _arguments_of(container) if not _holds(a, IfPresent)]
     read = {path[2] for a in written for path in references(a) if path[:2] == _PARAMETERS}
-    for name in sorted(read - set(step.parameters)):
+    given = set(step.parameters) - set(absent_parameters(step, scope))
+    for name in sorted(read - given):
         port = step.inputs.parameters.get(name)
         if port is None:
             continue
@@ -297,9 +397,7 @@ def _holds(argument: Argument, kind: type) -> bool:
 
 
 def _has_nested_placeholders(container: ir.Container) -> bool:
-    """Whether an IfPresent stands in a Concat, in another IfPresent, or in the command."""
-    if any(_holds(argument, IfPresent) for argument in container.command):
-        return True
+    """Whether an IfPresent stands in a Concat or in another IfPresent."""
     for argument in _arguments_of(container):
         match argument:
             case Concat(items):
@@ -311,7 +409,56 @@ def _has_nested_placeholders(container: ir.Container) -> bool:
     return False
 
 
+def _has_output_in_branch(argument: Argument) -> bool:
+    """Whether an IfPresent asks for the place of an output: KFP's driver then skips it."""
+    if not isinstance(argument, IfPresent):
+        return False
+    return any(path[0] == "outputs" for path in references(argument))
+
+
+# machines
+
+_WHOLE_INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
+
+
+def _features_of_machines(step: ir.Step, scope: Scope) -> Iterator[tuple[str, str]]:
+    """Images and resources that KFP's driver does not read as they are written: it takes
+    the first input that it finds in the text, and only a text."""
+    resources = dataclasses.astuple(step.container.resources)
+    for text in (step.container.image, *resources):
+        if "{{$" not in text:
+            continue
+        whole = _WHOLE_INPUT.fullmatch(text)
+        if whole is None:
+            yield "texts_for_machines", step.where
+            continue
+        match step.parameters.get(whole[1]):
+            case ir.FromInput(name, ()):
+                port = scope.inputs.parameters.get(name)
+            case ir.FromTask(task, output, ()):
+                port = scope.dag.nodes[task].outputs.parameters.get(output)
+                if text in resources:
+                    yield "resources_of_outputs", step.where
+            case _:
+                continue
+        if port is not None and port.type != "STRING":
+            yield "numbers_for_machines", step.where
+
+
 # importers
+
+
+def _is_made_in_run(node: ir.Importer) -> bool:
+    """Whether an URI is anything but a text or an input of the Dag around the importer."""
+    names = [path[2] for path in references(node.uri) if path[0] == "inputs"]
+    bindings = [node.parameters[name] for name in ("uri", *names) if name in node.parameters]
+    for binding in bindings:
+        match binding:
+            case ir.Constant() | ir.FromInput(_, ()):
+                pass
+            case _:
+                return True
+    return node.uri.literal is None and len(node.uri.parts) > 1
 
 
 def _features_of_metadata(node: ir.Importer) -> Iterator[tuple[str, str]]:
@@ -331,8 +478,53 @@ def _features_of_nested_inputs(node: ir.SubDag, scope: Scope) -> Iterator[tuple[
         if isinstance(binding, ir.Formatted) and _is_text_with_values(binding.value):
             is_text = isinstance(binding.value, Template)
             yield "texts_for_nested" if is_text else "structures_for_nested", where
+            if is_text and node.always:
+                yield "texts_behind_failures", where
     if any(True for _ in absent_parameters(node, scope)):
         yield "absent_inputs", f"{node.where}.inputs"
+
+
+def _features_of_choices(node: ir.SubDag) -> Iterator[tuple[str, str]]:
+    """Branches of a OneOf whose end KFP does not see: only a container's launcher marks
+    the end of a Dag."""
+    outputs = [*node.dag.parameters.values(), *node.dag.artifacts.values()]
+    for sources in outputs:
+        if len(sources) < 2:
+            continue
+        for source in sources:
+            branch = node.dag.nodes[source.task]
+            if not isinstance(branch, ir.SubDag):
+                continue
+            for last in _ends_without_launcher(branch.dag):
+                is_importer = isinstance(last, ir.Importer)
+                yield "choices_of_importers" if is_importer else "choices_of_conditions", last.where
+
+
+def _features_of_status(node: ir.AnyNode, scope: Scope) -> Iterator[tuple[str, str]]:
+    for binding in node.parameters.values():
+        if not isinstance(binding, ir.FinalStatus):
+            continue
+        watched = scope.dag.nodes[binding.task]
+        if isinstance(watched, ir.SubDag):
+            for last in _ends_without_launcher(watched.dag):
+                yield "status_of_conditions", last.where
+
+
+def _ends_without_launcher(dag: ir.Dag) -> Iterator[ir.AnyNode]:
+    """What may end last in a Dag, or in one inside of it, and starts no launcher of KFP's
+    then: that Dag and those around it are never marked as ended."""
+    followed = {name for node in dag.nodes.values() for name in node.upstream}
+    for node in dag.nodes.values():
+        is_last = node.name not in followed
+        match node:
+            case ir.Importer():
+                if is_last:
+                    yield node
+            case ir.SubDag():
+                # one that waits for others may be left out after they have ended
+                if is_last and node.condition is not None and node.upstream:
+                    yield node
+                yield from _ends_without_launcher(node.dag)
 
 
 def _is_text_with_values(value: Any) -> bool:
@@ -357,8 +549,11 @@ def _features_of_loop(
     collected = {**node.dag.parameters, **node.dag.artifacts}
     if any(_collects(node.dag, source) for s in node.dag.parameters.values() for source in s):
         yield "collected_of_loops", node.where
-    if any(_is_conditional(node.dag, source) for s in collected.values() for source in s):
+    sources = [source for of_output in collected.values() for source in of_output]
+    if any(_is_conditional(node.dag, source) for source in sources):
         yield "collected_of_branches", node.where
+    if any(_is_chosen(node.dag, source) for source in sources):
+        yield "collected_of_choices", node.where
     if collected and not _has_turns(node, scope, loops[node.path]):
         yield "collected_of_nothing", node.where
 
@@ -371,6 +566,18 @@ def _collects(dag: ir.Dag, source: ir.FromTask) -> bool:
     if node.loop is not None:
         return True
     return any(_collects(node.dag, s) for s in node.dag.parameters.get(source.output, ()))
+
+
+def _is_chosen(dag: ir.Dag, source: ir.FromTask) -> bool:
+    """Whether an output comes from a OneOf."""
+    node = dag.nodes[source.task]
+    if not isinstance(node, ir.SubDag):
+        return False
+    sources = (
+        *node.dag.parameters.get(source.output, ()),
+        *node.dag.artifacts.get(source.output, ()),
+    )
+    return len(sources) > 1 or any(_is_chosen(node.dag, inner) for inner in sources)
 
 
 def _is_conditional(dag: ir.Dag, source: ir.FromTask) -> bool:

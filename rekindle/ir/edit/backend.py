@@ -17,40 +17,56 @@ from typing import Any
 
 from rekindle.ir import scripts
 from rekindle.ir.dataflow import absent_artifacts, absent_parameters, has_shell, scopes
-from rekindle.ir.edit.rewrite import component_of, executors_of
-from rekindle.ir.graph import Graph, Retry, SubDag
+from rekindle.ir.edit.rewrite import component_of, ensured, executors_of
+from rekindle.ir.graph import AnyNode, Graph, Retry
 from rekindle.ir.origin import known_inputs
 from rekindle.ir.placeholders import RUN_FACTS, mapped
 from rekindle.protojson import Json
 
 _TEXT_SCRIPT = 'mkdir -p "$(dirname "$1")" && printf %s "$0" > "$1"'
+_SHELL_IMAGE = "python:3.11"
 _PARTS = ("command", "args")
 _WRITES_SOURCE = 'printf "%s" "$0" > "$program_path/ephemeral_component.py"'
 # above this many bytes a source is packed, long before it reaches the limit of Argo
 _LONG_SOURCE = 32_768
 _FACT = re.compile(r"\{\{\$\.(" + "|".join(RUN_FACTS) + r")\}\}")
 _INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
-_BEYOND_THREE_BYTES = re.compile("[\U00010000-\U0010ffff]")
+_ASKED = re.compile(r'"IfPresent": \{"InputName": "([^"]+)"')
+# what Argo, Kubernetes (`$$` and `$(NAME)`) or the database of KFP changes or refuses
+_CHANGED = re.compile(r"\{\{|\$\$|\$\([\w.-]+\)|[\U00010000-\U0010ffff]")
 
 
 def without_absent_inputs(spec: Json, graph: Graph, arguments: Mapping[str, Any]) -> None:
     """Take out what binds an input to nothing.
 
     KFP's driver gives a nested pipeline null for an optional input that its task does not
-    name, and fails at one that it names and that has no value."""
+    name, and fails at one that it names and that has no value. What kfp makes of a
+    condition, a loop or an exit handler has no optional inputs: there, the input itself
+    goes."""
     for node, scope in scopes(graph, known_inputs(graph, arguments)):
-        absent = set(absent_artifacts(node, scope))
-        if isinstance(node, SubDag):
-            absent |= set(absent_parameters(node, scope))
-        if absent:
-            inputs = _task_of_its_own(spec, node.path)["inputs"]
-            for kind in ("parameters", "artifacts"):
-                for name in absent & set(inputs.get(kind) or ()):
-                    del inputs[kind][name]
+        absent = {*absent_artifacts(node, scope), *absent_parameters(node, scope)}
+        if not absent:
+            continue
+        task = _task_of_its_own(spec, node.path)
+        for kind in ("parameters", "artifacts"):
+            for name in absent & set(task["inputs"].get(kind) or ()):
+                del task["inputs"][kind][name]
+        needed = {name for name in absent if not _is_optional(node, name)}
+        if needed:
+            declared = _component_of_its_own(spec, task)["inputDefinitions"]["parameters"]
+            for name in needed:
+                del declared[name]
 
 
-def with_steps_for_texts(spec: Json) -> None:
+def _is_optional(node: AnyNode, name: str) -> bool:
+    port = node.inputs.parameters.get(name)
+    return port is None or port.optional
+
+
+def with_steps_for_texts(spec: Json, settings: Sequence[Json]) -> None:
     """Have a step of its own make each f-string that goes to a nested pipeline.
+
+    `settings` are the documents behind the pipeline.
 
     KFP fills the placeholders in it where a container starts, and nowhere before: the
     nested pipeline would compare and hand on the placeholders."""
@@ -67,14 +83,18 @@ def with_steps_for_texts(spec: Json) -> None:
                 texts += 1
                 text = text.replace("{{$.pipeline_task_name}}", task_name)
                 maker = _free_name(f"text-for-{task_name}", dag["tasks"])
-                dag["tasks"][maker] = _text_maker(spec, task, text, f"rekindle-text-{texts}", maker)
+                component_name = f"rekindle-text-{texts}"
+                label = _label_with_a_shell(spec)
+                image = executors_of(spec)[label]["container"]["image"] if label else _SHELL_IMAGE
+                dag["tasks"][maker] = _text_maker(spec, task, text, component_name, maker, image)
+                _share_pull_secrets(settings, label, f"exec-{component_name}")
                 task["inputs"]["parameters"][name] = {
                     "taskOutputParameter": {"producerTask": maker, "outputParameterKey": "Output"}
                 }
-                task["dependentTasks"] = sorted({*task.get("dependentTasks", ()), maker})
+                task["dependentTasks"] = sorted({*(task.get("dependentTasks") or ()), maker})
 
 
-def _text_maker(spec: Json, task: Json, text: str, component: str, name: str) -> Json:
+def _text_maker(spec: Json, task: Json, text: str, component: str, name: str, image: str) -> Json:
     """The task that makes `text`, and its component and executor in the pipeline."""
     bindings = task["inputs"]["parameters"]
     inputs = {read: copy.deepcopy(bindings[read]) for read in dict.fromkeys(_INPUT.findall(text))}
@@ -87,7 +107,7 @@ def _text_maker(spec: Json, task: Json, text: str, component: str, name: str) ->
     }
     executors_of(spec)[f"exec-{component}"] = {
         "container": {
-            "image": _image_with_a_shell(spec),
+            "image": image,
             "command": ["sh", "-ec", _TEXT_SCRIPT],
             "args": [text, "{{$.outputs.parameters['Output'].output_file}}"],
         }
@@ -109,12 +129,38 @@ def _producer(binding: Json) -> str:
     return str((binding.get("taskOutputParameter") or {}).get("producerTask") or "")
 
 
-def _image_with_a_shell(spec: Json) -> str:
-    """The image of a step of the pipeline that is known to have a shell, else KFP's own."""
-    for _, container in _containers(spec):
+def _label_with_a_shell(spec: Json) -> str:
+    """The executor of a step of the pipeline whose image is known to have a shell; ""
+    where there is none."""
+    for label, container in _containers(spec):
         if (container.get("command") or [""])[0] == "sh" and "{{$" not in container["image"]:
-            return str(container["image"])
-    return "python:3.11"
+            return label
+    return ""
+
+
+def _share_pull_secrets(settings: Sequence[Json], label: str, new_label: str) -> None:
+    """Let an executor pull the image of another one, which may be in a private registry."""
+    for by_label in _settings_by_label(settings):
+        secrets = (by_label.get(label) or {}).get("imagePullSecret") or []
+        # the name of a secret may be an input that is not there for the other step
+        named = [secret for secret in secrets if not _reads_inputs(secret)]
+        if named:
+            by_label[new_label] = {"imagePullSecret": copy.deepcopy(named)}
+
+
+def _reads_inputs(secret: Json) -> bool:
+    name = secret.get("secretNameParameter") or {}
+    return any(name.get(key) for key in ("componentInputParameter", "taskOutputParameter"))
+
+
+def with_names_of_importers(spec: Json) -> None:
+    """Call each importer as its task: KFP records it under its display name, and does not
+    find it where another step reads its artifact."""
+    for dag in _dags(spec):
+        for name, task in dag["tasks"].items():
+            label = spec["components"][task["componentRef"]["name"]].get("executorLabel")
+            if (executors_of(spec).get(label) or {}).get("importer"):
+                ensured(task, "taskInfo")["name"] = name
 
 
 def with_facts_as_inputs(spec: Json) -> None:
@@ -204,14 +250,14 @@ def _reading_input(match: re.Match[str]) -> str:
 
 def _bind_facts(task: Json, facts: Mapping[str, None]) -> None:
     for fact in facts:
-        parameters = task.setdefault("inputs", {}).setdefault("parameters", {})
+        parameters = ensured(ensured(task, "inputs"), "parameters")
         parameters[input_of_fact(fact)] = {"runtimeValue": {"constant": f"{{{{$.{fact}}}}}"}}
 
 
 def _declare(component: Json, names: Sequence[str]) -> None:
     """Give a component more inputs, of type STRING."""
     for name in names:
-        inputs = component.setdefault("inputDefinitions", {}).setdefault("parameters", {})
+        inputs = ensured(ensured(component, "inputDefinitions"), "parameters")
         inputs[name] = {"parameterType": "STRING", "isOptional": True}
 
 
@@ -246,9 +292,9 @@ def with_defaults_of_arguments(spec: Json) -> None:
     """Bind the defaults that the arguments of a container ask for: KFP's driver, which
     fills them in, knows of no defaults."""
     for label, container in _containers(spec):
-        # what an IfPresent asks for may be absent
-        words = [word for word in _words(container) if not word.startswith('{"IfPresent": ')]
-        read = {name for word in words for name in _INPUT.findall(word)}
+        words = _words(container)
+        # an IfPresent counts a default as a value
+        read = {name for word in words for name in (*_INPUT.findall(word), *_ASKED.findall(word))}
         for component in _components_with(spec, label):
             declared = (component.get("inputDefinitions") or {}).get("parameters") or {}
             defaults = {
@@ -258,18 +304,28 @@ def with_defaults_of_arguments(spec: Json) -> None:
             }
             for task in _tasks_of(spec, component):
                 for name, default in defaults.items():
-                    parameters = task.setdefault("inputs", {}).setdefault("parameters", {})
+                    parameters = ensured(ensured(task, "inputs"), "parameters")
                     parameters.setdefault(name, {"runtimeValue": {"constant": default}})
 
 
-def with_ends_of_branches(spec: Json) -> None:
-    """Keep the steps of branches that a OneOf chooses from out of the cache.
+def with_ends_of_dags(spec: Json) -> None:
+    """Keep the steps of branches that a OneOf chooses from, and of exit handlers whose
+    final status is read, out of the cache.
 
-    KFP's launcher alone marks the end of a branch, and does not run for what is cached;
-    without that mark the OneOf finds no branch that ran."""
+    KFP's launcher alone marks the end of a Dag, and does not run for what is cached;
+    without that mark the OneOf finds no branch that ran, and the exit task reads RUNNING."""
     for dag in _dags(spec):
-        for branch in _chosen_branches(dag):
-            _leave_out_of_cache(spec, dag["tasks"][branch])
+        for name in (*_chosen_branches(dag), *_watched_dags(spec, dag)):
+            _leave_out_of_cache(spec, dag["tasks"][name])
+
+
+def _watched_dags(spec: Json, dag: Json) -> Iterator[str]:
+    """The tasks that are Dags, and whose final status another one reads."""
+    for task in dag["tasks"].values():
+        for binding in ((task.get("inputs") or {}).get("parameters") or {}).values():
+            name = (binding.get("taskFinalStatus") or {}).get("producerTask")
+            if name and "dag" in spec["components"][dag["tasks"][name]["componentRef"]["name"]]:
+                yield name
 
 
 def _chosen_branches(dag: Json) -> Iterator[str]:
@@ -305,8 +361,10 @@ def with_final_status(spec: Json) -> None:
                 container["command"] = [*scripts.telling_status(names), *container["command"]]
 
 
-def with_retries_in_pods(spec: Json, graph: Graph) -> None:
+def with_retries_in_pods(spec: Json, settings: Sequence[Json], graph: Graph) -> None:
     """Run a failed command again in its pod, as often as its task says.
+
+    `settings` are the documents behind the pipeline.
 
     KFP 2.17.0 installs a ConfigMap of Argo under which a container that exits with an
     error is not retried, only a pod that vanishes."""
@@ -319,37 +377,45 @@ def with_retries_in_pods(spec: Json, graph: Graph) -> None:
         tasks = retried.setdefault(label, {}).setdefault(step.retry, [])
         if not any(task is known for known in tasks):
             tasks.append(task)
-    for tasks_by_retry in retried.values():
+    for label, tasks_by_retry in retried.items():
+        as_written = copy.deepcopy(executors_of(spec)[label])
         for number, (retry, tasks) in enumerate(tasks_by_retry.items()):
+            if number:
+                _give_executor(spec, settings, tasks, as_written)
             if retry.count:
-                container = _container_of(spec, tasks, number)
+                name = tasks[0]["componentRef"]["name"]
+                executor = executors_of(spec)[spec["components"][name]["executorLabel"]]
+                container = executor["container"]
                 container["command"] = [*scripts.retrying(retry), *container["command"]]
 
 
-def _container_of(spec: Json, tasks: Sequence[Json], number: int) -> Json:
-    """The container of these tasks; a copy of it where other tasks (`number` groups before
-    them) have it, too."""
-    name = tasks[0]["componentRef"]["name"]
-    component = spec["components"][name]
-    label = component["executorLabel"]
-    if number:
-        new_name = _free_name(name, spec["components"])
-        new_label = _free_name(label, executors_of(spec))
-        executors_of(spec)[new_label] = copy.deepcopy(executors_of(spec)[label])
-        spec["components"][new_name] = {**copy.deepcopy(component), "executorLabel": new_label}
-        for task in tasks:
-            task["componentRef"]["name"] = new_name
-        label = new_label
-    container: Json = executors_of(spec)[label]["container"]
-    return container
+def _give_executor(
+    spec: Json, settings: Sequence[Json], tasks: Sequence[Json], executor: Json
+) -> None:
+    """Give tasks an executor of their own, with the settings of the one that they had."""
+    by_old_name: dict[str, str] = {}
+    label = spec["components"][tasks[0]["componentRef"]["name"]]["executorLabel"]
+    new_label = _free_name(label, executors_of(spec))
+    executors_of(spec)[new_label] = copy.deepcopy(executor)
+    for by_label in _settings_by_label(settings):
+        if label in by_label:
+            by_label[new_label] = copy.deepcopy(by_label[label])
+    for task in tasks:
+        name = task["componentRef"]["name"]
+        if name not in by_old_name:
+            by_old_name[name] = _free_name(name, spec["components"])
+            component = copy.deepcopy(spec["components"][name])
+            spec["components"][by_old_name[name]] = {**component, "executorLabel": new_label}
+        task["componentRef"]["name"] = by_old_name[name]
 
 
 def with_packed_sources(spec: Json) -> None:
     """Pack the sources of Python components that KFP or Argo would not leave alone.
 
-    Argo fills in what stands between two braces, moves a template over 131,072 bytes to a
-    ConfigMap that KFP's roles do not allow, and KFP's database takes no characters of four
-    bytes."""
+    Argo fills in what stands between two braces. Kubernetes reads `$$` as `$`, and fills
+    in `$(NAME)`: KFP hands the source on in arguments of pods. Argo moves a template over
+    131,072 bytes to a ConfigMap that KFP's roles do not allow, and KFP's database takes no
+    characters of four bytes."""
     for _, container in _containers(spec):
         command = container.get("command") or []
         if len(command) < 4 or command[-4:-2] != ["sh", "-ec"] or _WRITES_SOURCE not in command[-2]:
@@ -357,7 +423,7 @@ def with_packed_sources(spec: Json) -> None:
         source = command[-1]
         if "{{$" in source:  # KFP fills it in, and is meant to
             continue
-        if len(source) > _LONG_SOURCE or "{{" in source or _BEYOND_THREE_BYTES.search(source):
+        if len(source) > _LONG_SOURCE or _CHANGED.search(source):
             container["command"] = [*command[:-2], scripts.UNPACK, scripts.packed(source)]
 
 
@@ -379,15 +445,21 @@ def _task_of_its_own(spec: Json, path: str) -> Json:
     *outer, last = path.split("/")
     dag = spec["root"]["dag"]
     for name in outer:
-        task = dag["tasks"][name]
-        component = task["componentRef"]["name"]
-        if sum(1 for _ in _tasks_of(spec, spec["components"][component])) > 1:
-            new_name = _free_name(component, spec["components"])
-            spec["components"][new_name] = copy.deepcopy(spec["components"][component])
-            task["componentRef"]["name"] = component = new_name
-        dag = spec["components"][component]["dag"]
+        dag = _component_of_its_own(spec, dag["tasks"][name])["dag"]
     found: Json = dag["tasks"][last]
     return found
+
+
+def _component_of_its_own(spec: Json, task: Json) -> Json:
+    """The component of a task, in a copy where other tasks have it, too."""
+    name = task["componentRef"]["name"]
+    component: Json = spec["components"][name]
+    if sum(1 for _ in _tasks_of(spec, component)) > 1:
+        new_name = _free_name(name, spec["components"])
+        component = copy.deepcopy(component)
+        spec["components"][new_name] = component
+        task["componentRef"]["name"] = new_name
+    return component
 
 
 def _dags(spec: Json) -> Iterator[Json]:
@@ -403,6 +475,15 @@ def _containers(spec: Json) -> Iterator[tuple[str, Json]]:
     for label, executor in list(executors_of(spec).items()):
         if executor.get("container"):
             yield label, executor["container"]
+
+
+def _settings_by_label(settings: Sequence[Json]) -> Iterator[dict[str, Any]]:
+    """The settings of executors, for each platform that the documents have some for."""
+    for document in settings:
+        for platform in (document.get("platforms") or {}).values():
+            by_label = ((platform or {}).get("deploymentSpec") or {}).get("executors")
+            if by_label:
+                yield by_label
 
 
 def _words(container: Json) -> list[str]:

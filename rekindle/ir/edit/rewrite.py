@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from rekindle.ir.distribution import PLATFORM
 from rekindle.ir.graph import Graph, Step
+from rekindle.ir.placeholders import mapped
 from rekindle.ir.read.raw import documents
 from rekindle.protojson import Json
 
@@ -24,7 +25,8 @@ def rewritten(
 ) -> tuple[Json, list[Json]]:
     """The pipeline, and the documents of platform settings behind it, with `arguments`
     for defaults and `image` for images of `rekindle/`."""
-    spec, *settings = documents(ir_text)
+    # an alias of YAML is one mapping in two places: a copy in each, so that one is edited
+    spec, *settings = [mapped(document, lambda leaf: leaf) for document in documents(ir_text)]
     _leave_out_what_nothing_refers_to(spec)
     parameters = _at(_at(spec["root"], "inputDefinitions"), "parameters")
     for name, value in arguments.items():
@@ -66,7 +68,7 @@ def _at(data: JsonView, key: str) -> Json:
     return data.get(key) or {}
 
 
-def _ensured(data: Json, key: str) -> Json:
+def ensured(data: Json, key: str) -> Json:
     """The same, to be written into."""
     if data.get(key) is None:
         data[key] = {}
@@ -139,7 +141,7 @@ def with_retries(
     pipeline = copy.deepcopy(dict(spec))
     for task in tasks_of(pipeline, labels):
         own = _at(task, "retryPolicy")
-        retries = count(int(own.get("maxRetryCount", 0)))
+        retries = count(int(own.get("maxRetryCount") or 0))
         task["retryPolicy"] = {**policy, **own, "maxRetryCount": retries, **always}
     return pipeline
 
@@ -154,16 +156,16 @@ def with_secrets(
     every step: variable -> name of the secret, key in it. Executors in `kept` lose all
     settings but those that it names."""
     documents = [copy.deepcopy(dict(document)) for document in settings] or [{"platforms": {}}]
-    kubernetes = _ensured(_ensured(documents[0], "platforms"), "kubernetes")
-    settings_of = _ensured(_ensured(kubernetes, "deploymentSpec"), "executors")
+    kubernetes = ensured(ensured(documents[0], "platforms"), "kubernetes")
+    settings_of = ensured(ensured(kubernetes, "deploymentSpec"), "executors")
     for label, executor in executors_of(spec).items():
         if label in kept:
-            own = settings_of.pop(label, {})
+            own = settings_of.pop(label, None) or {}
             kept_settings = {name: own[name] for name in own if name in kept[label]}
             if kept_settings:
                 settings_of[label] = kept_settings
         if "container" in executor and secrets:
-            variables = _ensured(settings_of, label).setdefault("secretAsEnv", [])
+            variables = ensured(settings_of, label).setdefault("secretAsEnv", [])
             variables += [_secret_as_env(env, *secrets[env]) for env in sorted(secrets)]
     if not settings_of:
         del kubernetes["deploymentSpec"]
@@ -182,8 +184,8 @@ def with_variables(
     """The documents behind the pipeline, with more variables for the executors in
     `labels`: values, which are written into `spec`, and secrets that may be missing."""
     documents = [copy.deepcopy(dict(document)) for document in settings] or [{"platforms": {}}]
-    kubernetes = _ensured(_ensured(documents[0], "platforms"), "kubernetes")
-    settings_of = _ensured(_ensured(kubernetes, "deploymentSpec"), "executors")
+    kubernetes = ensured(ensured(documents[0], "platforms"), "kubernetes")
+    settings_of = ensured(ensured(kubernetes, "deploymentSpec"), "executors")
     for label, executor in executors_of(spec).items():
         if label not in labels or "container" not in executor:
             continue
@@ -192,7 +194,7 @@ def with_variables(
         more = [{"name": n, "value": v} for n, v in variables.items() if n not in given]
         if more:
             container["env"] = [*(container.get("env") or ()), *more]
-        references = _ensured(settings_of, label).setdefault("secretAsEnv", [])
+        references = ensured(settings_of, label).setdefault("secretAsEnv", [])
         for env, (name, key) in sorted(secrets.items()):
             references.append(_secret_as_env(env, name, key, optional=True))
     return documents

@@ -1,7 +1,7 @@
 """What runs in front of a Python component that reads how others ended, as text of `python3 -c`.
 
-KFP 2.17.0 says COMPLETE of what went well (backend/src/v2/driver/resolve.go), where its
-SDK and Vertex AI say SUCCEEDED. The first argument names the inputs, with commas between
+KFP 2.17.0 says COMPLETE or CACHED of what went well (backend/src/v2/driver/resolve.go),
+where its SDK and Vertex AI say SUCCEEDED. The first argument names the inputs, with commas between
 them; the others are the command, with KFP's ExecutorInput behind `--executor_input`."""
 
 import json
@@ -16,7 +16,7 @@ def started_by(arguments: list[str]) -> list[str]:
     executor_input = json.loads(command[place])
     values = executor_input["inputs"]["parameterValues"]
     for name in names.split(","):
-        if values.get(name, {}).get("state") == "COMPLETE":
+        if values.get(name, {}).get("state") in ("COMPLETE", "CACHED"):
             values[name]["state"] = "SUCCEEDED"
     command[place] = json.dumps(executor_input)
     return command

@@ -9,7 +9,8 @@ to the nodes and not to the launcher."""
 
 import dataclasses
 import json
-from collections.abc import Container, Iterator, Mapping
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -51,6 +52,14 @@ _RELAUNCHING = {
 _LONG_TASK = 32_768
 # backend/src/v2/objectstore/config.go, ParseBucketPathToConfig
 _ROOTS = ("s3://", "gs://", "minio://")
+# a dollar sign that Kubernetes takes for an escape or a variable in arguments of pods
+_FILLED_BY_KUBERNETES = re.compile(r"\$(?=\$|\([\w.-]+\))")
+# KFP opens its database with MySQL's older UTF-8 (backend/src/apiserver/client/sql.go)
+_BEYOND_THREE_BYTES = re.compile("[\U00010000-\U0010ffff]")
+_FOUR_BYTES = (
+    "the pipeline uses a character of four bytes (an emoji, say) in a text or a description: "
+    "KFP's server refuses it (HTTP 500) with the database that it installs"
+)
 # the release since which KFP's own settings of Argo retry only pods that vanish
 _RETRIES_IN_PODS = (2, 17)
 LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
@@ -73,7 +82,7 @@ def compile(
     if problems:
         raise refusal(problems)
     spec, settings = rewrite.rewritten(ir_text, bind(graph, arguments), place.image)
-    _avoid_faults(spec, graph, arguments, place)
+    _avoid_faults(spec, settings, graph, arguments, place)
     labels = rewrite.distributed(spec, graph)
     if labels:
         spec, settings = rewrite.with_launchers(
@@ -93,11 +102,13 @@ def compile(
         own = (store.variables(place), store.secrets(place))
         settings = rewrite.with_variables(spec, settings, opening, *own)
     problems = [problem for document in settings for problem in refused_fields(document)]
-    problems += templates.problems(spec, settings)
+    problems += templates.problems(spec, settings, graph, arguments)
     if problems:
         raise refusal(problems)
     text = yaml.dump_all([spec, *settings], Dumper=DUMPER, sort_keys=True, allow_unicode=True)
     found_notices = notices(graph, "kubeflow", arguments, place.version)
+    if _BEYOND_THREE_BYTES.search(json.dumps([spec, *settings], ensure_ascii=False)):
+        found_notices += (_FOUR_BYTES,)
     return Definition({f"{graph.name}.yaml": text.encode()}, found_notices)
 
 
@@ -114,18 +125,23 @@ def _opening_the_store(spec: Json, launchers: Container[str], place: KubeflowSpe
 
 
 def _avoid_faults(
-    spec: Json, graph: Graph, arguments: Mapping[str, Any], place: KubeflowSpec
+    spec: Json,
+    settings: Sequence[Json],
+    graph: Graph,
+    arguments: Mapping[str, Any],
+    place: KubeflowSpec,
 ) -> None:
     """Bring the pipeline into a form that KFP's backend runs as its SDK documents it."""
     backend.without_absent_inputs(spec, graph, arguments)
     if numbers_of(place.version) >= _RETRIES_IN_PODS:
-        backend.with_retries_in_pods(spec, graph)
+        backend.with_retries_in_pods(spec, settings, graph)
     backend.with_root(spec, place.pipeline_root)
-    backend.with_steps_for_texts(spec)
+    backend.with_steps_for_texts(spec, settings)
     backend.with_facts_as_inputs(spec)
     backend.with_joined_texts(spec)
     backend.with_defaults_of_arguments(spec)
-    backend.with_ends_of_branches(spec)
+    backend.with_ends_of_dags(spec)
+    backend.with_names_of_importers(spec)
     backend.with_final_status(spec)
     backend.with_packed_sources(spec)
 
@@ -152,6 +168,7 @@ def launcher(step: Step, place: KubeflowSpec) -> Json:
     text = json.dumps(parts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     # two braces would be a placeholder, to KFP or to Argo; JSON can do without them
     definition = text.replace("{{", "{\\u007b")
+    definition = _FILLED_BY_KUBERNETES.sub(r"\\u0024", definition)
     # each as KFP writes it: a number (in GB), which it deprecates, and a text
     resources = {
         "cpuRequest": 0.1,

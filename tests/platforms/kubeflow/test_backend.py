@@ -17,9 +17,10 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 from rekindle.errors import RequestError, UnsupportedError
 from rekindle.ir.compile import compile_function
+from rekindle.ir.distribution import Distribution
 from rekindle.ir.edit.rewrite import executors_of
 from rekindle.ir.read.pipeline import read
-from rekindle.platforms.kubeflow.compile import compile
+from rekindle.platforms.kubeflow.compile import compile, launcher
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.submission import Definition
 from rekindle.records import RunRecord
@@ -61,7 +62,12 @@ def outputs(record: RunRecord) -> dict[str, Any]:
         "presence",
         "branches",
         "absent",
+        "absent_in_groups",
+        "absent_for_container",
+        "presence_of_defaults",
+        "presence_in_command",
         "sources",
+        "dollars_in_source",
     ],
 )
 def test_what_is_compiled_gives_what_the_pipeline_gives(name: str, tmp_path: Path) -> None:
@@ -173,6 +179,124 @@ def test_what_has_no_value_is_bound_to_nothing() -> None:
     }
 
 
+def test_no_condition_and_no_loop_is_given_what_has_no_value() -> None:
+    spec = document("absent_in_groups")
+    for component in (spec["root"], *spec["components"].values()):
+        declared = component.get("inputDefinitions", {}).get("parameters", {})
+        for task in component.get("dag", {}).get("tasks", {}).values():
+            for binding in task.get("inputs", {}).get("parameters", {}).values():
+                assert binding.get("componentInputParameter", next(iter(declared), "")) in {
+                    *declared,
+                    "",
+                }
+                assert binding.get("componentInputParameter") not in ("n", "pipelinechannel--n")
+        assert "pipelinechannel--v" not in declared
+    spec = document("absent_in_groups", {"v": "x", "n": 2})
+    (condition,) = [t for name, t in spec["root"]["dag"]["tasks"].items() if name == "condition-1"]
+    assert condition["inputs"]["parameters"]["pipelinechannel--v"] == {
+        "componentInputParameter": "v"
+    }
+
+
+def test_a_default_takes_the_place_of_an_argument_that_has_no_value() -> None:
+    (task,) = tasks(document("absent_for_container"))
+    assert task["inputs"]["parameters"]["b"] == {"runtimeValue": {"constant": "the default"}}
+    (task,) = tasks(document("absent_for_container", {"b": "B"}))
+    assert task["inputs"]["parameters"]["b"] == {"componentInputParameter": "b"}
+
+
+def test_an_if_present_counts_a_default_as_a_value() -> None:
+    spec = document("presence_of_defaults")
+    values = [task["inputs"]["parameters"] for task in tasks(spec)]
+    constants = [{n: b["runtimeValue"]["constant"] for n, b in v.items()} for v in values]
+    assert constants == [{"name": "you", "other": "others"}, {"name": "me", "other": "others"}]
+
+
+def test_tasks_that_share_an_executor_keep_their_own_retries_and_their_settings() -> None:
+    written = yaml.safe_load(compile_function(module("backend").retries))
+    root_tasks = written["root"]["dag"]["tasks"]
+    first = root_tasks["flaky"]
+    for name, count in (("flaky-2", 0), ("flaky-3", 5)):
+        root_tasks[name] = {**first, "taskInfo": {"name": name}}
+        root_tasks[name]["retryPolicy"] = {**first["retryPolicy"], "maxRetryCount": count}
+    secret = {"secretName": "s", "keyToEnv": [{"secretKey": "k", "envVar": "E"}]}
+    settings = {"deploymentSpec": {"executors": {"exec-flaky": {"secretAsEnv": [secret]}}}}
+    text = yaml.safe_dump_all([written, {"platforms": {"kubernetes": settings}}])
+    definition = compile(text, read(text), {"folder": "a", "other": "b"}, KubeflowSpec())
+    spec, second = yaml.safe_load_all(definition.text)
+    retries = {}
+    for name, task in spec["root"]["dag"]["tasks"].items():
+        label = spec["components"][task["componentRef"]["name"]]["executorLabel"]
+        words = spec["deploymentSpec"]["executors"][label]["container"]["command"]
+        counts = [words[index + 2] for index, word in enumerate(words) if word.startswith("left=")]
+        retries[name] = counts
+        assert (
+            "secretAsEnv" in second["platforms"]["kubernetes"]["deploymentSpec"]["executors"][label]
+        )
+    assert retries == {"flaky": ["2"], "flaky-2": [], "flaky-3": ["5"]}
+
+
+def test_what_an_exit_handler_covers_never_comes_from_the_cache_where_its_status_is_read() -> None:
+    spec = document("status", {"folder": "f"})
+    cached = {task["taskInfo"]["name"] for task in tasks(spec) if task.get("cachingOptions")}
+    assert cached == {"told"}
+    spec = document("exit_without_status")
+    cached = {task["taskInfo"]["name"] for task in tasks(spec) if task.get("cachingOptions")}
+    assert cached == {"greet", "greet-2"}
+
+
+def test_a_step_from_the_cache_has_succeeded_for_who_reads_its_status(tmp_path: Path) -> None:
+    spec = document("status", {"folder": str(tmp_path)})
+    (container,) = [e for e in executors(spec) if "status.state" in str(e["command"])]
+    final = {"state": "CACHED", "pipelineTaskName": "greet", "error": {}}
+    values = {"status": final, "folder": str(tmp_path)}
+    assert run_container(container, values, tmp_path) == 0
+    assert (tmp_path / "status").read_text() == "SUCCEEDED greet"
+
+
+def test_an_importer_is_recorded_under_the_name_that_others_find_it_by() -> None:
+    spec = document("uri_of_argument")
+    assert spec["root"]["dag"]["tasks"]["importer"]["taskInfo"]["name"] == "importer"
+
+
+@pytest.mark.parametrize("name", ["text_of_gpus", "machine_beside_output"])
+def test_an_input_of_the_pipeline_that_is_a_text_may_size_a_machine(name: str) -> None:
+    assert compiled(name).notices == ()
+
+
+def test_no_source_has_dollars_that_kubernetes_would_change() -> None:
+    text = compiled("dollars_in_source").text.decode()
+    assert "a$$b" not in text
+    assert "KFP_POD_NAME" not in text
+
+
+def test_no_launcher_has_dollars_that_kubernetes_would_change() -> None:
+    graph = read(compile_function(module("backend").dollars_in_source))
+    (step,) = graph.spread("dollars", Distribution(nodes=2)).steps()
+    definition = launcher(step, KubeflowSpec(image="train:1"))["args"][0]
+    assert "$$" not in definition
+    assert "$(KFP_POD_NAME)" not in definition
+    assert "a$$b $(KFP_POD_NAME)" in str(json.loads(definition)["task"])
+
+
+def test_a_step_that_makes_a_text_pulls_its_image_as_the_step_does_that_has_it() -> None:
+    pipeline = compile_function(module("backend").text_for_nested)
+    pull = {"imagePullSecret": [{"secretName": "registry"}]}
+    settings = {"deploymentSpec": {"executors": {"exec-as-str": pull}}}
+    text = f"{pipeline}\n---\n{yaml.safe_dump({'platforms': {'kubernetes': settings}})}"
+    _, second = yaml.safe_load_all(compile(text, read(text), {}, KubeflowSpec()).text)
+    by_label = second["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    assert by_label == {"exec-as-str": pull, "exec-rekindle-text-1": pull}
+
+
+def test_settings_that_are_null_are_refused_and_not_a_bug() -> None:
+    pipeline = compile_function(module("backend").text_for_nested)
+    settings = {"deploymentSpec": {"executors": {"exec-as-str": None}}}
+    text = f"{pipeline}\n---\n{yaml.safe_dump({'platforms': {'kubernetes': settings}})}"
+    with pytest.raises(RequestError, match="None stands where KFP reads a struct"):
+        compile(text, read(text), {}, KubeflowSpec())
+
+
 def test_sources_have_nothing_that_argo_or_kfp_would_change() -> None:
     text = compiled("sources").text.decode()
     assert "workflow.name" not in text
@@ -191,6 +315,19 @@ REFUSED = {
     "metadata": "KFP hands them on in another form",
     "metadata_of_run": "KFP records the placeholders",
     "importer_https": "KFP opens gs://, s3:// and minio:// only",
+    "dollars_in_argument": "Kubernetes makes one dollar sign of two",
+    "dollars_in_constant": "Kubernetes makes one dollar sign of two",
+    "fact_in_variable": "KFP hands them on as they are",
+    "fact_in_items": "KFP hands it on as it is written",
+    "image_with_tag": "takes the value alone, without the text around it",
+    "machine_of_output": "its driver resolves inputs of the pipeline only",
+    "number_of_gpus": "reads a number as the empty text",
+    "uri_with_values": "KFP imports from a text or from an input of the pipeline only",
+    "uri_of_step": "KFP imports from a text or from an input of the pipeline only",
+    "output_in_presence": "KFP hands its JSON to the program",
+    "text_for_exit": "KFP would run the pipeline behind that step, too",
+    "ignored_status_follower": "KFP's server takes no such pipeline",
+    "choice_of_importers": "KFP marks the end of a branch only where a container ends last",
 }
 
 
@@ -219,10 +356,23 @@ def test_a_text_that_no_template_has_room_for_is_refused() -> None:
         compiled("long_argument", {"text": "a" * 130_000})
 
 
+def test_a_text_is_counted_with_the_escapes_that_it_has_in_the_pod_of_its_step() -> None:
+    assert compiled("long_argument", {"text": '"' * 14_000})
+    with pytest.raises(UnsupportedError, match="with its inputs it makes a template of 13") as big:
+        compiled("long_argument", {"text": '"' * 16_000})
+    assert [problem.where for problem in big.value.problems] == ["root.dag.tasks.as-str"]
+
+
 NOTICED = {
     "text_with_values": "`as-str` uses an f-string with a text, a list or a struct in it: ",
+    "emoji_in_constant": "the pipeline uses a character of four bytes (an emoji, say)",
+    "text_of_quoted_items": "`for-loop-2/as-str` uses an f-string with a text, a list or a struct",
     "collected_of_nothing": "`for-loop-1` uses Collected over a list that may be empty: ",
     "collected_of_branches": "`for-loop-2` uses Collected over steps that a condition may leave",
+    "collected_of_choices": "`for-loop-2` uses Collected over a OneOf: ",
+    "choice_of_conditions": "`condition-branches-1` uses OneOf over a branch that ends with a cond",
+    "status_of_conditions": "`told-alone` uses the final status of what ends with a condition or",
+    "status_of_inner_conditions": "`told-alone` uses the final status of what ends with a cond",
     "retries_without_a_shell": "`no-shell` uses retries of a command that no shell starts: ",
 }
 
@@ -235,7 +385,12 @@ def test_what_fails_sometimes_is_said(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("text_without_quotes", {}), ("collected_of_nothing", {"xs": [1]}), ("sources", {})],
+    [
+        ("text_without_quotes", {}),
+        ("text_of_plain_items", {}),
+        ("collected_of_nothing", {"xs": [1]}),
+        ("sources", {}),
+    ],
 )
 def test_what_is_known_to_be_right_is_not_said(name: str, arguments: dict[str, Any]) -> None:
     assert compiled(name, arguments).notices == ()

@@ -284,6 +284,11 @@ def long_argument(text: str):
 # what KFP fails at sometimes
 
 
+@dsl.pipeline(name="emoji-in-constant")
+def emoji_in_constant():
+    as_str(v="\U0001f389")
+
+
 @dsl.pipeline(name="text-with-values")
 def text_with_values(s: str = 'say "hi"'):
     as_str(v=f"x={s}")
@@ -292,6 +297,18 @@ def text_with_values(s: str = 'say "hi"'):
 @dsl.pipeline(name="text-without-quotes")
 def text_without_quotes(s: str = "plain", n: int = 3):
     as_str(v=f"x={s} {n}")
+
+
+@dsl.pipeline(name="text-of-plain-items")
+def text_of_plain_items():
+    with dsl.ParallelFor(["a", "b"]) as item:
+        as_str(v=f"x={item}")
+
+
+@dsl.pipeline(name="text-of-quoted-items")
+def text_of_quoted_items():
+    with dsl.ParallelFor(["a", 'say "b"']) as item:
+        as_str(v=f"x={item}")
 
 
 @dsl.pipeline(name="collected-of-nothing")
@@ -331,3 +348,242 @@ def called(out: dsl.OutputPath(str)):
 @dsl.pipeline(name="called-on-nodes")
 def called_on_nodes():
     rekindle.distribute(called(), nodes=2)
+
+
+# optional inputs behind conditions and loops
+
+
+@dsl.pipeline(name="deep")
+def deep(v: Optional[str] = None) -> str:
+    with dsl.ParallelFor([1, 2]) as j:
+        optional(v=v, w=j)
+    return optional(v=v).output
+
+
+@dsl.pipeline(name="absent-in-groups")
+def absent_in_groups(v: Optional[str] = None, n: Optional[int] = None, go: bool = True):
+    with dsl.If(go == True):
+        optional(v=v)
+    with dsl.ExitHandler(greet()):
+        with dsl.ParallelFor([1, 2]):
+            optional(v=v, w=n)
+            deep(v=v)
+
+
+@dsl.pipeline(name="absent-for-container")
+def absent_for_container(b: Optional[str] = None, a: str = "A"):
+    joins(a=a, b=b)
+
+
+@dsl.container_component
+def present_or_default(out: dsl.OutputPath(str), name: str = "you", other: str = "others"):
+    return dsl.ContainerSpec(
+        image="python:3.11",
+        command=["sh", "-c", 'mkdir -p "$(dirname "$0")" && printf "%s|" "$@" > "$0"'],
+        args=[
+            out,
+            dsl.IfPresentPlaceholder(
+                input_name="name", then=["--name", name, other], else_=["--nobody"]
+            ),
+        ],
+    )
+
+
+@dsl.pipeline(name="presence-of-defaults")
+def presence_of_defaults():
+    present_or_default()
+    present_or_default(name="me")
+
+
+@dsl.container_component
+def present_in_command(out: dsl.OutputPath(str), name: Optional[str] = None):
+    return dsl.ContainerSpec(
+        image="python:3.11",
+        command=[
+            "sh",
+            "-c",
+            'mkdir -p "$(dirname "$0")" && printf "%s|" "$@" > "$0"',
+            out,
+            dsl.IfPresentPlaceholder(input_name="name", then=["--name"], else_=["--nobody"]),
+        ],
+    )
+
+
+@dsl.pipeline(name="presence-in-command")
+def presence_in_command():
+    present_in_command(name="you")
+    present_in_command()
+
+
+# dollar signs
+
+
+@component
+def dollars() -> str:
+    return "a$$b $(KFP_POD_NAME)"
+
+
+@dsl.pipeline(name="dollars-in-source")
+def dollars_in_source():
+    dollars()
+
+
+@dsl.pipeline(name="dollars-in-argument")
+def dollars_in_argument(v: str = "a$$b"):
+    as_str(v=v)
+
+
+@dsl.pipeline(name="dollars-in-constant")
+def dollars_in_constant():
+    as_str(v="a$$b")
+
+
+# more that has no other form
+
+
+@dsl.pipeline(name="fact-in-variable")
+def fact_in_variable():
+    greet().set_env_variable("RUN", dsl.PIPELINE_JOB_NAME_PLACEHOLDER)
+
+
+@dsl.pipeline(name="fact-in-items")
+def fact_in_items():
+    with dsl.ParallelFor([dsl.PIPELINE_JOB_NAME_PLACEHOLDER, "b"]) as item:
+        as_str(v=item)
+
+
+@dsl.pipeline(name="image-with-tag")
+def image_with_tag(tag: str = "3.11"):
+    greet().set_container_image(f"python:{tag}")
+
+
+@dsl.pipeline(name="number-of-gpus")
+def number_of_gpus(n: int = 1):
+    greet().set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(n)
+
+
+@dsl.pipeline(name="text-of-gpus")
+def text_of_gpus(n: str = "1"):
+    greet().set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(n)
+
+
+@dsl.pipeline(name="machine-beside-output")
+def machine_beside_output(memory: str = "2G"):
+    as_str(v=greet().output).set_memory_limit(memory)
+
+
+@dsl.pipeline(name="machine-of-output")
+def machine_of_output():
+    greet().set_memory_limit(greet().output)
+
+
+@dsl.pipeline(name="uri-with-values")
+def uri_with_values(name: str = "m"):
+    reads(a=dsl.importer(artifact_uri=f"s3://b/{name}", artifact_class=dsl.Model).output)
+
+
+@dsl.pipeline(name="uri-of-step")
+def uri_of_step():
+    reads(a=dsl.importer(artifact_uri=greet().output, artifact_class=dsl.Model).output)
+
+
+@dsl.pipeline(name="uri-of-argument")
+def uri_of_argument(uri: str = "s3://b/m"):
+    model = dsl.importer(artifact_uri=uri, artifact_class=dsl.Model)
+    model.set_display_name("The model")
+    reads(a=model.output)
+
+
+@dsl.container_component
+def output_if_present(out: dsl.OutputPath(str), name: Optional[str] = None):
+    return dsl.ContainerSpec(
+        image="python:3.11",
+        command=["sh", "-c", 'mkdir -p "$(dirname "$1")" && echo "$@" > "$1"', "sh"],
+        args=[dsl.IfPresentPlaceholder(input_name="name", then=[out, name])],
+    )
+
+
+@dsl.pipeline(name="output-in-presence")
+def output_in_presence():
+    output_if_present(name="a")
+
+
+@dsl.pipeline(name="text-for-exit")
+def text_for_exit(x: str = "1"):
+    with dsl.ExitHandler(inner(v=f"end {x}")):
+        greet()
+
+
+@dsl.pipeline(name="exit-without-status")
+def exit_without_status():
+    with dsl.ExitHandler(greet()):
+        greet()
+
+
+@component
+def told_alone(status: dsl.PipelineTaskFinalStatus):
+    print(status)
+
+
+@dsl.pipeline(name="ignored-status-follower")
+def ignored_status_follower():
+    end = told_alone().after(greet()).ignore_upstream_failure()
+    greet().after(end)
+
+
+@dsl.pipeline(name="choice-of-importers")
+def choice_of_importers(go: bool = True):
+    with dsl.If(go == True):
+        a = dsl.importer(artifact_uri="s3://b/m", artifact_class=dsl.Artifact)
+    with dsl.Else():
+        b = dsl.importer(artifact_uri="s3://b/n", artifact_class=dsl.Artifact)
+    reads(a=dsl.OneOf(a.output, b.output))
+
+
+@dsl.pipeline(name="half-or-double")
+def half_or_double(x: int) -> float:
+    with dsl.If(x == 1):
+        a = half(x=1)
+    with dsl.Else():
+        b = half(x=4)
+    return dsl.OneOf(a.output, b.output)
+
+
+@dsl.pipeline(name="collected-of-choices")
+def collected_of_choices():
+    with dsl.ParallelFor([1, 2]) as x:
+        h = half_or_double(x=x)
+    total(xs=dsl.Collected(h.output))
+
+
+@dsl.pipeline(name="choice-of-conditions")
+def choice_of_conditions(go: bool = True):
+    with dsl.If(go == True):
+        a = greet()
+        with dsl.If(a.output == "x"):
+            greet()
+    with dsl.Else():
+        b = greet()
+    as_str(v=dsl.OneOf(a.output, b.output))
+
+
+@dsl.pipeline(name="status-of-conditions")
+def status_of_conditions():
+    with dsl.ExitHandler(told_alone()):
+        a = greet()
+        with dsl.If(a.output == "x"):
+            greet()
+
+
+@dsl.pipeline(name="ends-with-condition")
+def ends_with_condition() -> str:
+    a = greet()
+    with dsl.If(a.output == "x"):
+        greet()
+    return a.output
+
+
+@dsl.pipeline(name="status-of-inner-conditions")
+def status_of_inner_conditions():
+    with dsl.ExitHandler(told_alone()):
+        as_str(v=ends_with_condition().output)
