@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # with torch for CUDA and what a training needs; `make install` need not have run there
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: help install demo test test-changed test-all nightly gate-table layouts engines clouds torture fuzz coverage test-oldest test-clusters test-vllm trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
+.PHONY: help install demo test test-changed test-all nightly gate-table layouts engines clouds torture fuzz coverage test-oldest test-clusters test-vllm test-kubeflow trace-gpu test-gpu images test-containers conformance check docs format generate lock sbom release bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -118,6 +118,17 @@ test-clusters: .venv-clusters/installed  ## ingest and shard by Ray and by Spark
 
 test-vllm: .venv-vllm/installed  ## a language model written by vLLM on this processor: the texts that it was judged by
 	.venv-vllm/bin/python -m pytest -q tests/serve/test_vllm.py
+
+# the cluster: its file for kubectl, KFP's UI, an image of rekindle that it can pull. tests/kubeflow_cluster/README.md has
+# the other variables, which come from the environment
+KUBECONFIG ?=
+HOST ?=
+IMAGE ?=
+# which tests of the suite
+CASES ?= tests/kubeflow_cluster
+test-kubeflow: install  ## on a Kubeflow cluster of yours, and records what it answered: KUBECONFIG=FILE HOST=URL IMAGE=IMAGE
+	KUBEFLOW_HOST="$(HOST)" KUBEFLOW_IMAGE="$(IMAGE)" $(if $(KUBECONFIG),KUBECONFIG="$(abspath $(KUBECONFIG))") \
+		$(BIN)/python -m pytest -q $(CASES)
 
 trace-gpu: .venv-oldest/installed  ## what reaches a GPU, on CUDA tensors without values: no GPU is needed
 	.venv-oldest/bin/python -m pytest -q tests/gpu/test_fake_cuda.py

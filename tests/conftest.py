@@ -41,9 +41,10 @@ def pytest_addoption(parser):
     parser.addoption("--seeds", default="", help="FIRST:END of tests/conformance/test_generated.py")
 
 
-# Slow tests that only a change below one folder of the library can break: targets of their own.
+# Slow tests that only a change below one folder of the library can break, or that need a cluster: targets of their own.
 MATRICES = (
     "tests/engines/",
+    "tests/kubeflow_cluster/",
     "tests/plan/test_memory.py",
     "tests/platforms/azureml/",
     "tests/platforms/kubeflow/",

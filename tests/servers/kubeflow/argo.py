@@ -94,6 +94,8 @@ class Workflow:
         """Run what has not succeeded."""
         self.state, self.ended, self.terminating = "RUNNING", "", False
         self.history += ["PENDING", "RUNNING"]
+        if self.cluster:
+            self.cluster.retry_run(self.name)
         for step, container in self.launchers.items() if self.cluster else ():
             pod = self.cluster.start_pod(self.name, f"root.{step}.executor")
             container["env"] = [{"name": "KFP_POD_NAME", "value": pod}]

@@ -86,6 +86,7 @@ class FakeCluster:
         self.environment: dict[str, str] = {}
         self.configmaps: dict[str, dict[str, Any]] = {}
         self.events: dict[str, dict[str, Any]] = {}
+        self.quotas: dict[str, dict[str, Any]] = {}  # which refuse what has a GPU
         self.quota: int | None = None  # pods of a job that the namespace has room for
         # lines after which a log that is followed breaks off, twice as many each time
         self.longest_log: int | None = None
@@ -182,6 +183,10 @@ class FakeCluster:
         """As KFP's API server does it."""
         self.workflows[workflow]["spec"]["activeDeadlineSeconds"] = 0
 
+    def retry_run(self, workflow: str) -> None:
+        """As KFP's API server does it: the deadline by which it terminated the run goes."""
+        self.workflows[workflow]["spec"].pop("activeDeadlineSeconds", None)
+
     def delete_run(self, workflow: str) -> None:
         """And everything that it owns."""
         uid = self.workflows.pop(workflow)["metadata"]["uid"]
@@ -277,11 +282,20 @@ class FakeCluster:
             "secrets": {key[0]: {"metadata": {"name": key[0]}} for key in self.secrets},
             "configmaps": self.configmaps,
             "events": self.events,
+            "resourcequotas": self.quotas,
+            # what stands between a TrainJob and its pods is not played
+            "jobsets": {},
+            "jobs": {},
+            "subjectaccessreviews": {},
         }[resource]
-        if method == "POST" and resource == "trainjobs":
-            return 201, self.create_job(body)
-        if method == "POST" and resource == "secrets":
-            return 201, self.create_secret(body)
+        if method == "POST":
+            creations = {
+                "trainjobs": self.create_job,
+                "secrets": self.create_secret,
+                "resourcequotas": self.create_quota,
+                "subjectaccessreviews": self.review,
+            }
+            return 201, creations[resource](body)
         if method == "GET" and not name:
             wanted = dict(w.split("=") for w in query.get("labelSelector", "").split(",") if w)
             items = [o for o in known.values() if wanted.items() <= labels(o).items()]
@@ -294,10 +308,38 @@ class FakeCluster:
             uid = (body or {}).get("preconditions", {}).get("uid")
             if uid and uid != known[name]["metadata"]["uid"]:
                 raise Refused(409, "the UID in the precondition does not match")
-            self.jobs[name].object["metadata"]["deletionTimestamp"] = now()
-            threading.Thread(target=self.remove_job, args=[name], daemon=True).start()
-            return 200, {"kind": "Status", "status": "Success"}
+            return 200, self.delete(resource, name)
         return 200, copy.deepcopy(known[name])
+
+    def delete(self, resource: str, name: str) -> Any:
+        """Delete a TrainJob, a quota, or the pod of a node."""
+        if resource == "resourcequotas":
+            return self.quotas.pop(name)
+        if resource == "pods":
+            return self.kill_node(name)
+        self.jobs[name].object["metadata"]["deletionTimestamp"] = now()
+        threading.Thread(target=self.remove_job, args=[name], daemon=True).start()
+        return {"kind": "Status", "status": "Success"}
+
+    def kill_node(self, pod: str) -> Any:
+        """What a deletion without a grace period does to the pod of a node."""
+        made = self.pods[pod]
+        if JOBSET not in labels(made):
+            raise Refused(405, "only nodes of jobs can be deleted here")
+        self.jobs[labels(made)[JOBSET]].processes[int(labels(made)[INDEX])].kill()
+        return made
+
+    def create_quota(self, body: Any) -> Any:
+        created = copy.deepcopy(body)
+        created["metadata"]["uid"] = str(uuid.uuid4())
+        self.quotas[body["metadata"]["name"]] = created
+        return created
+
+    def review(self, body: Any) -> Any:
+        """Whether an account may do something, as the API server says it."""
+        asked = body["spec"]["resourceAttributes"]
+        words = [asked[name] for name in ("verb", "group", "resource", "namespace")]
+        return {**body, "status": {"allowed": self.allows(body["spec"]["user"], *words)}}
 
     def create_job(self, body: Any) -> Any:
         if wrong := problems("TrainJob", body):

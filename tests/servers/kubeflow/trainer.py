@@ -170,6 +170,8 @@ class Job:
             pod = f"{self.name}-node-0-0-"
             account = self.template["spec"]["serviceAccountName"]
             quota = self.cluster.quota
+            if self.cluster.quotas and "nvidia.com/gpu" in str(trainer.get("resourcesPerNode")):
+                quota = 0
             if account not in self.cluster.accounts:
                 why = (
                     f"error looking up service account kubeflow/{account}: "
