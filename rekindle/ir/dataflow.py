@@ -60,8 +60,8 @@ def scopes(
         scope = by_path[node.path.rpartition("/")[0]]
         yield node, scope
         if isinstance(node, ir.SubDag):
-            given = set(node.artifacts) - set(absent_artifacts(node, scope))
-            absent = _optional_artifacts(node.inputs) - given
+            not_given = set(absent_artifacts(node, scope))
+            absent = _optional_artifacts(node.inputs) - set(node.artifacts) | not_given
             known = inputs_of_dags.get(node.path, {})
             is_conditional = scope.is_conditional or node.condition is not None
             items = _written_items(node)
@@ -87,7 +87,8 @@ def absent_parameters(node: ir.AnyNode, scope: Scope) -> Iterator[str]:
         if binding.name not in scope.known or scope.known[binding.name] is not None:
             continue
         if isinstance(node, ir.SubDag):
-            if _is_asked_for(node, name):
+            # what is no input of it stands in a text for another one
+            if name not in node.inputs.parameters or _is_asked_for(node, name):
                 continue
         elif not _is_left_to_its_default(node, name, scope.inputs.parameters.get(binding.name)):
             continue
@@ -116,13 +117,22 @@ def _is_left_to_its_default(node: ir.Node, name: str, outer: ir.Parameter | None
 
 
 def absent_artifacts(node: ir.Node, scope: Scope) -> Iterator[str]:
-    """The optional artifacts of a node that are bound to one that nothing gives."""
+    """The artifacts of a node that are bound to one that nothing gives, and need not be."""
     for name, source in node.artifacts.items():
         port = node.inputs.artifacts.get(name)
-        if port is None or not port.optional or not isinstance(source, ir.FromInput):
+        if port is None or not isinstance(source, ir.FromInput):
             continue
-        if source.name in scope.absent_artifacts:
+        if source.name in scope.absent_artifacts and (port.optional or _is_of_group(node)):
             yield name
+
+
+def _is_of_group(node: ir.Node) -> bool:
+    """Whether kfp made a node of a condition, a loop or an exit handler."""
+    return isinstance(node, ir.SubDag) and (
+        node.condition is not None
+        or node.loop is not None
+        or node.name.startswith(("exit-handler-", "condition-"))
+    )
 
 
 def features_of_values(

@@ -48,19 +48,19 @@ def without_absent_inputs(spec: Json, graph: Graph, arguments: Mapping[str, Any]
         if not absent:
             continue
         task = _task_of_its_own(spec, node.path)
+        needed = {name for name in absent if not _is_optional(node, name)}
+        component = _component_of_its_own(spec, task) if needed else {}
         for kind in ("parameters", "artifacts"):
             for name in absent & set(task["inputs"].get(kind) or ()):
                 del task["inputs"][kind][name]
-        needed = {name for name in absent if not _is_optional(node, name)}
-        if needed:
-            declared = _component_of_its_own(spec, task)["inputDefinitions"]["parameters"]
-            for name in needed:
-                del declared[name]
+                if name in needed:
+                    del component["inputDefinitions"][kind][name]
 
 
 def _is_optional(node: AnyNode, name: str) -> bool:
-    port = node.inputs.parameters.get(name)
-    return port is None or port.optional
+    if name in node.inputs.artifacts:
+        return node.inputs.artifacts[name].optional
+    return node.inputs.parameters[name].optional
 
 
 def with_steps_for_texts(spec: Json, settings: Sequence[Json]) -> None:

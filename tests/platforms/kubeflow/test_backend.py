@@ -64,6 +64,7 @@ def outputs(record: RunRecord) -> dict[str, Any]:
         "absent",
         "absent_in_groups",
         "absent_for_container",
+        "absent_artifact_in_groups",
         "presence_of_defaults",
         "presence_in_command",
         "sources",
@@ -196,6 +197,34 @@ def test_no_condition_and_no_loop_is_given_what_has_no_value() -> None:
     assert condition["inputs"]["parameters"]["pipelinechannel--v"] == {
         "componentInputParameter": "v"
     }
+
+
+def test_no_condition_and_no_loop_is_given_an_artifact_that_is_not_there() -> None:
+    spec = document("absent_artifact_in_groups")
+    tasks_of_root = spec["root"]["dag"]["tasks"]
+    given = {
+        name: [task.get("inputs", {}).get("artifacts") for task in inner_tasks(spec, name)]
+        for name in ("reading", "reading-2", "reading-3")
+    }
+    assert "artifacts" not in tasks_of_root["reading"].get("inputs", {})
+    assert not any(given["reading"])
+    assert all(given["reading-2"])
+    assert not any(given["reading-3"])
+
+
+def inner_tasks(spec: Any, name: str) -> Iterator[Any]:
+    """The tasks at every depth inside a task of the root."""
+    waiting = [spec["root"]["dag"]["tasks"][name]]
+    while waiting:
+        component = spec["components"][waiting.pop()["componentRef"]["name"]]
+        inner = list(component.get("dag", {}).get("tasks", {}).values())
+        yield from inner
+        waiting += inner
+
+
+def test_a_text_of_an_input_without_a_value_still_asks_for_it() -> None:
+    maker = document("text_of_nothing")["root"]["dag"]["tasks"]["text-for-inner"]
+    assert maker["inputs"]["parameters"] == {"pipelinechannel--v": {"componentInputParameter": "v"}}
 
 
 def test_a_default_takes_the_place_of_an_argument_that_has_no_value() -> None:

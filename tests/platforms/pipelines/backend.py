@@ -370,6 +370,31 @@ def absent_in_groups(v: Optional[str] = None, n: Optional[int] = None, go: bool 
             deep(v=v)
 
 
+@component
+def is_there(a: Optional[dsl.Input[dsl.Artifact]] = None) -> bool:
+    return a is not None
+
+
+@dsl.pipeline(name="reading")
+def reading(a: Optional[dsl.Input[dsl.Artifact]] = None, go: bool = True) -> bool:
+    with dsl.If(go == True):
+        with dsl.ParallelFor([1, 2]):
+            is_there(a=a)
+    return is_there(a=a).output
+
+
+@dsl.pipeline(name="absent-artifact-in-groups")
+def absent_artifact_in_groups(a: Optional[dsl.Input[dsl.Artifact]] = None):
+    reading()
+    reading(a=makes().output)
+    reading(a=a)
+
+
+@dsl.pipeline(name="text-of-nothing")
+def text_of_nothing(v: Optional[str] = None):
+    inner(v=f"a{v}")
+
+
 @dsl.pipeline(name="absent-for-container")
 def absent_for_container(b: Optional[str] = None, a: str = "A"):
     joins(a=a, b=b)
