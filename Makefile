@@ -121,9 +121,9 @@ test-vllm: .venv-vllm/installed  ## a language model written by vLLM on this pro
 
 # the cluster: its file for kubectl, KFP's UI, an image of rekindle that it can pull. tests/kubeflow_cluster/README.md has
 # the other variables, which come from the environment
-KUBECONFIG ?= $()
-HOST ?= $()
-IMAGE ?= $()
+KUBECONFIG ?= $(wildcard $(HOME)/.kube/config)
+HOST ?= $(KUBEFLOW_HOST)
+IMAGE ?= $(KUBEFLOW_IMAGE)
 # which tests of the suite
 CASES ?= tests/kubeflow_cluster
 test-kubeflow: install  ## on a Kubeflow cluster of yours, and records what it answered: KUBECONFIG=FILE HOST=URL IMAGE=IMAGE

@@ -32,12 +32,16 @@ def cases() -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 CASES = cases()
+# what differs from run to run
+OF_THE_RUN = {"backend-facts": "the name of the run is one of its values"}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_values_on_the_cluster_are_those_of_a_run_here(
     case: str, suite: Suite, tmp_path: Path
 ) -> None:
+    if case in OF_THE_RUN:
+        pytest.skip(OF_THE_RUN[case])
     pipeline, own_arguments = CASES[case]
     text = with_shown_outputs(compile_function(pipeline))
     graph = read(text)

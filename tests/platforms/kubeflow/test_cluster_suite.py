@@ -30,7 +30,7 @@ ON_FAKES = (
     "test_training.py::test_nodes_that_were_killed_are_replaced",
     "test_training.py::test_a_cancelled_run_leaves_no_job_and_is_resumed",
     "test_obstacles.py",
-    "test_rights.py::test_accounts_may_do_what_they_need_and_no_more",
+    "test_rights.py",
     "test_pipelines.py::test_values_on_the_cluster_are_those_of_a_run_here[same-named tuple]",
     "test_pipelines.py::test_values_on_the_cluster_are_those_of_a_run_here[same-loop over structs]",
     "test_pipelines.py::test_values_on_the_cluster_are_those_of_a_run_here[typed-fields_into_texts]",
