@@ -4,17 +4,17 @@ inputs without a value, outputs of what may not have run.
 The SDK defines what each means, and a run here keeps to it; KFP's own backend does some
 otherwise, or fails at it (platforms/kubeflow/features.yaml says which, with its source).
 Their rows are in `catalog/dataflow.yaml`. features.py finds what a node is, this module
-what is done with its values."""
+what is done with its values, and scopes.py what they stand in."""
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.ir import graph as ir
 from rekindle.ir.origin import Origin, known_values
 from rekindle.ir.placeholders import (
+    INPUT_IN_TEXT,
     RUN_FACTS,
     Argument,
     Concat,
@@ -23,116 +23,13 @@ from rekindle.ir.placeholders import (
     references,
     templates,
 )
+from rekindle.ir.scopes import Scope, absent_artifacts, absent_parameters
 
 # the shells that a command may start with, so that something can stand in front of it
 _SHELLS = ("sh", "bash")
 _PARAMETERS = ("inputs", "parameters")
 _TIMES = ("pipeline_job_create_time_utc", "pipeline_job_schedule_time_utc")
 _WRITTEN_INTO_JSON = ("STRING", "LIST", "STRUCT")
-
-
-@dataclasses.dataclass(frozen=True)
-class Scope:
-    """What a node stands in."""
-
-    dag: ir.Dag
-    """The Dag around it."""
-    inputs: ir.Ports
-    """The inputs of that Dag."""
-    known: Mapping[str, Any]
-    """Its parameters that the arguments of a run decide; empty where none are known."""
-    absent_artifacts: frozenset[str]
-    """Its optional artifacts that nothing gives: those of a pipeline are never given."""
-    is_conditional: bool = False
-    """Whether a condition around it may leave all of it out."""
-    items: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
-    """Of a loop over a list that is written in it: the items, by the input that has one."""
-
-
-def scopes(
-    graph: ir.Graph, inputs_of_dags: Mapping[str, Mapping[str, Any]]
-) -> Iterator[tuple[ir.AnyNode, Scope]]:
-    """Every node at every depth with what it stands in."""
-    root_known = inputs_of_dags.get("", {})
-    root = Scope(graph.dag, graph.inputs, root_known, _optional_artifacts(graph.inputs))
-    by_path = {"": root}
-    for node in graph.nodes():
-        scope = by_path[node.path.rpartition("/")[0]]
-        yield node, scope
-        if isinstance(node, ir.SubDag):
-            not_given = set(absent_artifacts(node, scope))
-            absent = _optional_artifacts(node.inputs) - set(node.artifacts) | not_given
-            known = inputs_of_dags.get(node.path, {})
-            is_conditional = scope.is_conditional or node.condition is not None
-            items = _written_items(node)
-            by_path[node.path] = Scope(node.dag, node.inputs, known, absent, is_conditional, items)
-
-
-def _written_items(node: ir.SubDag) -> dict[str, Sequence[Any]]:
-    if node.loop is None or isinstance(node.loop.items, str):
-        return {}
-    return {node.loop.item: node.loop.items}
-
-
-def _optional_artifacts(ports: ir.Ports) -> frozenset[str]:
-    return frozenset(name for name, artifact in ports.artifacts.items() if artifact.optional)
-
-
-def absent_parameters(node: ir.AnyNode, scope: Scope) -> Iterator[str]:
-    """The parameters of a node that are bound to what has no value, as far as KFP's driver
-    fails at them or takes them for another value."""
-    for name, binding in node.parameters.items():
-        if not isinstance(binding, ir.FromInput):
-            continue
-        if binding.name not in scope.known or scope.known[binding.name] is not None:
-            continue
-        if isinstance(node, ir.SubDag):
-            # what is no input of it stands in a text for another one
-            if name not in node.inputs.parameters or _is_asked_for(node, name):
-                continue
-        elif not _is_left_to_its_default(node, name, scope.inputs.parameters.get(binding.name)):
-            continue
-        yield name
-
-
-def _is_asked_for(node: ir.SubDag, name: str) -> bool:
-    """Whether the condition of a node, or its loop, reads an input."""
-    if node.loop is not None and node.loop.items == name:
-        return True
-    return node.condition is not None and f"'{name}'" in node.condition.text
-
-
-def _is_left_to_its_default(node: ir.Node, name: str, outer: ir.Parameter | None) -> bool:
-    """Whether nothing has to be bound to an optional input of a step, and KFP wants it so.
-
-    A Python component takes its default where the driver reads null. The arguments of a
-    container know no defaults, and what kfp makes of a condition or a loop has no optional
-    inputs: null would end there."""
-    port = node.inputs.parameters.get(name)
-    if port is None or not port.optional:
-        return False
-    if isinstance(node, ir.Step) and not node.container.source:
-        return True
-    return outer is not None and not outer.optional
-
-
-def absent_artifacts(node: ir.Node, scope: Scope) -> Iterator[str]:
-    """The artifacts of a node that are bound to one that nothing gives, and need not be."""
-    for name, source in node.artifacts.items():
-        port = node.inputs.artifacts.get(name)
-        if port is None or not isinstance(source, ir.FromInput):
-            continue
-        if source.name in scope.absent_artifacts and (port.optional or _is_of_group(node)):
-            yield name
-
-
-def _is_of_group(node: ir.Node) -> bool:
-    """Whether kfp made a node of a condition, a loop or an exit handler."""
-    return isinstance(node, ir.SubDag) and (
-        node.condition is not None
-        or node.loop is not None
-        or node.name.startswith(("exit-handler-", "condition-"))
-    )
 
 
 def features_of_values(
@@ -428,8 +325,6 @@ def _has_output_in_branch(argument: Argument) -> bool:
 
 # machines
 
-_WHOLE_INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
-
 
 def _features_of_machines(step: ir.Step, scope: Scope) -> Iterator[tuple[str, str]]:
     """Images and resources that KFP's driver does not read as they are written: it takes
@@ -438,7 +333,7 @@ def _features_of_machines(step: ir.Step, scope: Scope) -> Iterator[tuple[str, st
     for text in (step.container.image, *resources):
         if "{{$" not in text:
             continue
-        whole = _WHOLE_INPUT.fullmatch(text)
+        whole = INPUT_IN_TEXT.fullmatch(text)
         if whole is None:
             yield "texts_for_machines", step.where
             continue
@@ -578,15 +473,17 @@ def _collects(dag: ir.Dag, source: ir.FromTask) -> bool:
     return any(_collects(node.dag, s) for s in node.dag.parameters.get(source.output, ()))
 
 
+def _sources_of(node: ir.SubDag, output: str) -> list[ir.FromTask]:
+    """The steps inside that an output of a Dag comes from; several of a OneOf."""
+    return [*node.dag.parameters.get(output, ()), *node.dag.artifacts.get(output, ())]
+
+
 def _is_chosen(dag: ir.Dag, source: ir.FromTask) -> bool:
     """Whether an output comes from a OneOf."""
     node = dag.nodes[source.task]
     if not isinstance(node, ir.SubDag):
         return False
-    sources = (
-        *node.dag.parameters.get(source.output, ()),
-        *node.dag.artifacts.get(source.output, ()),
-    )
+    sources = _sources_of(node, source.output)
     return len(sources) > 1 or any(_is_chosen(node.dag, inner) for inner in sources)
 
 
@@ -595,10 +492,7 @@ def _is_conditional(dag: ir.Dag, source: ir.FromTask) -> bool:
     node = dag.nodes[source.task]
     if not isinstance(node, ir.SubDag):
         return node.condition is not None
-    sources = (
-        *node.dag.parameters.get(source.output, ()),
-        *node.dag.artifacts.get(source.output, ()),
-    )
+    sources = _sources_of(node, source.output)
     if len(sources) > 1:  # a OneOf: one of its branches runs
         return False
     if node.condition is not None:

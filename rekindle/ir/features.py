@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rekindle.ir import graph as ir
-from rekindle.ir.dataflow import features_of_values, is_exit_task, scopes
+from rekindle.ir.dataflow import features_of_values, is_exit_task
 from rekindle.ir.origin import Origin, known_inputs, known_values, loop_origins
 from rekindle.ir.placeholders import (
     PLATFORM_FACTS,
@@ -21,6 +21,7 @@ from rekindle.ir.placeholders import (
     references,
     templates,
 )
+from rekindle.ir.scopes import scopes
 
 # The image of steps that KFP's driver does itself on its cluster (kfp-kubernetes)
 _STUBS = "argostub/"

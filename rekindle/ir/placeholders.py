@@ -21,6 +21,8 @@ _PORT = re.compile(
         (?:\.(?P<field>path|uri|metadata|output_file)(?:\['(?P<key>[^'\]]+)'\])?)?""",
     re.VERBOSE,
 )
+INPUT_IN_TEXT = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
+"""The placeholder of a parameter, as KFP's driver looks for it."""
 _ESCAPED_INPUT = re.compile(r"\.inputs\.parameters\['[^']+'\]\.json_escape\[\d+\]")
 # Facts of a run that every platform can give, and those that only some have
 RUN_FACTS = (

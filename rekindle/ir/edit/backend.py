@@ -12,15 +12,16 @@ All functions change the document that they are given."""
 import copy
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.ir import scripts
-from rekindle.ir.dataflow import absent_artifacts, absent_parameters, has_shell, scopes
+from rekindle.ir.dataflow import has_shell
 from rekindle.ir.edit.rewrite import component_of, ensured, executors_of
-from rekindle.ir.graph import AnyNode, Graph, Retry
+from rekindle.ir.graph import AnyNode, FromInput, Graph, Retry
 from rekindle.ir.origin import known_inputs
-from rekindle.ir.placeholders import RUN_FACTS, mapped
+from rekindle.ir.placeholders import INPUT_IN_TEXT, RUN_FACTS, mapped
+from rekindle.ir.scopes import absent_artifacts, absent_parameters, scopes
 from rekindle.protojson import Json
 
 _TEXT_SCRIPT = 'mkdir -p "$(dirname "$1")" && printf %s "$0" > "$1"'
@@ -30,19 +31,23 @@ _WRITES_SOURCE = 'printf "%s" "$0" > "$program_path/ephemeral_component.py"'
 # above this many bytes a source is packed, long before it reaches the limit of Argo
 _LONG_SOURCE = 32_768
 _FACT = re.compile(r"\{\{\$\.(" + "|".join(RUN_FACTS) + r")\}\}")
-_INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
 _ASKED = re.compile(r'"IfPresent": \{"InputName": "([^"]+)"')
 # what Argo, Kubernetes (`$$` and `$(NAME)`) or the database of KFP changes or refuses
 _CHANGED = re.compile(r"\{\{|\$\$|\$\([\w.-]+\)|[\U00010000-\U0010ffff]")
 
 
-def without_absent_inputs(spec: Json, graph: Graph, arguments: Mapping[str, Any]) -> None:
+def without_absent_inputs(spec: Json, graph: Graph, arguments: Mapping[str, Any]) -> list[str]:
     """Take out what binds an input to nothing.
+
+    Inputs of the pipeline that nothing reads any more go, too: KFP refuses a value for one
+    that is not there, and would lose one for an input that is not read. Returned are the
+    names of those that are read elsewhere: a value given later would arrive only there.
 
     KFP's driver gives a nested pipeline null for an optional input that its task does not
     name, and fails at one that it names and that has no value. What kfp makes of a
     condition, a loop or an exit handler has no optional inputs: there, the input itself
     goes."""
+    no_longer_read: set[str] = set()
     for node, scope in scopes(graph, known_inputs(graph, arguments)):
         absent = {*absent_artifacts(node, scope), *absent_parameters(node, scope)}
         if not absent:
@@ -55,6 +60,28 @@ def without_absent_inputs(spec: Json, graph: Graph, arguments: Mapping[str, Any]
                 del task["inputs"][kind][name]
                 if name in needed:
                     del component["inputDefinitions"][kind][name]
+        if "/" not in node.path:
+            no_longer_read |= _read_of_pipeline(node, absent)
+    read_elsewhere = no_longer_read & _inputs_read(spec["root"]["dag"])
+    for name in no_longer_read - read_elsewhere:
+        del spec["root"]["inputDefinitions"]["parameters"][name]
+    return sorted(read_elsewhere)
+
+
+def _read_of_pipeline(node: AnyNode, names: Container[str]) -> set[str]:
+    """The inputs of the Dag around a node that these parameters of it are bound to."""
+    bindings = [node.parameters[name] for name in node.parameters if name in names]
+    return {binding.name for binding in bindings if isinstance(binding, FromInput)}
+
+
+def _inputs_read(dag: Json) -> set[str]:
+    """The parameters of a Dag that its tasks are bound to."""
+    return {
+        binding["componentInputParameter"]
+        for task in dag["tasks"].values()
+        for binding in ((task.get("inputs") or {}).get("parameters") or {}).values()
+        if "componentInputParameter" in binding
+    }
 
 
 def _is_optional(node: AnyNode, name: str) -> bool:
@@ -97,7 +124,8 @@ def with_steps_for_texts(spec: Json, settings: Sequence[Json]) -> None:
 def _text_maker(spec: Json, task: Json, text: str, component: str, name: str, image: str) -> Json:
     """The task that makes `text`, and its component and executor in the pipeline."""
     bindings = task["inputs"]["parameters"]
-    inputs = {read: copy.deepcopy(bindings[read]) for read in dict.fromkeys(_INPUT.findall(text))}
+    read_inputs = dict.fromkeys(INPUT_IN_TEXT.findall(text))
+    inputs = {read: copy.deepcopy(bindings[read]) for read in read_inputs}
     # the text of a value is what an input of type STRING receives
     kinds = {read: {"parameterType": "STRING"} for read in inputs}
     spec["components"][f"comp-{component}"] = {
@@ -140,7 +168,7 @@ def _label_with_a_shell(spec: Json) -> str:
 
 def _share_pull_secrets(settings: Sequence[Json], label: str, new_label: str) -> None:
     """Let an executor pull the image of another one, which may be in a private registry."""
-    for by_label in _settings_by_label(settings):
+    for by_label in settings_by_label(settings):
         secrets = (by_label.get(label) or {}).get("imagePullSecret") or []
         # the name of a secret may be an input that is not there for the other step
         named = [secret for secret in secrets if not _reads_inputs(secret)]
@@ -168,7 +196,9 @@ def with_facts_as_inputs(spec: Json) -> None:
 
     KFP fills a fact where it is the whole value of an input, and nowhere else."""
     for label, container in _containers(spec):
-        _read_facts_in_words(spec, label, container)
+        facts = [fact for word in _words(container) for fact in _FACT.findall(word)]
+        _change_words(container, _facts_as_inputs)
+        with_facts_of(spec, label, facts)
     for dag in _dags(spec):
         for task in dag["tasks"].values():
             if "dag" not in spec["components"][task["componentRef"]["name"]]:
@@ -177,19 +207,11 @@ def with_facts_as_inputs(spec: Json) -> None:
 
 def with_facts_of(spec: Json, label: str, facts: Sequence[str]) -> None:
     """Make facts of the run inputs of an executor, by the names that `input_of_fact` gives."""
+    unique_facts = dict.fromkeys(facts)
     for component in _components_with(spec, label):
-        _declare(component, [input_of_fact(fact) for fact in facts])
+        _declare(component, [input_of_fact(fact) for fact in unique_facts])
     for task in list(_tasks_with(spec, label)):
-        _bind_facts(task, dict.fromkeys(facts))
-
-
-def _read_facts_in_words(spec: Json, label: str, container: Json) -> None:
-    facts = dict.fromkeys(fact for word in _words(container) for fact in _FACT.findall(word))
-    _change_words(container, _facts_as_inputs)
-    for component in _components_with(spec, label):
-        _declare(component, [input_of_fact(fact) for fact in facts])
-    for task in list(_tasks_with(spec, label)):
-        _bind_facts(task, facts)
+        _bind_facts(task, unique_facts)
 
 
 def _read_facts_in_constants(task: Json) -> None:
@@ -294,7 +316,9 @@ def with_defaults_of_arguments(spec: Json) -> None:
     for label, container in _containers(spec):
         words = _words(container)
         # an IfPresent counts a default as a value
-        read = {name for word in words for name in (*_INPUT.findall(word), *_ASKED.findall(word))}
+        read = {
+            name for word in words for name in (*INPUT_IN_TEXT.findall(word), *_ASKED.findall(word))
+        }
         for component in _components_with(spec, label):
             declared = (component.get("inputDefinitions") or {}).get("parameters") or {}
             defaults = {
@@ -397,7 +421,7 @@ def _give_executor(
     label = spec["components"][tasks[0]["componentRef"]["name"]]["executorLabel"]
     new_label = _free_name(label, executors_of(spec))
     executors_of(spec)[new_label] = copy.deepcopy(executor)
-    for by_label in _settings_by_label(settings):
+    for by_label in settings_by_label(settings):
         if label in by_label:
             by_label[new_label] = copy.deepcopy(by_label[label])
     for task in tasks:
@@ -477,7 +501,7 @@ def _containers(spec: Json) -> Iterator[tuple[str, Json]]:
             yield label, executor["container"]
 
 
-def _settings_by_label(settings: Sequence[Json]) -> Iterator[dict[str, Any]]:
+def settings_by_label(settings: Sequence[Json]) -> Iterator[dict[str, Any]]:
     """The settings of executors, for each platform that the documents have some for."""
     for document in settings:
         for platform in (document.get("platforms") or {}).values():

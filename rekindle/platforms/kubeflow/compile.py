@@ -60,6 +60,10 @@ _FOUR_BYTES = (
     "the pipeline uses a character of four bytes (an emoji, say) in a text or a description: "
     "KFP's server refuses it (HTTP 500) with the database that it installs"
 )
+_ONLY_IN_PART = (
+    "{name} is compiled without a value, and parts of the pipeline do not ask for it any more: "
+    "one that is set in KFP's UI would reach only the others; compile with it instead"
+)
 # the release since which KFP's own settings of Argo retry only pods that vanish
 _RETRIES_IN_PODS = (2, 17)
 LAUNCHER = ("python3", "-m", "rekindle.platforms.kubeflow.launcher")
@@ -82,7 +86,7 @@ def compile(
     if problems:
         raise refusal(problems)
     spec, settings = rewrite.rewritten(ir_text, bind(graph, arguments), place.image)
-    _avoid_faults(spec, settings, graph, arguments, place)
+    only_in_part = _avoid_faults(spec, settings, graph, arguments, place)
     labels = rewrite.distributed(spec, graph)
     if labels:
         spec, settings = rewrite.with_launchers(
@@ -109,6 +113,8 @@ def compile(
     found_notices = notices(graph, "kubeflow", arguments, place.version)
     if _BEYOND_THREE_BYTES.search(json.dumps([spec, *settings], ensure_ascii=False)):
         found_notices += (_FOUR_BYTES,)
+    for name in only_in_part:
+        found_notices += (_ONLY_IN_PART.format(name=name),)
     return Definition({f"{graph.name}.yaml": text.encode()}, found_notices)
 
 
@@ -130,9 +136,11 @@ def _avoid_faults(
     graph: Graph,
     arguments: Mapping[str, Any],
     place: KubeflowSpec,
-) -> None:
-    """Bring the pipeline into a form that KFP's backend runs as its SDK documents it."""
-    backend.without_absent_inputs(spec, graph, arguments)
+) -> list[str]:
+    """Bring the pipeline into a form that KFP's backend runs as its SDK documents it.
+
+    Returned are the inputs without a value that one given later would reach only in part."""
+    only_in_part = backend.without_absent_inputs(spec, graph, arguments)
     if numbers_of(place.version) >= _RETRIES_IN_PODS:
         backend.with_retries_in_pods(spec, settings, graph)
     backend.with_root(spec, place.pipeline_root)
@@ -144,6 +152,7 @@ def _avoid_faults(
     backend.with_names_of_importers(spec)
     backend.with_final_status(spec)
     backend.with_packed_sources(spec)
+    return only_in_part
 
 
 def _filled_facts(step: Step) -> list[str]:

@@ -5,15 +5,15 @@ task, the container and the settings of Kubernetes, each as JSON; its driver wri
 pod of a step, with its inputs and arguments, into the template of that. Argo 4 moves one
 over 131,072 bytes to a ConfigMap (createWorkflowPod in argo-workflows 4.0.5,
 workflow/controller/workflowpod.go), and the roles of KFP 2.17.0 do not let it: the step
-fails, nine times over. So what is too large is refused when it is compiled. What steps
-hand on while they run is not known here."""
+fails, and all its tries fail alike. So what is too large is refused when it is compiled.
+What steps hand on while they run is not known here."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rekindle.errors import Problem
-from rekindle.ir.edit.backend import task_at
+from rekindle.ir.edit.backend import settings_by_label, task_at
 from rekindle.ir.edit.rewrite import executors_of
 from rekindle.ir.graph import Graph, Step
 from rekindle.ir.origin import known_inputs, known_values
@@ -46,7 +46,9 @@ def _problems_of_drivers(spec: Json, settings: Sequence[Json]) -> Iterator[Probl
     if size > MOST_BYTES:
         what = f"its tasks and arguments make {_of_size(size)}"
         yield beyond("kubeflow", "", "root", what, _FIX)
-    settings_of = _settings_by_label(settings)
+    settings_of: dict[str, Json] = {}
+    for by_label in settings_by_label(settings):
+        settings_of |= by_label
     containers = executors_of(spec)
     for where, task in _tasks(spec):
         component = spec["components"][task["componentRef"]["name"]]
@@ -64,14 +66,6 @@ def _tasks(spec: Json) -> Iterator[tuple[str, Json]]:
     for where, component in parents.items():
         for name, task in ((component.get("dag") or {}).get("tasks") or {}).items():
             yield f"{where}.dag.tasks.{name}", task
-
-
-def _settings_by_label(settings: Sequence[Json]) -> Mapping[str, Json]:
-    by_label: dict[str, Json] = {}
-    for document in settings:
-        kubernetes = document["platforms"].get("kubernetes") or {}
-        by_label |= (kubernetes.get("deploymentSpec") or {}).get("executors") or {}
-    return by_label
 
 
 def _of_size(size: int) -> str:

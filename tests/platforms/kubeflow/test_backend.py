@@ -63,6 +63,7 @@ def outputs(record: RunRecord) -> dict[str, Any]:
         "branches",
         "absent",
         "absent_in_groups",
+        "absent_in_part",
         "absent_for_container",
         "absent_artifact_in_groups",
         "presence_of_defaults",
@@ -178,6 +179,17 @@ def test_what_has_no_value_is_bound_to_nothing() -> None:
     assert middle["dag"]["tasks"]["inner"]["inputs"]["parameters"]["v"] == {
         "componentInputParameter": "v"
     }
+
+
+def test_a_value_that_comes_too_late_is_not_lost_in_silence() -> None:
+    """KFP's server refuses one for an input that the root does not declare (validatePipelineJobInputs
+    in kubeflow/pipelines 2.17.0, backend/src/apiserver/template/v2_template.go)."""
+    assert list(document("absent")["root"]["inputDefinitions"]["parameters"]) == ["given"]
+    declared = document("absent", {"v": "x"})["root"]["inputDefinitions"]["parameters"]
+    assert list(declared) == ["given", "v"]
+    in_part = document("absent_in_part")["root"]
+    assert list(in_part["inputDefinitions"]["parameters"]) == ["v"]
+    assert compiled("absent_in_part", {"v": "x"}).notices == ()
 
 
 def test_no_condition_and_no_loop_is_given_what_has_no_value() -> None:
@@ -394,6 +406,7 @@ def test_a_text_is_counted_with_the_escapes_that_it_has_in_the_pod_of_its_step()
 
 NOTICED = {
     "text_with_values": "`as-str` uses an f-string with a text, a list or a struct in it: ",
+    "absent_in_part": "v is compiled without a value, and parts of the pipeline do not ask for it",
     "emoji_in_constant": "the pipeline uses a character of four bytes (an emoji, say)",
     "text_of_quoted_items": "`for-loop-2/as-str` uses an f-string with a text, a list or a struct",
     "collected_of_nothing": "`for-loop-1` uses Collected over a list that may be empty: ",

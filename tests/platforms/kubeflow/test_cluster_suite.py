@@ -21,6 +21,7 @@ from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.servers.kubeflow.kubernetes import ADMIN, FakeCluster
 from tests.servers.kubeflow.rest import TOKEN, Server, serving
 from tests.servers.kubeflow.trainer import Job
+from tests.support.kubeconfig import write_kubeconfig
 from tests.support.sagemaker_digits import mlflow as mlflow
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -50,21 +51,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
                 workflow.terminate()
 
 
-def kubeconfig(folder: Path, server: str, token: str) -> Path:
-    """A file by which rekindle finds the cluster."""
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "clusters": [{"name": "here", "cluster": {"server": server}}],
-        "users": [{"name": "user", "user": {"token": token}}],
-        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "user"}}],
-    }
-    file = folder / "kubeconfig"
-    file.write_text(json.dumps(document))
-    return file
-
-
 def run_suite(
     server: Server, folder: Path, *tests: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
@@ -73,7 +59,7 @@ def run_suite(
     (token,) = [t for t, user in server.cluster.tokens.items() if user == ADMIN]
     environment = {
         **os.environ,
-        "KUBECONFIG": str(kubeconfig(folder, server.cluster.url, token)),
+        "KUBECONFIG": str(write_kubeconfig(folder, server.cluster.url, token)),
         "KFP_TOKEN": TOKEN,
         "KUBEFLOW_HOST": server.url,
         "KUBEFLOW_IMAGE": f"registry.example.com/train@sha256:{'0' * 64}",

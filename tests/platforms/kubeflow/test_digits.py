@@ -29,6 +29,7 @@ from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.servers.kubeflow.kubernetes import FakeCluster
 from tests.servers.kubeflow.rest import TOKEN, Server, serving
 from tests.servers.kubeflow.trainer import Job
+from tests.support.kubeconfig import write_kubeconfig
 from tests.support.otherwise import OTHERWISE, skip_without, words_of
 from tests.support.sagemaker_digits import mlflow as mlflow
 
@@ -167,21 +168,6 @@ def test_two_nodes_train_by_deepspeed_or_under_mpirun_and_promote(
     assert ("ZeRO stage" in Path(summary["card"]).read_text()) == (how == "deepspeed")
 
 
-def kubeconfig(folder: Path, server: str, token: str) -> str:
-    """The path of a file by which kubectl and rekindle find the cluster as who has the token."""
-    folder.mkdir()
-    known = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "clusters": [{"name": "here", "cluster": {"server": server}}],
-        "users": [{"name": "who", "user": {"token": token}}],
-        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "who"}}],
-    }
-    (folder / "config").write_text(json.dumps(known))
-    return str(folder / "config")
-
-
 def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
     server: Server,
     s3: Any,
@@ -194,9 +180,9 @@ def test_what_passes_its_gate_is_deployed_by_the_last_step_and_answers(
     assert cluster is not None
     cluster.served.steps_a_look = 5
     cluster.grant(doctor.permissions(KubeflowSpec(), Needs(deploys_in_steps=True)))
-    steps = kubeconfig(tmp_path / "of-steps", cluster.url, "token-1")
+    steps = str(write_kubeconfig(tmp_path / "of-steps", cluster.url, "token-1"))
     server.environment |= {"KUBECONFIG": steps}
-    mine = kubeconfig(tmp_path / "mine", cluster.url, "deployer")
+    mine = str(write_kubeconfig(tmp_path / "mine", cluster.url, "deployer"))
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", mine)
     settings = {
         **place(server, mlflow),

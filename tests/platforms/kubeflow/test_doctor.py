@@ -28,6 +28,7 @@ from tests.servers.kubeflow.kubernetes import FakeCluster
 from tests.servers.kubeflow.rest import TOKEN, Server, serving
 from tests.servers.tls_hosts import Answer, Asked, Hosts
 from tests.servers.troubles import Fault
+from tests.support.kubeconfig import write_kubeconfig
 
 
 @pytest.fixture
@@ -36,26 +37,11 @@ def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
         yield cluster
 
 
-def kubeconfig(url: str, folder: Path, token: str) -> Path:
-    """A file that leads to the cluster, as who has the token."""
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "clusters": [{"name": "c", "cluster": {"server": url}}],
-        "users": [{"name": "u", "user": {"token": token}}],
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-    }
-    file = folder / "kubeconfig"
-    file.write_text(yaml.safe_dump(content))
-    return file
-
-
 def doctor(
     url: str, folder: Path, *words: str, token: str = "admin"
 ) -> subprocess.CompletedProcess[str]:
     """The verb in a process of its own, with a kubeconfig that leads to the cluster."""
-    file = kubeconfig(url, folder, token)
+    file = write_kubeconfig(folder, url, token)
     return subprocess.run(
         [sys.executable, "-m", "rekindle.cli.main", "doctor", "--platform", "kubeflow", *words],
         cwd=folder,
@@ -225,7 +211,12 @@ STORES: dict[str, tuple[dict[str, Any], dict[str, str], str, str]] = {
         "ok",
         "gs://team/kfp; set platforms.kubeflow.pipeline_root to it",
     ),
-    "S3 of nobody's": ({"pipeline_root": "s3://b/kfp"}, {}, "ok", "at AWS: kfp-launcher names no"),
+    "S3 without a provider": (
+        {"pipeline_root": "s3://b/kfp"},
+        {},
+        "ok",
+        "at AWS: kfp-launcher names no",
+    ),
     "S3 of a provider": (
         {"pipeline_root": "s3://b/kfp"},
         {"providers": "s3: {default: {endpoint: 's3.example.com'}}"},
@@ -243,7 +234,7 @@ def test_the_store_is_what_kfps_own_launcher_is_told(
     cluster.secrets["mlpipeline-minio-artifact", "accesskey"] = "k"
     if data:
         cluster.configmaps["kfp-launcher"] = {"data": data}
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(cluster.url, tmp_path, "admin")))
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, cluster.url, "admin")))
     place = KubeflowSpec(**section)
     (found,) = answered([PlatformCheck("store", "", lambda: store(place))])
     assert (found.state, said in found.said) == (state, True), found
@@ -252,7 +243,7 @@ def test_the_store_is_what_kfps_own_launcher_is_told(
 def test_who_may_not_read_secrets_is_not_asked_about_the_store(
     cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(cluster.url, tmp_path, "token-1")))
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, cluster.url, "token-1")))
     (found,) = answered([PlatformCheck("store", "", lambda: store(KubeflowSpec()))])
     assert found.state == "not asked"
 

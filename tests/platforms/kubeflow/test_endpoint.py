@@ -5,7 +5,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-import yaml
 
 from rekindle.errors import RequestError, UnreachableError
 from rekindle.platforms.kubeflow import doctor
@@ -21,6 +20,7 @@ from tests.platforms.shadowing import goes_through_the_shadow
 from tests.quick import first
 from tests.serve.models import own
 from tests.servers.kubeflow.kubernetes import FakeCluster, Trouble
+from tests.support.kubeconfig import write_kubeconfig
 
 IMAGE = f"registry.example.com/cpu@sha256:{'0' * 64}"
 FAST = DeploySpec(canary=(10,), step_minutes=0, min_requests=100)
@@ -514,19 +514,11 @@ def test_a_command_killed_before_or_after_any_change_is_completed_by_the_same(
 
 
 def test_the_cluster_is_that_of_kubectls_context(world, fake, tmp_path, monkeypatch):
-    kubeconfig = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "clusters": [{"name": "c", "cluster": {"server": fake.url}}],
-        "users": [{"name": "u", "user": {"token": "deployer"}}],
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-    }
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    kubeconfig = str(write_kubeconfig(tmp_path, fake.url, "deployer"))
+    monkeypatch.setenv("KUBECONFIG", kubeconfig)
     from kubernetes.config import kube_config
 
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", kubeconfig)
     world.to("1")
     assert KubeflowEndpoint(world.place, world.spec, "tickets").standing() == {"1": ("ready", 100)}
     fake.tokens["deployer"] = fake.tokens["admin"]

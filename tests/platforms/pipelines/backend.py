@@ -208,6 +208,12 @@ def absent(v: Optional[str] = None, given: str = "here"):
     middle(v=given)
 
 
+@dsl.pipeline(name="absent-in-part")
+def absent_in_part(v: Optional[str] = None):
+    middle(v=v)
+    optional(v=v)
+
+
 # sources
 
 

@@ -139,7 +139,7 @@ class Job:
         while len(codes) < len(names):
             for rank, process in enumerate(self.processes):
                 if names[rank] in self.lost:
-                    continue  # nobody says how it ended
+                    continue  # its machine is gone, and with it how it ended
                 if rank not in codes and (code := process.poll()) is not None:
                     codes[rank] = code if code >= 0 else 128 - code
                     self.finish(names[rank], codes[rank])
