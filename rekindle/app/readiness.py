@@ -1,6 +1,7 @@
 """What `rekindle doctor` answers: whether a config, this machine and a platform are ready
 for each other, with every problem at once."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rekindle.app.prepared import NotReadyError, prepare_for, prepare_here
@@ -9,8 +10,11 @@ from rekindle.outputs import Readiness, ReadinessCheck, rows_of
 from rekindle.platforms.api import platform_of
 from rekindle.platforms.checks import Needs, run_checks
 from rekindle.platforms.checks import problems as problems_of
+from rekindle.records import write_atomically
+from rekindle.spec.load import load_target
 from rekindle.spec.model import Spec
 from rekindle.spec.platforms import PlatformsSpec
+from rekindle.spec.yaml_edit import with_values
 
 
 def readiness_here(spec: Spec, home: Path) -> Readiness:
@@ -54,6 +58,41 @@ def readiness_on(spec: Spec | None, platform: str, home: Path) -> Readiness:
         checks=checks,
         errors=errors,
     )
+
+
+def settings_of(readiness: Readiness) -> dict[str, str]:
+    """What the config should say by what the platform answered, by dotted paths of
+    fields."""
+    settings: dict[str, str] = {}
+    for check in readiness.checks:
+        settings |= check.settings
+    return settings
+
+
+def write_settings(config: Path, settings: Mapping[str, str], overrides: Sequence[str]) -> None:
+    """Write settings into the file of a config, and nothing else.
+
+    Raises RequestError, with the file as it was, where that cannot be done, or the config
+    would not be valid with them."""
+    file = config.resolve()  # of a link, what it leads to
+    if file.suffix.lower() not in (".yaml", ".yml"):
+        raise RequestError(
+            f"{config} is not a YAML config",
+            fix="add the lines to the config that names the pipeline: " + ", ".join(settings),
+        )
+    before = file.read_bytes().decode()  # as it is, with its ends of lines
+    mode = file.stat().st_mode
+    try:
+        write_atomically(file, with_values(before, settings, str(config)))
+        file.chmod(mode)
+        load_target(config, overrides)
+    except RequestError:
+        write_atomically(file, before)
+        file.chmod(mode)
+        raise
+    except OSError as error:
+        message = f"cannot write {config}: {error.strerror}"
+        raise RequestError(message, fix="add the lines by hand") from error
 
 
 def needs_of(spec: Spec, platform: str) -> Needs:

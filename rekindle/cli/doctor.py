@@ -1,14 +1,15 @@
 """`rekindle doctor [CONFIG] [--platform P]`: checks that a platform has everything that a
 run needs. Prints every check with its result, and all problems at once, each with its
-fix; changes nothing."""
+fix. Changes nothing on the platform, and the config only with `--write`."""
 
 import itertools
+import textwrap
 from collections import Counter
 from pathlib import Path
 
 import click
 
-from rekindle.app.readiness import readiness_here, readiness_on
+from rekindle.app.readiness import readiness_here, readiness_on, settings_of, write_settings
 from rekindle.cli.options import (
     Overrides,
     answer,
@@ -19,29 +20,43 @@ from rekindle.cli.options import (
 )
 from rekindle.errors import PlatformError, Problem, RequestError
 from rekindle.masking import plain
-from rekindle.outputs import ReadinessCheck, rows_of
+from rekindle.outputs import Readiness, ReadinessCheck, rows_of
 from rekindle.spec.load import load_target
+from rekindle.spec.yaml_edit import as_lines
 
 
 @click.command("doctor")
 @maybe_config
 @overrides
 @platform("Target platform.", here=True, default="local", show_default=True)
+@click.option(
+    "--write", is_flag=True, help="Add to CONFIG what the platform says that it should have."
+)
 @shared
 def command(
-    config: Path | None, overrides: Overrides, platform: str, home: Path, as_json: bool
+    config: Path | None,
+    overrides: Overrides,
+    platform: str,
+    write: bool,
+    home: Path,
+    as_json: bool,
 ) -> int:
     """Check CONFIG against a platform, and print the least permissions that steps need.
-    Makes read-only calls to the platform, and changes nothing."""
+    Makes read-only calls to the platform, and changes nothing there."""
     if config is None and platform == "local":
         raise RequestError("there is no config to look at", fix="rekindle doctor CONFIG")
-    spec = load_target(config, overrides) if config else None
-    if spec and platform == "local":
-        readiness = readiness_here(spec, home)
-    else:
-        readiness = readiness_on(spec, platform, home)
-    checks = readiness.checks
-    no_answer = _no_answer(platform, checks)
+    if config is None and write:
+        fix = f"rekindle doctor CONFIG --platform {platform} --write"
+        raise RequestError("--write has no config to write to", fix=fix)
+    readiness = _ask(config, overrides, platform, home)
+    settings = settings_of(readiness)
+    if config is not None and write and settings:
+        write_settings(config, settings, overrides)
+        _print_written(config, settings)
+        readiness = _ask(config, overrides, platform, home)
+        readiness = readiness.model_copy(update={"written": settings})
+        settings = {}
+    no_answer = _no_answer(platform, readiness.checks)
     if no_answer is not None:
         errors = (*readiness.errors, *rows_of(no_answer))
         readiness = readiness.model_copy(update={"errors": errors})
@@ -51,16 +66,21 @@ def command(
         if not readiness.errors:
             return 0
         return 1 if only_no_answer else 2
-    if readiness.permissions:
-        click.echo(readiness.permissions)
-    _print_checks(checks)
+    _print_readiness(readiness, config, settings)
     if no_answer is not None and only_no_answer:
         raise no_answer
     if readiness.errors:
         raise RequestError([Problem(e.what, e.where, e.fix, e.code) for e in readiness.errors])
-    if spec or checks:
-        _print_ready(platform, checks)
+    if config is not None or readiness.checks:
+        _print_ready(platform, readiness.checks)
     return 0
+
+
+def _ask(config: Path | None, overrides: Overrides, platform: str, home: Path) -> Readiness:
+    spec = load_target(config, overrides) if config else None
+    if spec and platform == "local":
+        return readiness_here(spec, home)
+    return readiness_on(spec, platform, home)
 
 
 def _no_answer(platform: str, checks: tuple[ReadinessCheck, ...]) -> PlatformError | None:
@@ -72,6 +92,27 @@ def _no_answer(platform: str, checks: tuple[ReadinessCheck, ...]) -> PlatformErr
         where=checks[0].where,
         fix="check the network, and retry the command",
     )
+
+
+def _print_readiness(readiness: Readiness, config: Path | None, settings: dict[str, str]) -> None:
+    if readiness.permissions:
+        click.echo(readiness.permissions)
+    _print_checks(readiness.checks)
+    if settings:
+        _print_settings(config, settings)
+
+
+def _print_settings(config: Path | None, settings: dict[str, str]) -> None:
+    """The lines that the config should have."""
+    target = str(config) if config is not None else "a config"
+    hint = "; --write adds them" if config is not None else ""
+    click.echo(f"lines for {target}, as the platform says{hint}:", err=True)
+    click.echo(plain(textwrap.indent(as_lines(settings), "    ")), err=True)
+
+
+def _print_written(config: Path, settings: dict[str, str]) -> None:
+    click.echo(f"added to {config}:", err=True)
+    click.echo(plain(textwrap.indent(as_lines(settings), "    ")), err=True)
 
 
 def _print_ready(platform: str, checks: tuple[ReadinessCheck, ...]) -> None:

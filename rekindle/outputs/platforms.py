@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+from pydantic import Field
+
 from rekindle.outputs.errors import ErrorRow
 from rekindle.records import Record, VersionedRecord
 
@@ -141,6 +143,8 @@ class ReadinessCheck(Record):
     said: str
     """The answer, what is wrong, or why it could not be asked, which is no problem by itself."""
     fix: str = ""
+    settings: dict[str, str] = Field(default_factory=dict)
+    """What the config should say, by dotted paths of fields: `doctor --write` writes it."""
 
 
 class Readiness(VersionedRecord):
@@ -151,3 +155,6 @@ class Readiness(VersionedRecord):
     """Those that steps need at least."""
     checks: tuple[ReadinessCheck, ...] = ()
     errors: tuple[ErrorRow, ...] = ()
+    written: dict[str, str] = Field(default_factory=dict)
+    """What `--write` added to the config, by dotted paths of fields; the checks are those of
+    the config with it."""

@@ -38,6 +38,25 @@ class NotChecked(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a check found, and what the config should say of it."""
+
+    text: str
+    settings: Mapping[str, str]
+    """Values by the dotted paths of their fields: `platforms.kubeflow.pipeline_root`."""
+
+
+class CurableError(RequestError):
+    """A problem that is cured where the config has these settings."""
+
+    def __init__(
+        self, what: str, settings: Mapping[str, str], *, where: str = "", fix: str = ""
+    ) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.settings = settings
+
+
+@dataclasses.dataclass(frozen=True)
 class PlatformCheck:
     """`ask` returns what was found; RequestError is a problem, any other error leaves it
     open. `where` is a field of the config, or a name on the platform. `early` ones are
@@ -46,7 +65,7 @@ class PlatformCheck:
 
     name: str
     where: str
-    ask: Callable[[], str]
+    ask: Callable[[], str | Answer]
     early: bool = False
     login: bool = False
 
@@ -74,7 +93,7 @@ def about(section: str, client: object) -> Callable[..., PlatformCheck]:
     def check(
         name: str,
         field: str,
-        ask: Callable[..., str],
+        ask: Callable[..., str | Answer],
         *args: object,
         early: bool = False,
         login: bool = False,
@@ -149,15 +168,25 @@ def _answer(check: PlatformCheck) -> tuple[ReadinessCheck, ...]:
     """What a check found: one row, or one a problem."""
     row = functools.partial(ReadinessCheck, name=check.name)
     try:
-        return (row(where=check.where, state="ok", said=masked(check.ask())),)
+        answer = check.ask()
+        if isinstance(answer, str):
+            answer = Answer(answer, {})
+        settings = dict(answer.settings)
+        return (row(where=check.where, state="ok", said=masked(answer.text), settings=settings),)
     except (NotChecked, HttpError) as error:
         return (_unasked(check, str(error)),)
     except RequestError as error:
-        rows = []
-        for problem in error.problems:
-            where = problem.where or check.where
-            rows.append(row(where=where, state="problem", said=problem.what, fix=problem.fix))
-        return tuple(rows)
+        settings = dict(error.settings) if isinstance(error, CurableError) else {}
+        return tuple(
+            row(
+                where=problem.where or check.where,
+                state="problem",
+                said=problem.what,
+                fix=problem.fix,
+                settings=settings,
+            )
+            for problem in error.problems
+        )
     except RekindleError as error:
         return (_unasked(check, error.problems[0].what),)
     except Exception as error:  # an answer of another shape must not hide all others

@@ -74,7 +74,7 @@ def read_document(path: Path) -> Document:
 
 def parse_document(text: str, origin: str) -> Document:
     """The mapping in `text`; `origin` names it in errors."""
-    node = _compose(text, origin)
+    node = compose(text, origin)
     reader = _YamlReader(origin)
     values = reader.value(node, (), 0) if node is not None else {}
     if not isinstance(values, dict):
@@ -91,7 +91,7 @@ def parse_value(text: str) -> Any:
     """The value of a `--set` override: a YAML scalar, `[a, b]` or `{a: b}`."""
     if text.strip()[:1] in ("@", "`", "%"):  # reserved in YAML, so that no value begins so
         return text.strip()
-    node = _compose(text, "--set", _QUOTE)
+    node = compose(text, "--set", _QUOTE)
     reader = _YamlReader("--set")
     value = reader.value(node, (), 0) if node is not None else None
     if reader.problems:
@@ -115,7 +115,9 @@ def _end_of_last_value(node: yaml.Node | None) -> int:
     return int(last.end_mark.index) if last is not None else 0
 
 
-def _compose(text: str, origin: str, fix: str = "") -> yaml.Node | None:
+def compose(text: str, origin: str, fix: str = "") -> yaml.Node | None:
+    """The nodes of `text`, with their places in it; None where it holds nothing. SpecError
+    where it is not YAML, with `fix` or what suits the error."""
     try:
         return yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:

@@ -1,6 +1,9 @@
 """Files by which kubectl and rekindle find a cluster that tests play."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 
@@ -18,3 +21,17 @@ def write_kubeconfig(folder: Path, server: str, token: str) -> Path:
     file = folder / "kubeconfig"
     file.write_text(json.dumps(document))
     return file
+
+
+def doctor(
+    url: str, folder: Path, *words: str, token: str = "admin"
+) -> subprocess.CompletedProcess[str]:
+    """`rekindle doctor` in a process of its own, with a kubeconfig that leads to the cluster."""
+    file = write_kubeconfig(folder, url, token)
+    return subprocess.run(
+        [sys.executable, "-m", "rekindle.cli.main", "doctor", "--platform", "kubeflow", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KUBECONFIG": str(file)},
+    )

@@ -3,8 +3,8 @@ through KFP's own client.
 
 The service gives ids. A run is called by its definition and the submission's token, and
 looked for by that name before it is created and after a call that failed; of two that
-were created at once the older one stays. Authority: kfp 2.17's client. Untested against a
-real cluster."""
+were created at once the older one stays. Authority: kfp 2.17's client, and what its server
+answered (tests/platforms/kubeflow/recorded)."""
 
 import contextlib
 import dataclasses

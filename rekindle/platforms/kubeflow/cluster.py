@@ -41,6 +41,9 @@ _REFUSED_FIXES = {
 }
 
 _WEBHOOK = 'admission webhook "'
+_ANY_JSON = "application/json, */*"
+# an object without its content (meta/v1 PartialObjectMetadata)
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
 class Conflict(Exception):
@@ -120,6 +123,12 @@ class ApiServer:
         """An object, or a list of objects; None if there is none."""
         return self._answer_or_none("GET", path, query, none_for=(404,))
 
+    def exists(self, path: str) -> bool:
+        """Whether there is such an object; only its metadata is asked for, so that the values
+        of a Secret stay where they are."""
+        answer = self._answer_or_none("GET", path, {}, none_for=(404,), accept=_METADATA)
+        return answer is not None
+
     def create(self, path: str, body: Json) -> Json:
         """Create an object; returns it as it was stored.
 
@@ -167,11 +176,12 @@ class ApiServer:
         body: Json | None = None,
         *,
         none_for: Collection[int],
+        accept: str = _ANY_JSON,
     ) -> Json | None:
         """The server's answer; None for the statuses `none_for`. StepError where the
         server refuses otherwise, or did not answer in `patience_seconds`."""
         try:
-            return self.answer(method, path, query, body)
+            return self.answer(method, path, query, body, accept=accept)
         except HttpError as error:
             if error.status in none_for:
                 return None
@@ -190,7 +200,13 @@ class ApiServer:
             raise StepError(message, where=f"{method} {path}", fix=fix) from None
 
     def answer(
-        self, method: str, path: str, query: Mapping[str, str], body: Json | None = None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Json | None = None,
+        *,
+        accept: str = _ANY_JSON,
     ) -> Json:
         """The server's answer; HttpError where it refuses, or did not answer in
         `patience_seconds`."""
@@ -199,7 +215,7 @@ class ApiServer:
         def once() -> Json:
             return request(
                 url,
-                self._headers(),
+                self._headers(accept),
                 body=body,
                 method=method,
                 timeout_seconds=_REQUEST_SECONDS,
@@ -225,11 +241,11 @@ class ApiServer:
             context.load_cert_chain(*self.certificate)
         return context
 
-    def _headers(self) -> dict[str, str]:
+    def _headers(self, accept: str = _ANY_JSON) -> dict[str, str]:
         token = self.token
         if isinstance(token, Path):  # read for each request: tokens of accounts rotate
             token = token.read_text().strip()
-        headers = {"Accept": "application/json, */*", "Content-Type": "application/json"}
+        headers = {"Accept": accept, "Content-Type": "application/json"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
         return headers

@@ -10,43 +10,45 @@ specification for anonymous pulls; Kubeflow Trainer's v1alpha1."""
 
 import functools
 import re
-import shlex
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from urllib.parse import quote, urlencode
-
-import yaml
 
 from rekindle.errors import RequestError, StepError
 from rekindle.http import HttpError
 from rekindle.platforms import reads
-from rekindle.platforms.checks import Needs, NotChecked, PlatformCheck, about
+from rekindle.platforms.checks import (
+    Answer,
+    CurableError,
+    Needs,
+    NotChecked,
+    PlatformCheck,
+    about,
+)
 from rekindle.platforms.feature_checks import numbers_of
+from rekindle.platforms.kubeflow import cluster_checks, store_checks
 from rekindle.platforms.kubeflow.client import images, spec_of, token_of, trainers
 from rekindle.platforms.kubeflow.cluster import ApiServer
+from rekindle.platforms.kubeflow.quota_checks import NodeDemand, demand_of, quota
 from rekindle.platforms.kubeflow.section import KubeflowSpec
-from rekindle.platforms.kubeflow.store import SCHEME
 from rekindle.platforms.reads import Image, manifest, read
 from rekindle.platforms.submission import Definition
+from rekindle.protojson import Json
 
-_MANIFESTS = Path(__file__).with_name("manifests")
 # WWW-Authenticate: realm="https://...",service="...",scope="..."
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
-_TRAINER = "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes"
 _PATIENCE_SECONDS = 3.0
-# of KFP's launcher, where its ConfigMap says nothing (backend/src/v2/config/env.go)
-_DEFAULT_ROOT = "minio://mlpipeline/v2/artifacts"
+_DEPLOYER = "rekindle-deployer"  # the Role of who deploys
 
 
 def permissions(place: KubeflowSpec, needs: Needs) -> str:
     """The least that the service accounts of runs and of nodes need, as a manifest to
     apply."""
-    text = (_MANIFESTS / "rbac.yaml").read_text(encoding="utf-8")
+    text = (cluster_checks.MANIFESTS / "rbac.yaml").read_text(encoding="utf-8")
     text = text.replace("namespace: kubeflow", f"namespace: {place.namespace}")
     if needs.deploys_in_steps:
         # the launcher's Role, to the account of the steps
         _, launcher_role, *_ = text.split("---\n")
-        text += "---\n" + launcher_role.replace("name: rekindle\n", "name: rekindle-deployer\n")
+        text += "---\n" + launcher_role.replace("name: rekindle\n", f"name: {_DEPLOYER}\n")
     text = text.replace("name: pipeline-runner\n", f"name: {place.service_account}\n")
     return text.replace("name: rekindle-node\n", f"name: {place.node_account}\n")
 
@@ -65,12 +67,56 @@ def checks(
     yield PlatformCheck(
         "cluster", "kubectl's context", functools.partial(cluster, place), login=True
     )
-    if definition is None or trainers(spec_of(definition)):
-        name = f"clustertrainingruntime {place.runtime}"
-        yield PlatformCheck("runtime", name, functools.partial(runtime, place))
-        yield PlatformCheck("store", "the store of artifacts", functools.partial(store, place))
+    yield from _checks_of_cluster(place, definition, needs)
+
+
+def _checks_of_cluster(
+    place: KubeflowSpec, definition: Definition | None, needs: Needs
+) -> Iterator[PlatformCheck]:
+    """What the cluster itself is asked, for a definition or for any."""
+    ask = functools.partial(_question, place)
+    demands: list[NodeDemand] = []
+    if definition is not None:
+        jobs = trainers(spec_of(definition))
+        demands = [demand_of(path, trainer) for path, trainer in jobs.items()]
+    is_distributed = definition is None or bool(demands)
+    manifest = permissions(place, needs)
+    folder = f"namespace {place.namespace}"
+    yield ask("accounts", folder, cluster_checks.accounts, is_distributed=is_distributed)
+    for name in sorted({reference.partition("/")[0] for reference in place.secrets.values()}):
+        yield ask("secret", f"secret {name}", cluster_checks.secret, name)
+    yield ask("retries", "workflow-controller-configmap", cluster_checks.argo)
+    if is_distributed:
+        runtime = f"clustertrainingruntime {place.runtime}"
+        yield ask("rights", folder, cluster_checks.rights, manifest)
+        yield ask("runtime", runtime, cluster_checks.runtime)
+        yield ask("store", "the store of artifacts", store_checks.store_for_nodes)
+        yield ask("quota", folder, quota, demands)
+        yield ask("mesh", folder, cluster_checks.mesh)
+        if place.queue:
+            yield ask("queue", "platforms.kubeflow.queue", cluster_checks.queue)
+    else:
+        yield ask("store", "the store of artifacts", store_checks.store_for_reports)
+    if needs.deploys:
+        yield ask("deploying", folder, cluster_checks.own_rights, manifest, _DEPLOYER)
     if place.gateway:
-        yield PlatformCheck("gateway", place.gateway, functools.partial(gateway, place))
+        yield ask("gateway", place.gateway, cluster_checks.gateway)
+
+
+def _question(
+    place: KubeflowSpec,
+    name: str,
+    where: str,
+    check: Callable[..., str | Answer],
+    *args: object,
+    **options: object,
+) -> PlatformCheck:
+    """A check of the cluster that kubectl speaks to."""
+
+    def ask() -> str | Answer:
+        return check(place, ApiServer.configured(_PATIENCE_SECONDS), *args, **options)
+
+    return PlatformCheck(name, where, ask)
 
 
 def api(place: KubeflowSpec) -> str:
@@ -83,6 +129,7 @@ def api(place: KubeflowSpec) -> str:
         query["namespace"] = place.namespace
     try:
         health = read(f"{host}/apis/v2beta1/healthz", headers)
+        _refuse_no_profile(health, place)
         read(f"{host}/apis/v2beta1/experiments?{urlencode(query)}", headers)
     except HttpError as error:
         # a proxy before KFP redirects to its login
@@ -108,6 +155,17 @@ def api(place: KubeflowSpec) -> str:
     return description
 
 
+def _refuse_no_profile(health: Json, place: KubeflowSpec) -> None:
+    """RequestError where the server is for several users, whose runs live in their profiles,
+    and the config names none."""
+    if health.get("multi_user") and place.namespace == "kubeflow":
+        raise RequestError(
+            f"{place.host} is for several users: runs live in the namespaces of their profiles",
+            where="platforms.kubeflow.namespace",
+            fix="name yours; `kubectl get profiles` lists them",
+        )
+
+
 def _refuse_older(version: str, place: KubeflowSpec) -> None:
     """RequestError where the server is older than the config says it is: it would leave out
     what it does not know.
@@ -116,8 +174,9 @@ def _refuse_older(version: str, place: KubeflowSpec) -> None:
     if not re.fullmatch(r"\d+(\.\d+)+", version):
         return
     if numbers_of(version) < numbers_of(place.version):
-        raise RequestError(
+        raise CurableError(
             f"{place.host} runs Kubeflow Pipelines {version}, and the config says {place.version}",
+            {"platforms.kubeflow.version": version},
             where="platforms.kubeflow.version",
             fix=f"set platforms.kubeflow.version: {version}",
         )
@@ -155,67 +214,6 @@ def cluster(place: KubeflowSpec) -> str:
     except StepError as error:
         raise RequestError(error.problems) from error
     return f"{configured.server} {version.get('gitVersion', '')}".rstrip()
-
-
-def runtime(place: KubeflowSpec) -> str:
-    """Whether Kubeflow Trainer is installed, with the runtime that the config names."""
-    configured = ApiServer.configured(_PATIENCE_SECONDS)
-    if configured.get(_TRAINER) is None:
-        raise RequestError(
-            "the cluster has no Kubeflow Trainer v2",
-            where=configured.server,
-            fix="install Kubeflow Trainer v2.3: kubectl apply --server-side -k "
-            "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0",
-        )
-    if configured.get(f"{_TRAINER}/{place.runtime}") is None:
-        file = shlex.quote(str(_MANIFESTS / "runtime.yaml"))
-        message = f"the cluster has no ClusterTrainingRuntime {place.runtime}"
-        raise RequestError(message, fix=f"kubectl apply -f {file}")
-    return place.runtime
-
-
-def store(place: KubeflowSpec) -> str:
-    """Whether the nodes of steps on several nodes can open the store of artifacts, as far as
-    the ConfigMap and the Secret of KFP's own launcher say."""
-    configured = ApiServer.configured(_PATIENCE_SECONDS)
-    base = f"/api/v1/namespaces/{place.namespace}"
-    try:
-        config = configured.get(f"{base}/configmaps/kfp-launcher") or {}
-        data = config.get("data") or {}
-        root = place.pipeline_root or data.get("defaultPipelineRoot") or _DEFAULT_ROOT
-        secret = None
-        if root.startswith(SCHEME):
-            secret = configured.get(f"{base}/secrets/{place.store_secret}")
-    except StepError as error:
-        raise NotChecked(error.problems[0].what) from None
-    if root.startswith(SCHEME):
-        if secret is None:
-            raise RequestError(
-                f"the namespace {place.namespace} has no Secret {place.store_secret}, with which "
-                f"nodes open {root}",
-                where="platforms.kubeflow.store_secret",
-                fix="name the one that holds `accesskey` and `secretkey` of KFP's own store",
-            )
-        return f"{root}, at {place.store_endpoint}"
-    scheme = root.partition("://")[0]
-    providers = yaml.safe_load(data.get("providers") or "") or {}
-    if scheme == "s3" and "s3" not in providers:
-        return f"{root}, at AWS: kfp-launcher names no other endpoint, and KFP asks there"
-    if not place.pipeline_root:
-        return f"{root}; set platforms.kubeflow.pipeline_root to it, for `report` to read it"
-    return root
-
-
-def gateway(place: KubeflowSpec) -> str:
-    """Whether the cluster has the Gateway that shares requests among Deployments."""
-    namespace, _, name = place.gateway.partition("/")
-    path = f"/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/gateways/{name}"
-    if ApiServer.configured(_PATIENCE_SECONDS).get(path) is None:
-        raise RequestError(
-            f"the cluster has no Gateway {place.gateway} of the Gateway API v1",
-            fix="make it, or leave platforms.kubeflow.gateway out and set deploy.canary: []",
-        )
-    return f"{place.gateway}, for versions that are Deployments"
 
 
 def _anonymous_token(challenge: str) -> str:

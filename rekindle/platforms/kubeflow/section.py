@@ -58,6 +58,11 @@ class KubeflowSpec(PlatformSection):
     store_secret: ClusterName = "mlpipeline-minio-artifact"  # noqa: S105 - its name
     """Secret with the keys of that store, `accesskey` and `secretkey`, as KFP makes it in
     each namespace of runs."""
+    s3_endpoint: str = Field("", pattern=r"^(https?://\S+)?$")
+    """Where pods reach `s3://`, if that is not AWS: `http://minio.team-a:9000`. For what
+    opens the store itself: steps on several nodes, and checkpoints in `artifact_root`."""
+    s3_region: str = Field("", pattern=r"^[-a-z0-9]*$")
+    """Region of that store, where it has one."""
     image: str | None = None
     """Container image of rekindle's steps, best by digest; a step on several nodes is
     launched from it."""

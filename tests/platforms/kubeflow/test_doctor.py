@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,34 +20,20 @@ from rekindle.ir.read.pipeline import read
 from rekindle.platforms import reads
 from rekindle.platforms.checks import Needs, PlatformCheck, answered, run_checks
 from rekindle.platforms.kubeflow.compile import compile
-from rekindle.platforms.kubeflow.doctor import checks, image, permissions, store
+from rekindle.platforms.kubeflow.doctor import checks, image, permissions
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from tests.platforms.local.runs import module
 from tests.servers.kubeflow.kubernetes import FakeCluster
 from tests.servers.kubeflow.rest import TOKEN, Server, serving
 from tests.servers.tls_hosts import Answer, Asked, Hosts
 from tests.servers.troubles import Fault
-from tests.support.kubeconfig import write_kubeconfig
+from tests.support.kubeconfig import doctor
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
     with FakeCluster(tmp_path / "cluster") as cluster:
         yield cluster
-
-
-def doctor(
-    url: str, folder: Path, *words: str, token: str = "admin"
-) -> subprocess.CompletedProcess[str]:
-    """The verb in a process of its own, with a kubeconfig that leads to the cluster."""
-    file = write_kubeconfig(folder, url, token)
-    return subprocess.run(
-        [sys.executable, "-m", "rekindle.cli.main", "doctor", "--platform", "kubeflow", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "KUBECONFIG": str(file)},
-    )
 
 
 @pytest.mark.slow
@@ -98,9 +83,9 @@ def test_a_cluster_without_the_trainer_is_told_how_to_install_it(tmp_path: Path)
         done = doctor(url, tmp_path, "--json")
         server.shutdown()
     assert done.returncode == 2
-    problem, of_store = json.loads(done.stdout)["errors"]
-    assert "has no Secret mlpipeline-minio-artifact" in of_store["what"]
-    assert problem["what"] == "the cluster has no Kubeflow Trainer v2"
+    by_text = {error["what"]: error for error in json.loads(done.stdout)["errors"]}
+    assert any("has no Secret mlpipeline-minio-artifact" in text for text in by_text)
+    problem = by_text["the cluster has no Kubeflow Trainer v2"]
     assert problem["where"] == url
     assert problem["fix"].startswith("install Kubeflow Trainer v2.3: kubectl apply")
 
@@ -129,7 +114,9 @@ def test_the_config_says_which_account_runtime_and_namespace(
         "trainers"
     ]
     assert "the cluster has no ClusterTrainingRuntime ours" in done.stderr
-    assert "3 problems" in done.stderr, "there is no p.py either, and no host"
+    assert "the cluster has no namespace team-a" in done.stderr
+    assert "default-editor may not create trainjobs" in done.stderr
+    assert "p.py" in done.stderr, "there is none"
 
 
 def test_steps_that_deploy_get_the_role_for_it_only_where_the_config_deploys_in_one() -> None:
@@ -150,7 +137,7 @@ def test_what_one_may_not_ask_is_no_problem(cluster: FakeCluster, tmp_path: Path
     done = doctor(cluster.url, tmp_path, token="token-1")
     assert done.returncode == 0, done.stderr
     assert "not asked runtime: the API server refuses with HTTP 403" in done.stderr
-    assert "kubeflow is ready, but for 2 that could not be asked" in done.stderr
+    assert "kubeflow is ready, but for 7 that could not be asked" in done.stderr
 
 
 @pytest.mark.slow
@@ -158,7 +145,9 @@ def test_a_login_that_is_over_is_a_problem(cluster: FakeCluster, tmp_path: Path)
     done = doctor(cluster.url, tmp_path, token="unknown")
     assert done.returncode == 2
     assert "problem   cluster: " in done.stderr
-    assert "not asked runtime, store: the login failed" in done.stderr
+    assert "not asked accounts, retries, rights, runtime, store, quota, mesh: the login failed" in (
+        done.stderr
+    )
 
 
 def test_a_server_that_is_away_is_no_problem_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,65 +186,18 @@ def test_a_server_that_is_older_than_the_config_says_is_a_problem(
         assert found.fix == f"set platforms.kubeflow.version: {server}"
 
 
-STORES: dict[str, tuple[dict[str, Any], dict[str, str], str, str]] = {
-    "KFP's own": ({}, {}, "ok", "minio://mlpipeline/v2/artifacts, at http://seaweedfs.kubeflow"),
-    "KFP's own without its Secret": (
-        {"store_secret": "none"},
-        {},
-        "problem",
-        "the namespace kubeflow has no Secret none, with which nodes open minio://",
-    ),
-    "a default of the cluster's": (
-        {},
-        {"defaultPipelineRoot": "gs://team/kfp"},
-        "ok",
-        "gs://team/kfp; set platforms.kubeflow.pipeline_root to it",
-    ),
-    "S3 without a provider": (
-        {"pipeline_root": "s3://b/kfp"},
-        {},
-        "ok",
-        "at AWS: kfp-launcher names no",
-    ),
-    "S3 of a provider": (
-        {"pipeline_root": "s3://b/kfp"},
-        {"providers": "s3: {default: {endpoint: 's3.example.com'}}"},
-        "ok",
-        "s3://b/kfp",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", STORES)
-def test_the_store_is_what_kfps_own_launcher_is_told(
-    case: str, cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    section, data, state, said = STORES[case]
-    cluster.secrets["mlpipeline-minio-artifact", "accesskey"] = "k"
-    if data:
-        cluster.configmaps["kfp-launcher"] = {"data": data}
-    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, cluster.url, "admin")))
-    place = KubeflowSpec(**section)
-    (found,) = answered([PlatformCheck("store", "", lambda: store(place))])
-    assert (found.state, said in found.said) == (state, True), found
-
-
-def test_who_may_not_read_secrets_is_not_asked_about_the_store(
-    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, cluster.url, "token-1")))
-    (found,) = answered([PlatformCheck("store", "", lambda: store(KubeflowSpec()))])
-    assert found.state == "not asked"
-
-
-@pytest.mark.parametrize(("nodes", "more"), [(1, []), (2, ["runtime", "store"])])
+@pytest.mark.parametrize(
+    ("nodes", "more"),
+    [(1, ["store"]), (2, ["rights", "runtime", "store", "quota", "mesh"])],
+)
 def test_only_distributed_steps_need_the_trainer(nodes: int, more: list[str]) -> None:
     text = compile_function(module("behaviour").chain)
     graph, place = read(text), KubeflowSpec(artifact_root="/mnt/r", image="train:1")
     if nodes > 1:
         graph = graph.spread(graph.steps()[0].path, Distribution(nodes=nodes))
     made = compile(text, graph, {"folder": "x", "text": "a"}, place)
-    assert [question.name for question in checks(place, made, Needs())] == ["cluster", *more]
+    names = [question.name for question in checks(place, made, Needs())]
+    assert names == ["cluster", "accounts", "retries", *more]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import RequestError, UnreachableError
-from rekindle.platforms.kubeflow import doctor
+from rekindle.platforms.kubeflow import cluster_checks
 from rekindle.platforms.kubeflow import endpoint as module
 from rekindle.platforms.kubeflow.cluster import ApiServer
 from rekindle.platforms.kubeflow.endpoint import KubeflowEndpoint
@@ -522,9 +522,11 @@ def test_the_cluster_is_that_of_kubectls_context(world, fake, tmp_path, monkeypa
     world.to("1")
     assert KubeflowEndpoint(world.place, world.spec, "tickets").standing() == {"1": ("ready", 100)}
     fake.tokens["deployer"] = fake.tokens["admin"]
-    assert doctor.gateway(world.place).startswith("infra/public")
+    cluster = ApiServer.configured(patience_seconds=3.0)
+    assert cluster_checks.gateway(world.place, cluster).startswith("infra/public")
+    elsewhere = world.place.model_copy(update={"gateway": "infra/other"})
     with pytest.raises(RequestError, match="the cluster has no Gateway infra/other"):
-        doctor.gateway(world.place.model_copy(update={"gateway": "infra/other"}))
+        cluster_checks.gateway(elsewhere, cluster)
 
 
 @pytest.fixture

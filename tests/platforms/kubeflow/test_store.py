@@ -88,3 +88,18 @@ def test_checkpoints_in_it_are_reached_by_all_steps_in_our_image() -> None:
     assert all(ENDPOINT in container["env"] for container in containers)
     labels = settings["platforms"]["kubernetes"]["deploymentSpec"]["executors"].keys()
     assert labels == spec["deploymentSpec"]["executors"].keys()
+
+
+def test_nodes_reach_a_store_that_speaks_s3_at_its_endpoint() -> None:
+    section = {"pipeline_root": "s3://b/kfp", "s3_endpoint": "http://minio.team-a:9000"}
+    env = nodes_env(**section)
+    assert env["AWS_ENDPOINT_URL_S3"]["value"] == "http://minio.team-a:9000"
+    assert "AWS_DEFAULT_REGION" not in env, "none is named"
+    assert not [name for name in env if "MINIO" in name]
+    spec, _, _ = compiled(2, **section)
+    with_endpoint = [
+        label
+        for label, executor in spec["deploymentSpec"]["executors"].items()
+        if "AWS_ENDPOINT_URL_S3" in str(executor["container"].get("env"))
+    ]
+    assert len(with_endpoint) == 1, "its launcher"

@@ -10,9 +10,11 @@ runtime, and their pods keep a log until they are replaced. Requests can be held
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -83,11 +85,20 @@ class FakeCluster:
         self.owned: dict[str, str] = {}  # secrets by the uid of the job that they go with
         self.troubles: list[Trouble] = []
         self.requests: list[str] = []
+        self.secrets_read: list[str] = []  # whose values went over the wire
         self.environment: dict[str, str] = {}
         self.configmaps: dict[str, dict[str, Any]] = {}
         self.events: dict[str, dict[str, Any]] = {}
         self.quotas: dict[str, dict[str, Any]] = {}  # which refuse what has a GPU
         self.quota: int | None = None  # pods of a job that the namespace has room for
+        # of the namespace `kubeflow`, what a check can look at and no run needs
+        self.objects: dict[str, dict[str, Any]] = {
+            "serviceaccounts": {"pipeline-runner": {}, "rekindle-node": {}},
+            "namespaces": {"kubeflow": {"metadata": {"labels": {}}}},
+            "services": {"seaweedfs": {}, "minio-service": {}},
+            "limitranges": {},
+            "localqueues": {},
+        }
         # lines after which a log that is followed breaks off, twice as many each time
         self.longest_log: int | None = None
         self.tokens = {
@@ -247,8 +258,12 @@ class FakeCluster:
         place = {key: value or "" for key, value in match.groupdict().items()}
         self.authorize(method, place, user)
         with self.lock:
-            who = self.served if self.served.serves(place) else self
-            return who.carry_out(method, place, query, body)
+            is_of_kfp = (
+                place["resource"] == "services" and place["name"] in self.objects["services"]
+            )
+            if self.served.serves(place) and not is_of_kfp:
+                return self.served.carry_out(method, place, query, body)
+            return self.carry_out(method, place, query, body, user)
 
     def authorize(self, method: str, place: dict[str, str], user: str) -> None:
         verbs = {"POST": "create", "PUT": "update", "DELETE": "delete"}
@@ -262,7 +277,8 @@ class FakeCluster:
             )
 
     def allows(self, user: str, verb: str, group: str, resource: str, namespace: str) -> bool:
-        if user == ADMIN:
+        # what one may do oneself all who log in may ask (the ClusterRole system:basic-user)
+        if user == ADMIN or resource == "selfsubjectaccessreviews":
             return True
         return namespace == "kubeflow" and any(
             verb in rule["verbs"] and group in rule["apiGroups"] and resource in rule["resources"]
@@ -270,16 +286,22 @@ class FakeCluster:
         )
 
     def carry_out(
-        self, method: str, place: dict[str, str], query: dict[str, str], body: Any
+        self,
+        method: str,
+        place: dict[str, str],
+        query: dict[str, str],
+        body: Any,
+        user: str,
     ) -> tuple[int, Any]:
         name, resource = place["name"], place["resource"]
         known: dict[str, Any] = {
+            **self.objects,
             "trainjobs": {n: job.object for n, job in self.jobs.items()},
             "pods": self.pods,
             "workflows": self.workflows,
             "clustertrainingruntimes": self.runtimes,
             # to read one by its name is no right of rekindle's own Roles
-            "secrets": {key[0]: {"metadata": {"name": key[0]}} for key in self.secrets},
+            "secrets": self.secrets_as_objects(),
             "configmaps": self.configmaps,
             "events": self.events,
             "resourcequotas": self.quotas,
@@ -287,6 +309,7 @@ class FakeCluster:
             "jobsets": {},
             "jobs": {},
             "subjectaccessreviews": {},
+            "selfsubjectaccessreviews": {},
         }[resource]
         if method == "POST":
             creations = {
@@ -294,6 +317,7 @@ class FakeCluster:
                 "secrets": self.create_secret,
                 "resourcequotas": self.create_quota,
                 "subjectaccessreviews": self.review,
+                "selfsubjectaccessreviews": functools.partial(self.review, user=user),
             }
             return 201, creations[resource](body)
         if method == "GET" and not name:
@@ -335,11 +359,13 @@ class FakeCluster:
         self.quotas[body["metadata"]["name"]] = created
         return created
 
-    def review(self, body: Any) -> Any:
-        """Whether an account may do something, as the API server says it."""
+    def review(self, body: Any, user: str = "") -> Any:
+        """Whether an account, or who asks, may do something, as the API server says it."""
         asked = body["spec"]["resourceAttributes"]
-        words = [asked[name] for name in ("verb", "group", "resource", "namespace")]
-        return {**body, "status": {"allowed": self.allows(body["spec"]["user"], *words)}}
+        resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+        who = user or body["spec"]["user"]
+        allowed = self.allows(who, asked["verb"], asked["group"], resource, asked["namespace"])
+        return {**body, "status": {"allowed": allowed}}
 
     def create_job(self, body: Any) -> Any:
         if wrong := problems("TrainJob", body):
@@ -364,6 +390,15 @@ class FakeCluster:
         self.created.append(name)
         self.jobs[name] = Job(self, made, runtime)
         return copy.deepcopy(made)
+
+    def secrets_as_objects(self) -> dict[str, Any]:
+        """Secrets by name, with their values."""
+        objects: dict[str, Any] = {}
+        for name, key in (pair for pair in self.secrets if len(pair) == 2):
+            secret = objects.setdefault(name, {"metadata": {"name": name}, "data": {}})
+            value = self.secrets[name, key].encode()
+            secret["data"][key] = base64.b64encode(value).decode()
+        return objects
 
     def create_secret(self, body: Any) -> Any:
         name = body["metadata"]["name"]
@@ -436,7 +471,13 @@ class Handler(BaseHTTPRequestHandler):
             if urlsplit(self.path).path.endswith("/log"):
                 self.send_log(user)
                 return 0, None
-            return cluster.answer(method, self.path, body, user)
+            status, answer = cluster.answer(method, self.path, body, user)
+            if "as=PartialObjectMetadata" in self.headers.get("Accept", ""):
+                metadata = answer.get("metadata", {})
+                return status, {"kind": "PartialObjectMetadata", "metadata": metadata}
+            if method == "GET" and "/secrets/" in self.path:
+                cluster.secrets_read.append(self.path)
+            return status, answer
         except Refused as refused:
             return refused.status, {"kind": "Status", "message": str(refused)}
 

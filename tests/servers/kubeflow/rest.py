@@ -58,6 +58,7 @@ class Server(Troubled):
         self.folder, self.cluster, self.environment = folder, cluster, environment or {}
         self.workflows: dict[str, Workflow] = {}
         self.version = "2.17.0"
+        self.multi_user = False
         self.url = ""
         self.experiments: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
@@ -104,7 +105,7 @@ class Server(Troubled):
             "GET healthz": lambda: {
                 "commit_sha": "unknown",
                 "tag_name": self.version,
-                "multi_user": False,
+                "multi_user": self.multi_user,
                 "pipeline_store": "database",
             },
             "GET experiments": lambda: {"experiments": _listed(self.experiments, query)[0]},
