@@ -104,9 +104,16 @@ def request(
         raise HttpError(f"no answer from {host}: {reason}") from None
     except ValueError:  # `from None`: it quotes the header, and that may be a token
         raise HttpError(f"the request to {host} has a malformed header or address", 400) from None
+    return _object_in(bytes(text), host)
+
+
+def _object_in(text: bytes, host: str) -> dict[str, Any]:
+    """The object of a body; HttpError where it holds none."""
     try:
         answer = json.loads(text or b"{}")
     except (ValueError, RecursionError):  # `from None`: the text may hold a secret
+        if text.lstrip().startswith(b"<"):  # of a login before the service: no retry helps
+            raise HttpError(f"{host} answers with a page of HTML", 200) from None
         raise HttpError(f"the answer of {host} is not valid JSON") from None
     return answer if isinstance(answer, dict) else {"value": answer}
 

@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import yaml
@@ -72,9 +73,7 @@ class KfpServer:
         values: Mapping[str, str] | None = None,
         query: Sequence[tuple[str, str]] = (),
     ) -> bytes:
-        """The body of an answer of a path that the generated client does not know.
-
-        PlatformError for a page, which a proxy sends to who has not logged in."""
+        """The body of an answer of a path that the generated client does not know."""
         answer = self.runs.api_client.call_api(
             path,
             "GET",
@@ -84,13 +83,6 @@ class KfpServer:
             _preload_content=False,
             _return_http_data_only=True,
         )
-        if "text/html" in str(answer.headers.get("Content-Type", "")):
-            host = self.runs.api_client.configuration.host
-            raise PlatformError(
-                "a page of HTML came in place of an answer: something before KFP wants a login",
-                where=f"{host}{path}",
-                fix="set platforms.kubeflow.token, or a host behind the login (a port-forward)",
-            )
         return bytes(answer.data)
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -181,27 +173,40 @@ def connected(place: KubeflowSpec) -> Iterator[KfpServer]:
         warnings.simplefilter("ignore", FutureWarning)  # that it needs KFP 2
         try:
             client = Client(place.host, existing_token=token, namespace=place.namespace)
-            _limit_waits(client._run_api.api_client.rest_client.pool_manager)
+            _watch_requests(client._run_api.api_client.rest_client.pool_manager)
             yield KfpServer(client, namespace)
         except (OpenApiException, HTTPError) as error:
             raise _explained(error, place) from error
 
 
-def _limit_waits(pool: Any) -> None:
-    """Give each request a timeout: KFP's client sets none, and all its parts share this
-    pool."""
+def _watch_requests(pool: Any) -> None:
+    """Give each request a timeout, since KFP's client sets none, and refuse pages: of one
+    the client makes an answer without any field, and a call seems to have succeeded.
+
+    All parts of the client share this pool."""
     request = pool.request
 
-    def request_with_timeout(*args: Any, timeout: Any = None, **kwargs: Any) -> Any:
-        return request(*args, timeout=timeout or ANSWER_SECONDS, **kwargs)
+    def watched_request(method: str, url: str, *args: Any, **kwargs: Any) -> Any:
+        kwargs["timeout"] = kwargs.get("timeout") or ANSWER_SECONDS
+        response = request(method, url, *args, **kwargs)
+        if "text/html" in str(response.headers.get("Content-Type", "")) and response.status < 400:
+            raise PlatformError(
+                "a page of HTML came in place of an answer: something before KFP wants a login",
+                where=url.partition("?")[0],
+                fix="set platforms.kubeflow.token, or a host behind the login (a port-forward)",
+            )
+        return response
 
-    pool.request = request_with_timeout
+    pool.request = watched_request
 
 
 def token_of(place: KubeflowSpec) -> str | None:
-    if not place.token:
+    """The token that the config refers to, as it is now: those of service accounts rotate."""
+    kind, _, name = (place.token or "").partition(":")
+    if kind == "file":
+        return _token_in(Path(name))
+    if kind != "env":
         return None
-    name = place.token.removeprefix("env:")
     if not os.environ.get(name):
         raise SpecError(
             f"the environment has no `{name}`",
@@ -209,6 +214,21 @@ def token_of(place: KubeflowSpec) -> str | None:
             fix=f"export {name}=...",
         )
     return os.environ[name]
+
+
+def _token_in(file: Path) -> str:
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(
+            f"the token cannot be read: {first_line(error)}",
+            where="platforms.kubeflow.token",
+            fix="name the file that Kubeflow mounts in notebooks and pods of a profile, "
+            "file:/var/run/secrets/kubeflow/pipelines/token",
+        ) from None
+    if not token:
+        raise SpecError(f"{file} is empty", where="platforms.kubeflow.token", fix="log in again")
+    return token
 
 
 def _run(
@@ -272,7 +292,8 @@ def _is_refusal(error: Exception) -> bool:
 
 def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
     fixes = {
-        401: "name a token that is good: platforms.kubeflow.token: env:KFP_TOKEN",
+        401: "name a token that is good, and retry the command (runs go on without it): "
+        "platforms.kubeflow.token: env:KFP_TOKEN, or file:PATH where it rotates",
         403: f"ask for the rights to run pipelines in the namespace {place.namespace}",
         404: "see whether platforms.kubeflow.host is the API of Kubeflow Pipelines, and what "
         "is there",

@@ -141,10 +141,11 @@ def api(place: KubeflowSpec) -> str:
                 where="platforms.kubeflow.token",
                 fix="export a token that is good, and set platforms.kubeflow.token: env:KFP_TOKEN",
             ) from None
-        if error.status in (200, 404, 405):  # something else answers there
+        if error.status in (200, 404, 405):  # something else answers there, or a login
             raise RequestError(
-                f"{host} is not the API of Kubeflow Pipelines",
-                fix="name the address that ends before /apis, such as https://example.com/pipeline",
+                f"{host} is not the API of Kubeflow Pipelines, or wants a login: {error}",
+                fix="name the address that ends before /apis, such as "
+                "https://example.com/pipeline, and a token in platforms.kubeflow.token",
             ) from None
         raise NotChecked(str(error)) from error
     version = str(health.get("tag_name") or "")

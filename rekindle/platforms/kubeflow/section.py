@@ -9,6 +9,7 @@ from rekindle.spec.section import Needed, PlatformSection, SecretReference, Vari
 ClusterName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)
 ]
+TokenFile = Annotated[str, StringConstraints(pattern=r"^file:/\S+$")]
 ClusterSecret = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._A-Za-z0-9]+$")
 ]
@@ -31,8 +32,10 @@ class KubeflowSpec(PlatformSection):
     ] = Field("", pattern=r"^(https?://\S+)?$")
     """API of Kubeflow Pipelines: `https://kubeflow.example.com/pipeline`, or
     `http://localhost:8080` behind `kubectl port-forward`."""
-    token: SecretReference | None = None
-    """Token for `host`, by reference: `env:KFP_TOKEN`."""
+    token: SecretReference | TokenFile | None = None
+    """Token for `host`, by reference: `env:KFP_TOKEN`, or a file that is read for each
+    request, such as `file:/var/run/secrets/kubeflow/pipelines/token` in a notebook of a
+    Kubeflow for several users."""
     version: str = Field("2.17.0", pattern=r"^2\.[0-9]+(\.[0-9]+)?$")
     """Version of Kubeflow Pipelines on the cluster: what it does not have yet is refused.
     2.17.0 is what rekindle was run on; `rekindle doctor` compares it with what answers."""

@@ -4,18 +4,21 @@ is played here."""
 from __future__ import annotations
 
 import concurrent.futures
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from rekindle.errors import PlatformError, SpecError, UnreachableError
+from rekindle.errors import PlatformError, RequestError, SpecError, UnreachableError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
 from rekindle.outputs import PlannedStep
-from rekindle.platforms.kubeflow import client, runs
+from rekindle.platforms.kubeflow import client, doctor, runs, schedule
 from rekindle.platforms.kubeflow.client import run_name, submit
 from rekindle.platforms.kubeflow.compile import compile
 from rekindle.platforms.kubeflow.platform import Kubeflow
 from rekindle.platforms.kubeflow.section import KubeflowSpec
+from rekindle.records import StepRecord
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.servers.troubles import Fault
@@ -134,6 +137,62 @@ def test_what_the_config_lacks_and_tokens_that_are_not_good_are_said(
     with pytest.raises(SpecError, match="export KFP_TOKEN"):
         submit(definition(), place, mark("a"))
     assert api.runs == {}
+
+
+STEP = StepRecord(name="gather", log="pod-1")
+CALLS: dict[str, Callable[[KubeflowSpec], object]] = {
+    "submit": lambda place: submit(definition(), place, mark("a")),
+    "describe": lambda place: runs.describe(place, "r"),
+    "cancel": lambda place: runs.cancel(place, "r"),
+    "resume": lambda place: runs.resume(definition(), place, "r", mark("a")),
+    "log": lambda place: runs.read_log(place, "r", STEP, ""),
+    "artifacts": lambda place: runs.artifacts(place, "r", STEP),
+    "list schedules": schedule.list_schedules,
+    "pause a schedule": lambda place: schedule.pause_schedule(place, "n"),
+    "delete a schedule": lambda place: schedule.delete_schedule(place, "n"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_login_page_in_place_of_an_answer_is_no_answer(call: str, server: Served) -> None:
+    """KFP's client makes an object without fields of it: a cancel seemed to be done."""
+    api, place = server
+    api.login_page = True
+    with pytest.raises(PlatformError, match="something before KFP wants a login"):
+        CALLS[call](place)
+    with pytest.raises(RequestError, match="or wants a login: HTTP 200"):
+        doctor.api(place)
+
+
+def test_a_token_in_a_file_may_rotate_while_a_run_is_followed(
+    server: Served, tmp_path: Path
+) -> None:
+    api, place = server
+    file = tmp_path / "token"
+    file.write_text(f"{api.token}\n")
+    rotating = place.model_copy(update={"token": f"file:{file}"})
+    placed = submit(definition(), rotating, mark("a"))
+    api.token = "the next one"
+    with pytest.raises(PlatformError, match=r"runs go on without it.*file:PATH"):
+        runs.describe(place, placed.id)
+    with pytest.raises(PlatformError, match="name a token that is good"):
+        runs.describe(rotating, placed.id)
+    file.write_text(api.token)
+    assert runs.describe(rotating, placed.id).status == "running"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "the token cannot be read"), ("\n", "is empty")]
+)
+def test_a_file_without_a_token_is_said(
+    content: str | None, message: str, server: Served, tmp_path: Path
+) -> None:
+    _, place = server
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SpecError, match=message):
+        runs.describe(place.model_copy(update={"token": f"file:{file}"}), "r")
 
 
 def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,8 @@ class Server(Troubled):
         self.workflows: dict[str, Workflow] = {}
         self.version = "2.17.0"
         self.multi_user = False
+        self.token = TOKEN
+        self.login_page = False  # whether a proxy before it sends a page to everyone
         self.url = ""
         self.experiments: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
@@ -87,7 +89,7 @@ class Server(Troubled):
             self.let_go.wait(30)
             raise ConnectionError
         try:
-            if headers.get("authorization") != f"Bearer {TOKEN}":
+            if headers.get("authorization") != f"Bearer {self.token}":
                 raise Refused(401, "no token, or another one")
             asked = json.loads(body or b"null")
             return 200, self.met(name, lambda: self.done(name, words, query, asked))
@@ -290,7 +292,11 @@ def serving(server: Server) -> Iterator[str]:
             except ConnectionError:
                 self.close_connection = True
                 return
+            if server.login_page:
+                status, found = 200, "<!doctype html><html><body>Log in</body></html>"
             kind = "text/plain" if isinstance(found, str) else "application/json"
+            if server.login_page:
+                kind = "text/html; charset=utf-8"
             content = found.encode() if isinstance(found, str) else json.dumps(found).encode()
             self.send_response(status)
             self.send_header("Content-Type", kind)
