@@ -19,6 +19,7 @@ from rekindle.platforms.kubeflow.compile import compile
 from rekindle.platforms.kubeflow.platform import Kubeflow
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.records import StepRecord
+from rekindle.spec.model import ScheduleSpec
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
 from tests.servers.troubles import Fault
@@ -162,6 +163,36 @@ def test_a_login_page_in_place_of_an_answer_is_no_answer(call: str, server: Serv
         CALLS[call](place)
     with pytest.raises(RequestError, match="or wants a login: HTTP 200"):
         doctor.api(place)
+
+
+def test_in_a_kubeflow_for_several_users_all_is_in_the_namespace_of_the_config(
+    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not in that of a file that kfp keeps in the home, which may be another user's."""
+    import kfp
+
+    api, place = server
+    api.multi_user = True
+    api.namespaces = {"team-a", "team-b"}
+    context = tmp_path / "context.json"
+    context.write_text('{"namespace": "team-b"}')
+    monkeypatch.setattr(kfp.Client, "_LOCAL_KFP_CONTEXT", str(context))
+    mine = place.model_copy(update={"namespace": "team-a", "service_account": "default-editor"})
+    made = definition()
+    placed = submit(made, mine, mark("a"))
+    assert not submit(made, mine, mark("a")).anew
+    assert [one["namespace"] for one in api.experiments.values()] == ["team-a"]
+    assert runs.describe(mine, placed.id).status == "running"
+    theirs = mine.model_copy(update={"namespace": "team-b"})
+    assert submit(made, theirs, mark("a")).anew
+    wanted = ScheduleSpec(cron="0 3 * * *", overlap="queue")
+    schedule.set_schedule(made, mine, wanted, "nightly")
+    assert [one.id for one in schedule.list_schedules(mine)] == ["nightly"]
+    assert schedule.list_schedules(theirs) == ()
+    assert schedule.delete_schedule(mine, "nightly")
+    strangers = mine.model_copy(update={"namespace": "team-c"})
+    with pytest.raises(PlatformError, match="rights to run pipelines in the namespace team-c"):
+        submit(made, strangers, mark("a"))
 
 
 def test_a_token_in_a_file_may_rotate_while_a_run_is_followed(

@@ -59,6 +59,7 @@ class Server(Troubled):
         self.workflows: dict[str, Workflow] = {}
         self.version = "2.17.0"
         self.multi_user = False
+        self.namespaces = {"team-a"}  # of several users: where the one with the token is at home
         self.token = TOKEN
         self.login_page = False  # whether a proxy before it sends a page to everyone
         self.url = ""
@@ -110,7 +111,7 @@ class Server(Troubled):
                 "multi_user": self.multi_user,
                 "pipeline_store": "database",
             },
-            "GET experiments": lambda: {"experiments": _listed(self.experiments, query)[0]},
+            "GET experiments": lambda: self.look(self.experiments, "experiments", id, query),
             "POST experiments": lambda: self.create_experiment(body),
             "GET runs": lambda: self.look(self.runs, "runs", id, query),
             "POST runs": lambda: self.create_run(body),
@@ -133,11 +134,40 @@ class Server(Troubled):
     ) -> Any:
         if id:
             return self.shown(_known(where, id))
+        if self.multi_user:
+            where = self.of_namespace(where, query)
         found, more = _listed(where, query)
         return {called: found, **more}
 
+    def of_namespace(
+        self, where: dict[str, dict[str, Any]], query: dict[str, str]
+    ) -> dict[str, dict[str, Any]]:
+        """For several users: what is in the namespace that is asked for, or in an experiment
+        (run_server.go, listRuns; job_server.go, listJobs; experiment_server.go)."""
+        namespace = query.get("namespace", "")
+        if experiment := query.get("experiment_id"):
+            namespace = _known(self.experiments, experiment)["namespace"]
+        self.authorize(namespace)
+        return {id: one for id, one in where.items() if self.namespace_of(one) == namespace}
+
+    def namespace_of(self, one: dict[str, Any]) -> str:
+        if "experiment_id" in one and "namespace" not in one:
+            one = self.experiments[one["experiment_id"]]
+        return str(one.get("namespace", ""))
+
+    def authorize(self, namespace: str) -> None:
+        if not namespace:
+            raise Refused(400, "An experiment cannot have an empty namespace in multi-user mode")
+        if namespace not in self.namespaces:
+            raise Refused(403, f"Check if you have access to namespace {namespace}")
+
     def create_experiment(self, body: Any) -> Any:
-        if _listed(self.experiments, {}, body["display_name"])[0]:
+        if self.multi_user:
+            self.authorize(body.get("namespace", ""))
+        else:
+            body.pop("namespace", None)  # resource_manager.go, ReplaceNamespace
+        alike = _listed(self.experiments, {}, body["display_name"])[0]
+        if any(one.get("namespace") == body.get("namespace") for one in alike):
             raise Refused(409, "there is one of that name")
         return self.keep(self.experiments, "experiment_id", "V2beta1Experiment", body, {})
 
