@@ -135,6 +135,12 @@ class Suite:
     def status(self, run: str) -> str:
         return str(json.loads(self.rekindle("status", run, "--json"))["status"])
 
+    def step(self, run: str, name: str) -> Any:
+        """A step as `status` has it."""
+        steps = json.loads(self.rekindle("status", run, "--json"))["steps"]
+        (step,) = [step for step in steps if step["name"] == name]
+        return step
+
     def log(self, run: str, step: str) -> str:
         """What the step has printed; "" where it has not begun."""
         return self.ended("logs", run, "--step", step, "--raw").stdout

@@ -71,6 +71,7 @@ class KfpServer:
         path: str,
         values: Mapping[str, str] | None = None,
         query: Sequence[tuple[str, str]] = (),
+        patience_seconds: float = ANSWER_SECONDS,
     ) -> bytes:
         """The body of an answer of a path that the generated client does not know.
 
@@ -83,6 +84,7 @@ class KfpServer:
             auth_settings=["Bearer"],
             _preload_content=False,
             _return_http_data_only=True,
+            _request_timeout=patience_seconds,
         )
         if "text/html" in str(answer.headers.get("Content-Type", "")):
             host = self.runs.api_client.configuration.host
