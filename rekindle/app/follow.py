@@ -72,8 +72,11 @@ def refresh_from_platform(record: RunRecord, home: Path) -> RunRecord:
         snapshot = platform.describe(submission.id)
         now = merged(record, snapshot, datetime.datetime.now(datetime.UTC))
         # a platform repeats what a step printed last, secrets included
-        steps = tuple(step.model_copy(update={"error": masked(step.error)}) for step in now.steps)
-        now = now.model_copy(update={"steps": steps, "error": masked(now.error)})
+        steps = [
+            step.model_copy(update={"error": masked(step.error), "reason": masked(step.reason)})
+            for step in now.steps
+        ]
+        now = now.model_copy(update={"steps": tuple(steps), "error": masked(now.error)})
     has_ended = now.status in ENDED_RUN
     if has_ended:
         now = _with_files_at_home(now, home)

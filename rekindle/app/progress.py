@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rekindle import formats
 from rekindle.masking import plain
-from rekindle.records import Ignored, RunRecord, StepRecord
+from rekindle.records import WAITING, Ignored, RunRecord, StepRecord
 from rekindle.report.readable_log import progress_text
 
 MARKS = {
@@ -48,6 +48,7 @@ class Progress:
         self.record: RunRecord | None = None
         self.lines: dict[str, str] = {}
         self.printed_steps: set[str] = set()
+        self.printed_obstacles: set[tuple[str, str]] = set()
         live = Live(console=self.console, transient=True, get_renderable=self._render)
         self.live: Live | None = live if self.console.is_terminal else None
 
@@ -76,11 +77,19 @@ class Progress:
         if self.live:
             return
         for step in record.steps:
+            self._print_obstacle(step)
             if step.status in FINAL and step.name not in self.printed_steps:
                 self.printed_steps.add(step.name)
                 mark, _ = MARKS[step.status]
                 line = f"{mark} {step.name} {_seconds(step)} {step.reason}"
                 self._print(line.rstrip())
+
+    def _print_obstacle(self, step: StepRecord) -> None:
+        """Print what a step waits for, once: its line in a log comes when it is done."""
+        is_new = (step.name, step.reason) not in self.printed_obstacles
+        if step.status not in FINAL and step.reason.startswith(WAITING) and is_new:
+            self.printed_obstacles.add((step.name, step.reason))
+            self._print(f"  {step.name}: {step.reason}")
 
     def event(self, step: str, event: dict[str, Any]) -> None:
         """A step reported: `progress` replaces its live line, `notice` stays."""

@@ -6,7 +6,7 @@ step from the platform and does what `decide` concludes from them. So it may be 
 any moment; the next launcher finds the job and follows it. It also reads whether the run
 goes on. If the run ends, its jobs are cancelled; a launcher that is stopped while the run
 goes on (its machine is drained) leaves the job to the next one. If the platform does not
-answer that, the job goes on, too: its node rank 0 ends it when the run is over.
+answer that, the job goes on, too: its nodes end it when the run is over.
 
 `decide` knows nothing but the jobs that the step has had, in the order in which they were
 created. A job that was created while an older one was alive is surplus: it comes from two

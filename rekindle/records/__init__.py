@@ -51,6 +51,7 @@ from rekindle.records.registry import (
     Registration,
 )
 from rekindle.records.run import (
+    WAITING,
     ArtifactRecord,
     Ignored,
     RunRecord,
@@ -82,6 +83,7 @@ __all__ = [
     "RECORD_KINDS",
     "ROLLED_BACK_BY_HAND",
     "SCHEMA_VERSION",
+    "WAITING",
     "ArtifactRecord",
     "Audit",
     "CalibrationBin",

@@ -26,6 +26,10 @@ class ArtifactRecord(Record):
     """Of the content."""
 
 
+WAITING = "waiting: "
+"""What the reason of a step begins with that cannot go on as the platform is."""
+
+
 class StepRecord(Record):
     """One step of one run."""
 

@@ -77,6 +77,22 @@ def test_a_step_that_was_tried_again_says_how_often() -> None:
     ]
 
 
+def test_what_a_step_waits_for_is_printed_once_where_there_is_no_terminal() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    quota = StepRecord(name="finetune", status="running", reason="waiting: exceeded quota")
+    image = quota.model_copy(update={"reason": "waiting: ImagePullBackOff"})
+    ended = quota.model_copy(update={"status": "failed"})
+    with Progress(console) as progress:
+        for step in (quota, quota, image, image, ended):
+            progress.changed(RECORD.model_copy(update={"ignored": (), "steps": (step,)}))
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines[1:] == [
+        "  finetune: waiting: exceeded quota",
+        "  finetune: waiting: ImagePullBackOff",
+        "✗ finetune  waiting: exceeded quota",
+    ]
+
+
 COUNTING = """
 from kfp import dsl
 

@@ -135,6 +135,12 @@ class Suite:
     def status(self, run: str) -> str:
         return str(json.loads(self.rekindle("status", run, "--json"))["status"])
 
+    def step(self, run: str, name: str) -> Any:
+        """A step as `status` has it."""
+        steps = json.loads(self.rekindle("status", run, "--json"))["steps"]
+        (step,) = [step for step in steps if step["name"] == name]
+        return step
+
     def log(self, run: str, step: str) -> str:
         """What the step has printed; "" where it has not begun."""
         return self.ended("logs", run, "--step", step, "--raw").stdout
@@ -210,6 +216,17 @@ class Suite:
         """Delete a pod without a grace period, as `kubectl delete --force` does."""
         path = f"/api/v1/namespaces/{self.options.namespace}/pods/{pod['metadata']['name']}"
         self.api.answer("DELETE", path, {"gracePeriodSeconds": "0"})
+
+    def fail(self, pod: Any) -> None:
+        """Have the kubelet kill a pod, which is Failed then: by a deadline that is over.
+
+        A container that the kernel kills for its memory leaves its pod so, too."""
+        path = f"/api/v1/namespaces/{self.options.namespace}/pods/{pod['metadata']['name']}"
+        newest = self.api.get(path)
+        assert newest is not None, f"no pod {path}"
+        newest["spec"]["activeDeadlineSeconds"] = 1
+        newest["metadata"].pop("resourceVersion", None)  # whatever else has changed meanwhile
+        self.api.answer("PUT", path, {}, newest)
 
     def no_job_is_left(self, run: str) -> None:
         """Fail unless all TrainJobs of an ended run end in two minutes, and their nodes."""

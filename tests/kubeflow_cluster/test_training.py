@@ -10,6 +10,7 @@ import pytest
 
 from rekindle.ir.compile import compile_function
 from rekindle.launch.events import parse
+from rekindle.platforms.kubeflow.job import state_of
 from tests.kubeflow_cluster import steps
 from tests.kubeflow_cluster.cluster import DIGITS, Suite, until
 
@@ -111,6 +112,24 @@ def test_a_launcher_that_is_lost_too_often_leaves_no_job(trainer: Suite) -> None
     until(has_failed, "the end of the run without a launcher", 900)
     trainer.no_job_is_left(run)
     assert trainer.status(run) == "failed"
+
+
+def test_a_launcher_whose_container_is_killed_leaves_no_job_behind_its_run(trainer: Suite) -> None:
+    """Such a pod is Failed, which KFP 2.17 does not retry: the run fails at once. Earlier releases
+    replace the launcher, some times."""
+    run = submitted(trainer)
+    trainer.training(run)
+
+    def has_failed() -> bool:
+        for launcher in trainer.launchers(run):
+            trainer.fail(launcher)
+        return trainer.status(run) != "running"
+
+    until(has_failed, "the end of the run without a launcher", 900)
+    trainer.no_job_is_left(run)
+    trainer.record(run, "left")
+    assert trainer.status(run) == "failed"
+    assert not [job for job in trainer.jobs(run) if state_of(job) == "complete"]
 
 
 def test_a_deadline_ends_the_job_and_fails_the_step(trainer: Suite) -> None:

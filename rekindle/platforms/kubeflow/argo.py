@@ -96,17 +96,23 @@ class ArgoNodes:
 
     def pods(self, step: str) -> list[ArgoNode]:
         """The pods of a step, also those that its cache left out, the first try first."""
-        nodes = self._by_path.get((*step.split("/"), EXECUTOR), [])
+        return self._pods_of((*step.split("/"), EXECUTOR))
+
+    def drivers(self, step: str) -> list[ArgoNode]:
+        """The pods that run before those of a step, and decide what they are to run."""
+        *outer, last = step.split("/")
+        return self._pods_of((*outer, f"{last}{_DRIVER}"))
+
+    def _pods_of(self, path: tuple[str, ...]) -> list[ArgoNode]:
+        nodes = self._by_path.get(path, [])
         return sorted((node for node in nodes if node.kind in ("Pod", "Skipped")), key=_begin)
 
     def outputs(self, step: str) -> dict[str, str]:
         """The URIs of a step's artifacts by name, as KFP's driver planned them; of a step in
         a loop those of its last turn."""
-        *outer, last = step.split("/")
-        drivers = self._by_path.get((*outer, f"{last}{_DRIVER}"), [])
         uris: dict[str, str] = {}
-        for driver in sorted(drivers, key=_begin):
-            if driver.kind == "Pod" and driver.outputs.get(_PATCH):
+        for driver in self.drivers(step):
+            if driver.outputs.get(_PATCH):
                 uris = _planned_uris(driver.outputs[_PATCH])
         return uris
 

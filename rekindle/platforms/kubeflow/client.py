@@ -72,6 +72,7 @@ class KfpServer:
         path: str,
         values: Mapping[str, str] | None = None,
         query: Sequence[tuple[str, str]] = (),
+        patience_seconds: float = ANSWER_SECONDS,
     ) -> bytes:
         """The body of an answer of a path that the generated client does not know."""
         answer = self.runs.api_client.call_api(
@@ -82,6 +83,7 @@ class KfpServer:
             auth_settings=["Bearer"],
             _preload_content=False,
             _return_http_data_only=True,
+            _request_timeout=patience_seconds,
         )
         return bytes(answer.data)
 

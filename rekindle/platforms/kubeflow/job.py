@@ -6,11 +6,12 @@ gone, so the process that follows node rank 0 keeps the last lines."""
 
 import collections
 import contextlib
+import dataclasses
 import datetime
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Literal
 
 from rekindle.errors import StepError
@@ -23,6 +24,8 @@ from rekindle.protojson import Json
 State = Literal["active", "complete", "failed", "going"]
 _LAST_LINES = 30
 _KEPT_LINES = 200  # far more than the end of a traceback has
+_MOST_NAMED = 4  # nodes in a sentence
+_PLACES_AMONG_CAUSES = {137: 1, 75: 2, 143: 2}  # of exit codes; 0 for all others
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
@@ -95,32 +98,131 @@ def rank_of(pod: Json) -> int:
 
 
 def failure(cluster: ApiServer, namespace: str, job: Json, last_lines: str) -> StepError:
-    """Why the job failed: the end of the log of the pod that failed first, or else
-    `last_lines`."""
+    """Why the job failed, with the end of the log of the node that made it fail, or else
+    `last_lines`, which are node rank 0's.
+
+    The Job controller deletes pods that have not failed themselves, and their logs with
+    them; a pod that is left has failed (trainjob-exit-1, -max-restarts as recorded)."""
     name = job["metadata"]["name"]
     condition = _condition(job, "Failed") or {}
     reason = condition.get("message") or condition.get("reason") or "no reason"
-    what = f"TrainJob {name} failed: {reason}"
+    sentences = [f"TrainJob {name} failed: {reason}"]
     where = f"trainjob {namespace}/{name}"
+    ends = _ends_of(pods_of(cluster, namespace, name))
     log = last_lines
-    pods = pods_of(cluster, namespace, name)
-    failed_pods = [pod for pod in pods if _termination(pod).get("exitCode")]
-    if failed_pods:
-        # the others may have failed because this one was gone
-        first_pod = min(failed_pods, key=lambda pod: str(_termination(pod).get("finishedAt", "")))
-        pod_name = first_pod["metadata"]["name"]
-        exit_code = _termination(first_pod)["exitCode"]
-        what += f"; node {rank_of(first_pod)} ended with exit code {exit_code}"
-        where = f"pod {namespace}/{pod_name}"
-        path = f"/api/v1/namespaces/{namespace}/pods/{pod_name}/log"
-        with contextlib.suppress(OSError):
-            lines = cluster.lines(path, container=NODE, tailLines=str(_KEPT_LINES))
-            log = "\n".join(lines) or last_lines
+    rank_of_log = 0
+    if ends:
+        culprits = _first_to_fail(ends)
+        culprit = culprits[0]
+        sentences.append(_how_they_ended(culprits, ends))
+        where = f"pod {namespace}/{culprit.pod}"
+        own_lines = _last_lines_of(cluster, namespace, culprit.pod)
+        if own_lines:
+            log = own_lines
+            rank_of_log = culprit.rank
+    failed_ranks = {end.rank for end in ends}
+    sentences += _of_logs_that_go(job, failed_ranks, has_lines_of_leader=bool(last_lines))
     kind, message = error_in_log(log)
     error = f"{kind}: {message}" if kind else message
     quoted_lines = [f"  | {line}" for line in log.splitlines() if line.strip()][-_LAST_LINES:]
-    paragraphs = [what, error, "\n".join(quoted_lines)]
+    if quoted_lines:
+        quoted_lines.insert(0, f"the last lines of node {rank_of_log}:")
+    paragraphs = ["; ".join(sentences), error, "\n".join(quoted_lines)]
     return StepError("\n".join(filter(None, paragraphs)), where=where)
+
+
+@dataclasses.dataclass(frozen=True)
+class _NodeEnd:
+    """How the pod of a node failed."""
+
+    rank: int
+    pod: str
+    exit_code: int
+    is_out_of_memory: bool
+    finished_at: str
+    """In whole seconds, as Kubernetes writes it."""
+
+    @property
+    def place_among_causes(self) -> int:
+        """0 where the node failed of itself, 1 where it was killed, 2 where it ended because
+        of others: they were lost (75), or it was told to end (143).
+
+        A node whose step ends with 1 or 2 ends seconds later than it fails (node.py), so the
+        exit code says more of the cause than the time."""
+        if self.is_out_of_memory:
+            return 0
+        return _PLACES_AMONG_CAUSES.get(self.exit_code, 0)
+
+    def __str__(self) -> str:
+        if self.is_out_of_memory:
+            return f"node {self.rank} (exit code {self.exit_code}, killed for its memory)"
+        return f"node {self.rank} (exit code {self.exit_code})"
+
+
+def _ends_of(pods: Sequence[Json]) -> list[_NodeEnd]:
+    """The failed nodes among these pods, by rank."""
+    ends = []
+    for pod in pods:
+        termination = _termination(pod)
+        if termination.get("exitCode"):
+            end = _NodeEnd(
+                rank=rank_of(pod),
+                pod=pod["metadata"]["name"],
+                exit_code=termination["exitCode"],
+                is_out_of_memory=termination.get("reason") == "OOMKilled",
+                finished_at=str(termination.get("finishedAt", "")),
+            )
+            ends.append(end)
+    return sorted(ends, key=lambda end: end.rank)
+
+
+def _first_to_fail(ends: Sequence[_NodeEnd]) -> list[_NodeEnd]:
+    """The node whose failure made the others end, as far as codes and times tell; several
+    where they do not."""
+    first_place = min(end.place_among_causes for end in ends)
+    causes = [end for end in ends if end.place_among_causes == first_place]
+    first_second = min(end.finished_at for end in causes)
+    return [end for end in causes if end.finished_at == first_second]
+
+
+def _how_they_ended(culprits: Sequence[_NodeEnd], ends: Sequence[_NodeEnd]) -> str:
+    if len(ends) == 1:
+        (end,) = ends
+        suffix = ", killed for its memory" if end.is_out_of_memory else ""
+        return f"node {end.rank} ended with exit code {end.exit_code}{suffix}"
+    sentence = f"{culprits[0]} is the likely cause, by exit code and time"
+    if len(culprits) > 1:
+        names = ", ".join(map(str, culprits[:_MOST_NAMED]))
+        sentence = f"{names} failed within the same second: which was first is not known"
+    others = [end for end in ends if end not in culprits]
+    if others:
+        names = ", ".join(map(str, others[:_MOST_NAMED]))
+        sentence = f"{sentence}; {names} failed, too"
+    return sentence
+
+
+def _of_logs_that_go(
+    job: Json, failed_ranks: Set[int], *, has_lines_of_leader: bool
+) -> Iterator[str]:
+    """What becomes of the logs of nodes that have not failed themselves."""
+    count = job["spec"]["trainer"]["numNodes"] - len(failed_ranks)
+    if count <= 0:
+        return
+    which = "the other node" if failed_ranks else "the node"
+    sentence = f"the log of {which} is deleted with its pod"
+    if count > 1:
+        which = f"the other {count} nodes" if failed_ranks else f"all {count} nodes"
+        sentence = f"the logs of {which} are deleted with their pods"
+    if 0 not in failed_ranks and has_lines_of_leader:
+        sentence = f"{sentence}, but for what this step printed of node 0"
+    yield sentence
+
+
+def _last_lines_of(cluster: ApiServer, namespace: str, pod: str) -> str:
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
+    with contextlib.suppress(OSError):
+        return "\n".join(cluster.lines(path, container=NODE, tailLines=str(_KEPT_LINES)))
+    return ""
 
 
 def _termination(pod: Json) -> Json:

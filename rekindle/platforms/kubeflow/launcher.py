@@ -62,6 +62,7 @@ from rekindle.records import write_atomically
 log = logging.getLogger(__name__)
 
 _ENDING_POLLS = 60  # how long nodes of an earlier attempt may take to end: they have 120 s
+_NODES_LOOK_EVERY_POLLS = 4  # 20 s: after two looks at a run that is over a node ends
 _LAST_LOG_SECONDS = 10.0  # for lines that are still on their way when the job has ended
 _FAREWELL_SECONDS = 20.0  # of the 30 that Kubernetes gives a pod after SIGTERM
 
@@ -318,7 +319,7 @@ class KubeflowLauncher(Launcher):
             "account": str(self.account),
             "workflow": self.owner.path,
             "workflow_uid": self.owner.workflow["uid"],
-            "every_seconds": 12 * self.poll_seconds,
+            "every_seconds": _NODES_LOOK_EVERY_POLLS * self.poll_seconds,
         }
         return {
             **task,

@@ -94,10 +94,9 @@ def run(task: Json, place: Rendezvous, folder: Path) -> int:
         kind = {"type": "workerpool1", "index": place.node_rank - 1}
     os.environ.update(place.environment(), CLUSTER_SPEC=json.dumps({"task": kind}))
     mark = folder / "run-is-over"
-    if leads:
-        watch = [sys.executable, "-m", "rekindle.platforms.kubeflow.workflow"]
-        # the shim ends it with all the rest
-        subprocess.Popen([*watch, json.dumps({**task["leash"], "mark": str(mark)})])
+    watch = [sys.executable, "-m", "rekindle.platforms.kubeflow.workflow"]
+    # the shim ends it with all the rest
+    subprocess.Popen([*watch, json.dumps({**task["leash"], "mark": str(mark)})])
     code = shim.main(arguments)
     result = node.left(folder)
     if code and (mark.exists() or workflow.look(task["leash"], _LOOK_SECONDS)):

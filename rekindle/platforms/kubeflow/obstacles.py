@@ -4,7 +4,10 @@ Trainer reports none of it: a job whose pods no quota has room for, whose accoun
 missing or whose image cannot be pulled has no condition, for ever. Events of its JobSet,
 Job and pods say why, and so do the pods themselves. Recorded from Kubernetes 1.36.2,
 Trainer 2.3.0 and JobSet 0.12.0: trainjob-quota, -no-account, -invalid-pod and -lost-node
-in tests/platforms/kubeflow/recorded."""
+in tests/platforms/kubeflow/recorded.
+
+A launcher writes it into its log, and `rekindle status` reads it there: it sees KFP's API
+alone, and no events."""
 
 import dataclasses
 import datetime as dt
@@ -30,6 +33,12 @@ _REASONS = ("FailedCreate", "JobCreationFailed", "FailedScheduling", "FailedMoun
 _WAITING_FOR_GOOD = ("InvalidImageName", "ErrImagePull", "ImagePullBackOff")
 # what no patience cures, by the words of the API server
 _FOR_GOOD = re.compile(r"is invalid:|error looking up service account|InvalidImageName")
+# lines of a launcher's log: they name the job, lest they be taken for what a node prints
+_WAITING = "TrainJob %s, waiting: %s"
+_ALL_RUN = "TrainJob %s: all nodes run"
+_WAITING_LINE = re.compile(r"TrainJob \S+, waiting: (.+)")
+# what it waited for is past: they run, or it is another attempt
+_GOES_ON_LINE = re.compile(r"TrainJob \S+(: all nodes run| created| failed: .*)")
 # the last part of a pod's name is another one in each try
 _POD = re.compile(r'(pods "[^"]*-node-0-\d+-)[a-z0-9]*"')
 
@@ -54,6 +63,7 @@ class StartWatch:
         self.every_seconds = _LOOK_EVERY_POLLS * poll_seconds
         self.patience_seconds = _FOR_GOOD_POLLS * poll_seconds
         self.next_look = 0.0
+        self.job = ""
         self.said = set[str]()
         self.for_good_since: float | None = None
 
@@ -65,6 +75,9 @@ class StartWatch:
             return
         self.next_look = now + self.every_seconds
         name = job["metadata"]["name"]
+        if name != self.job:  # another attempt, which may wait for the same
+            self.job = name
+            self._forget()
         pods = pods_of(self.cluster, self.namespace, name)
         if len(_at_work(pods)) == job["spec"]["trainer"]["numNodes"]:
             self._all_run()
@@ -74,7 +87,7 @@ class StartWatch:
         for obstacle in found:
             if obstacle.text not in self.said:
                 self.said.add(obstacle.text)
-                log.warning("waiting: %s", obstacle.text)
+                log.warning(_WAITING, name, " ".join(obstacle.text.split()))
         for_good = [obstacle.text for obstacle in found if obstacle.is_for_good]
         if not for_good:
             self.for_good_since = None
@@ -89,9 +102,25 @@ class StartWatch:
 
     def _all_run(self) -> None:
         if self.said:
-            log.info("all nodes run")
+            log.info(_ALL_RUN, self.job)
+        self._forget()
+
+    def _forget(self) -> None:
         self.said.clear()
         self.for_good_since = None
+
+
+def waits_for(log_of_launcher: str) -> str:
+    """What a launcher that wrote this log waits for; "" where its nodes run, as far as it
+    says."""
+    obstacle = ""
+    for line in log_of_launcher.splitlines():
+        waiting = _WAITING_LINE.fullmatch(line)
+        if waiting:
+            obstacle = waiting[1]
+        elif _GOES_ON_LINE.fullmatch(line):
+            obstacle = ""
+    return obstacle
 
 
 def _at_work(pods: Sequence[Json]) -> list[Json]:

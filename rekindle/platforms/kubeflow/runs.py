@@ -24,13 +24,21 @@ from rekindle.errors import PlatformError, UnreachableError
 from rekindle.ir.edit.rewrite import executors
 from rekindle.platforms.kubeflow import store, ui
 from rekindle.platforms.kubeflow.argo import ArgoNode, ArgoNodes
-from rekindle.platforms.kubeflow.client import KfpServer, connected, page, where
+from rekindle.platforms.kubeflow.client import (
+    ANSWER_SECONDS,
+    KfpServer,
+    connected,
+    page,
+    where,
+)
+from rekindle.platforms.kubeflow.compile import LAUNCHER
+from rekindle.platforms.kubeflow.obstacles import waits_for
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.logs import LogPiece
 from rekindle.platforms.snapshot import RunSnapshot, step_times
 from rekindle.platforms.submission import Definition, RunTag, SubmittedRun, check_resumable
 from rekindle.protojson import Json
-from rekindle.records import ArtifactRecord, RunStatus, StepRecord, StepStatus
+from rekindle.records import WAITING, ArtifactRecord, RunStatus, StepRecord, StepStatus
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +59,10 @@ _PHASES: Mapping[str, StepStatus] = {
     "Skipped": "skipped",
     "Omitted": "skipped",
 }
+# reasons of kubelets for a container that is about to start
+_ABOUT_TO_START = ("ContainerCreating", "PodInitializing")
+# for a log that is only read to say more of a step: `status` does not wait longer for it
+_PATIENCE_WITH_LOGS_SECONDS = 10.0
 _NOT_REACHED = "a step before it failed, or a condition chose otherwise"
 # `minio://` is the cluster's own store, of which KFP's UI hands out files
 _READABLE = ("s3://", "gs://", "abfs://", "file://", "/")
@@ -86,10 +98,16 @@ def describe(place: KubeflowSpec, id: str) -> RunSnapshot:
     with connected(place) as server:
         run = server.call(server.kfp.get_run, id)
         nodes = ArgoNodes(server.call(_workflow, server, id))
-    status = _status(run)
-    now = datetime.datetime.now(datetime.UTC)
+        status = _status(run)
+        now = datetime.datetime.now(datetime.UTC)
+        steps = list(_steps(run, status, nodes, now))
+        if status == "running":
+            launchers = _launchers(_spec(run))
+            for index, step in enumerate(steps):
+                if step.name in launchers and step.status == "running":
+                    steps[index] = _with_obstacle_of_nodes(server, id, step)
     ended = _moment(run.finished_at) if status != "running" else None
-    return RunSnapshot(status, tuple(_steps(run, status, nodes, now)), _message(run.error), ended)
+    return RunSnapshot(status, tuple(steps), _message(run.error), ended)
 
 
 def _status(run: KfpRun) -> RunStatus:
@@ -231,6 +249,9 @@ def _steps(
     for path in paths:
         turns = nodes.turns(path)
         if not turns:
+            reason = _obstacle_of_pods(nodes.drivers(path))
+            if reason and status == "running":
+                yield StepRecord(name=path, reason=reason)
             continue
         step = _step(path, turns, nodes.pods(path), now)
         # Argo says of a pod that it stopped that it failed
@@ -253,9 +274,14 @@ def _step(
     is_cached = status == "succeeded" and are_skipped
     begun_pods = [pod for pod in pods if pod.phase not in ("Skipped", "Omitted", "Pending")]
     failed_pods = [pod for pod in begun_pods if pod.phase in ("Failed", "Error")]
+    obstacle = _obstacle_of_pods(pods) if status == "running" else ""
+    if obstacle and not begun_pods:
+        status = "pending"  # Argo's node of a step runs as soon as its pod is to start
     reason = ""
     if status == "skipped":
         reason = "a condition chose otherwise"
+    elif obstacle:
+        reason = obstacle
     elif len(turns) > 1:
         reason = f"{len(turns)} turns"
     elif is_cached:
@@ -264,7 +290,9 @@ def _step(
     pod_name = ""
     if begun_pods:
         attempts = max(1, len(begun_pods) - len(turns) + 1)
-        pod_name = (failed_pods or begun_pods)[-1].pod
+        pod_name = begun_pods[-1].pod
+        if failed_pods and status != "running":
+            pod_name = failed_pods[-1].pod
     messages = []
     if status == "failed":
         messages = [node.message for node in (*failed_pods[::-1], *turns)]
@@ -278,6 +306,51 @@ def _step(
         error=next(filter(None, messages), ""),
         **step_times(_began_at(turns), _ended_at(turns), now),
     )
+
+
+def _obstacle_of_pods(pods: Sequence[ArgoNode]) -> str:
+    """Why none of these pods runs where one is to start; "" where one does, or soon will.
+
+    Argo writes of a pod that is pending why a container of it waits (ImagePullBackOff, say),
+    or that no machine has room, and of one that it could not create what the API server
+    answered, as an exceeded quota (workflow/controller/operator.go: getPendingReason,
+    requeueIfTransientErr)."""
+    obstacle = ""
+    for pod in pods:
+        if pod.phase == "Running":
+            return ""
+        if pod.phase == "Pending" and pod.message and pod.message not in _ABOUT_TO_START:
+            obstacle = f"{WAITING}{pod.message}"
+    return obstacle
+
+
+def _launchers(spec: Json) -> frozenset[str]:
+    """The steps whose pod launches nodes."""
+    if not spec:
+        return frozenset()
+    command = [*LAUNCHER]
+    return frozenset(path for path, made in executors(spec) if made.get("command") == command)
+
+
+def _with_obstacle_of_nodes(server: KfpServer, run: str, step: StepRecord) -> StepRecord:
+    """A step on several nodes, with what its launcher says that they wait for.
+
+    Where the log cannot be read the step is as it was: whatever serves the log, the machine
+    of the pod among it, has no part in how the run stands."""
+    from kfp_server_api import OpenApiException
+    from urllib3.exceptions import HTTPError
+
+    if not step.log:
+        return step
+    try:
+        text = _pod_log(server, run, step.log, _PATIENCE_WITH_LOGS_SECONDS)
+    except (OpenApiException, HTTPError, PlatformError) as error:
+        log.info("what the nodes of %s wait for is not known: %s", step.name, error)
+        return step
+    obstacle = waits_for(text)
+    if not obstacle:
+        return step
+    return step.model_copy(update={"reason": f"{WAITING}{obstacle}"})
 
 
 def _began_at(turns: Sequence[ArgoNode]) -> datetime.datetime | None:
@@ -307,11 +380,14 @@ def _workflow(server: KfpServer, run: str) -> Json:
     return workflow
 
 
-def _pod_log(server: KfpServer, run: str, pod: str) -> str:
+def _pod_log(
+    server: KfpServer, run: str, pod: str, patience_seconds: float = ANSWER_SECONDS
+) -> str:
     # a path beside the API proper (main.go), which the generated client does not know
     path = "/apis/v1alpha1/runs/{run_id}/nodes/{node_id}/log"
-    text = server.get(path, {"run_id": run, "node_id": pod}).decode("utf-8", errors="replace")
-    return _without_refusal(text)
+    values = {"run_id": run, "node_id": pod}
+    body = server.get(path, values, patience_seconds=patience_seconds)
+    return _without_refusal(body.decode("utf-8", errors="replace"))
 
 
 def _without_refusal(text: str) -> str:

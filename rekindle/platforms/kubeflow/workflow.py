@@ -10,10 +10,13 @@ templates from the run down, the turn of a loop as `(0:item)`, the number of a r
 `(0)`.
 
 The launcher deletes the job when its run is terminated, if it gets to: KFP's own
-launcher, its parent, dies of the same signal, and Argo then takes the container away. So
-the job looks itself whether its Workflow has ended. After seeing that twice this process
-leaves a mark and has node rank 0 end, whose exit code then ends the job: nodes, which run
-the user's code, need no right to delete anything. Each node also looks before it starts
+launcher, its parent, dies of the same signal, and Argo then takes the container away. One
+that the kernel kills for its memory leaves its job as well: its pod is Failed, which KFP
+2.17 does not retry, so the run fails (rekindle-launcher-killed as recorded). So nodes look
+themselves whether their Workflow has ended, all of them: node rank 0 may not have started,
+or be gone. After seeing that twice this process leaves a mark and has its node end, whose
+exit code then ends the job: nodes, which run the user's code, need no right to delete
+anything. Each node also looks before it starts
 ranks, and when it ends with an error: ranks of other nodes lose those of node 0 before
 that has ended, and the Job controller judges the pod that failed first, so an exit code of
 theirs would restart all nodes of a run that is over (seen with Trainer 2.3 and JobSet
@@ -37,7 +40,8 @@ from rekindle.protojson import Json
 
 log = logging.getLogger(__name__)
 
-GRACE_SECONDS = 120  # as in runtime.yaml
+# for a last save: with two looks, 20 s apart, no job outlives its run by two minutes
+GRACE_SECONDS = 60
 NODE_NAME = "workflows.argoproj.io/node-name"
 RUN_ID = "pipeline/runid"
 _RETRY = re.compile(r"\((\d+)\)")

@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[3]
 ON_FAKES = (
     "test_training.py::test_nodes_that_were_killed_are_replaced",
     "test_training.py::test_a_cancelled_run_leaves_no_job_and_is_resumed",
+    "test_training.py::test_a_launcher_whose_container_is_killed_leaves_no_job_behind_its_run",
     "test_obstacles.py",
     "test_rights.py",
     "test_pipelines.py::test_values_on_the_cluster_are_those_of_a_run_here[same-named tuple]",

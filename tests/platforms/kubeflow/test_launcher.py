@@ -247,6 +247,25 @@ def test_a_job_whose_launcher_died_with_the_run_ends_itself(
     assert asked == [], "nodes delete nothing"
 
 
+def test_a_launcher_that_is_killed_leaves_no_node_behind_its_run_also_without_the_first_node(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """A killed container is Failed, which KFP 2.17 does not retry: the run fails with it."""
+    step = Step(tmp_path, cluster, gate=str(tmp_path / "never"))
+    launcher = step.pod()
+    until(lambda: "node 0 of 2 begins" in step.said(), "the first line")
+    (job,) = cluster.jobs.values()
+    first_pod = next(pod for pod in cluster.pods if "-node-0-0-" in pod)
+    log = next(log for pod, log in cluster.logs.items() if "-node-0-1-" in pod)
+    until(lambda: "node 1 of 2 begins" in log.read_text(), "the other node")
+    kill(launcher)
+    cluster.lose_machine(first_pod)
+    cluster.end_run("run", "Failed")
+    until(lambda: job.processes[1].poll() is not None, "the end of the other node", 30)
+    assert job.processes[1].poll() == 1
+    assert "the run ends, it is over (Failed)" in log.read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first_to_end", ["the run", "the other node"])
 def test_a_job_ends_with_its_run_also_where_another_node_fails_before_the_first(

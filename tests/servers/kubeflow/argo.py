@@ -64,7 +64,8 @@ class Workflow:
         environment: Mapping[str, str],
         wraps: bool = True,
     ) -> None:
-        """`wraps`: each node is in one that tries again, as the defaults of KFP 2.17 have it."""
+        """`wraps`: each node is in one that tries again, as the defaults of KFP 2.17 have it. They
+        try what vanished, and nothing that failed (OnError): here every end is a failure."""
         spec["defaultPipelineRoot"] = root or f"{folder}/store"
         self.folder, self.id, self.cluster, self.environment = folder, id, cluster, environment
         self.wraps = wraps
@@ -86,6 +87,10 @@ class Workflow:
                     ]
                     container["args"] = [*flags, *container["args"]]
                     self.launchers[name.removeprefix("exec-")] = container
+        if wraps:
+            for dag in (spec["root"], *spec["components"].values()):
+                for task in dag.get("dag", {}).get("tasks", {}).values():
+                    task.pop("retryPolicy", None)
         self.spec = spec
         self.history: list[str] = []
         self.go()
@@ -115,6 +120,8 @@ class Workflow:
         # of what was terminated, too, Argo says that it failed, and KFP stores that
         self.state = "FAILED" if code or self.terminating else "SUCCEEDED"
         self.history.append(self.state)
+        if self.cluster:
+            self.cluster.end_run(self.name, _OF_STATE.get(self.state, "Failed"))
 
     def terminate(self) -> None:
         """As the API server does it: the Workflow gets a deadline, and every pod a SIGTERM."""

@@ -29,6 +29,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
+from tests.servers.kubeflow import launchers
 from tests.servers.kubeflow.deployments import Deployments
 from tests.servers.kubeflow.pods import problems as pod_problems
 from tests.servers.kubeflow.pods import template_of
@@ -194,9 +195,15 @@ class FakeCluster:
         """As KFP's API server does it."""
         self.workflows[workflow]["spec"]["activeDeadlineSeconds"] = 0
 
+    def end_run(self, workflow: str, phase: str) -> None:
+        """As Argo does it once nothing runs any more."""
+        if workflow in self.workflows:
+            self.workflows[workflow]["status"]["phase"] = phase
+
     def retry_run(self, workflow: str) -> None:
         """As KFP's API server does it: the deadline by which it terminated the run goes."""
         self.workflows[workflow]["spec"].pop("activeDeadlineSeconds", None)
+        self.workflows[workflow]["status"]["phase"] = "Running"
 
     def delete_run(self, workflow: str) -> None:
         """And everything that it owns."""
@@ -333,6 +340,8 @@ class FakeCluster:
             if uid and uid != known[name]["metadata"]["uid"]:
                 raise Refused(409, "the UID in the precondition does not match")
             return 200, self.delete(resource, name)
+        if method == "PUT" and resource == "pods":
+            launchers.limit(self.pods[name], body)
         return 200, copy.deepcopy(known[name])
 
     def delete(self, resource: str, name: str) -> Any:

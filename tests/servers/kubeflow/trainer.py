@@ -116,7 +116,7 @@ class Job:
         """One life of all nodes: the exit codes that the job is judged by, none where all
         succeeded. Those are the ones within a second of the first, by which the Job controller
         collects ends (recorded: trainjob-137-then-peer-1-at-once, -later); after that the others
-        are told to end."""
+        are told to end, and their pods go with their logs (recorded: trainjob-exit-1)."""
         trainer = self.object["spec"]["trainer"]
         self.wait_for_secret(trainer)
         self.wait_for_room(trainer)
@@ -142,7 +142,11 @@ class Job:
                     continue  # its machine is gone, and with it how it ended
                 if rank not in codes and (code := process.poll()) is not None:
                     codes[rank] = code if code >= 0 else 128 - code
-                    self.finish(names[rank], codes[rank])
+                    if judged is None:
+                        self.finish(names[rank], codes[rank])
+                    else:
+                        with self.cluster.lock:
+                            self.cluster.pods.pop(names[rank], None)
                     if codes[rank] and first_failure is None:
                         first_failure = time.monotonic()
             batch_is_over = first_failure and time.monotonic() - first_failure > BATCH_SECONDS
@@ -190,7 +194,7 @@ class Job:
         with self.cluster.lock:
             status = self.cluster.pods.get(pod, {}).get("status", {})
             status["phase"] = "Failed" if code else "Succeeded"
-            ended = {"exitCode": code, "finishedAt": stamp(), "startedAt": stamp()}
+            ended = {"exitCode": code, "finishedAt": now(), "startedAt": now()}
             status["containerStatuses"] = [{"name": "node", "state": {"terminated": ended}}]
 
     def start(self, rank: int, pod: str, port: int) -> subprocess.Popen[bytes]:
