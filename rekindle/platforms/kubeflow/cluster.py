@@ -11,6 +11,7 @@ import dataclasses
 import http.client
 import logging
 import os
+import re
 import ssl
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -40,7 +41,9 @@ _REFUSED_FIXES = {
     404: "install Kubeflow Trainer v2.3 or newer in the cluster",
 }
 
-_WEBHOOK = 'admission webhook "'
+# of a webhook (Kyverno, Gatekeeper), and of a ValidatingAdmissionPolicy
+_BY_POLICY = re.compile(r"denied (the )?request")
+_BY_QUOTA = "exceeded quota:"
 _ANY_JSON = "application/json, */*"
 # an object without its content (meta/v1 PartialObjectMetadata)
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -195,8 +198,11 @@ class ApiServer:
                 ) from None
             message = f"the API server refuses with {error}"
             fix = _REFUSED_FIXES.get(error.status, "")
-            if _WEBHOOK in message:  # which answers 403, too: no right is missing
+            # these answer 403, too, though no right is missing
+            if _BY_POLICY.search(message):
                 fix = "a policy of the cluster refuses it for the reason above"
+            elif _BY_QUOTA in message:
+                fix = "wait until others have ended, or have the quota raised"
             raise StepError(message, where=f"{method} {path}", fix=fix) from None
 
     def answer(

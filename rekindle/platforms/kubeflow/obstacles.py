@@ -26,13 +26,18 @@ log = logging.getLogger(__name__)
 
 _LOOK_EVERY_POLLS = 6  # half a minute
 _FOR_GOOD_POLLS = 120  # ten minutes: an account may be created, an image pushed
+_LOOKS_WITHOUT_PODS = 3  # a restart takes its pods away for some seconds, too
 # of events; the others are steps on the way
 _REASONS = ("FailedCreate", "JobCreationFailed", "FailedScheduling", "FailedMount")
 # of a container that waits. One more, CreateContainerConfigError, is usual for some seconds:
 # nodes wait for the Secret that the launcher creates behind their job
 _WAITING_FOR_GOOD = ("InvalidImageName", "ErrImagePull", "ImagePullBackOff")
 # what no patience cures, by the words of the API server
-_FOR_GOOD = re.compile(r"is invalid:|error looking up service account|InvalidImageName")
+_FOR_GOOD = re.compile(
+    r"is invalid:|error looking up service account|InvalidImageName|violates PodSecurity"
+    # a webhook's (Kyverno, Gatekeeper), and a ValidatingAdmissionPolicy's
+    r"|denied (the )?request"
+)
 # lines of a launcher's log: they name the job, lest they be taken for what a node prints
 _WAITING = "TrainJob %s, waiting: %s"
 _ALL_RUN = "TrainJob %s: all nodes run"
@@ -66,6 +71,7 @@ class StartWatch:
         self.job = ""
         self.said = set[str]()
         self.for_good_since: float | None = None
+        self.looks_without_pods = 0
 
     def look(self, job: Json) -> None:
         """Log what is new since the last look; StepError where something that no patience
@@ -84,6 +90,9 @@ class StartWatch:
             return
         utc_now = dt.datetime.now(dt.UTC)
         found = obstacles(self.cluster, self.namespace, name, pods, utc_now)
+        self.looks_without_pods = 0 if pods else self.looks_without_pods + 1
+        if not found and self.looks_without_pods >= _LOOKS_WITHOUT_PODS:
+            found = (without_pods(job),)
         for obstacle in found:
             if obstacle.text not in self.said:
                 self.said.add(obstacle.text)
@@ -108,6 +117,7 @@ class StartWatch:
     def _forget(self) -> None:
         self.said.clear()
         self.for_good_since = None
+        self.looks_without_pods = 0
 
 
 def waits_for(log_of_launcher: str) -> str:
@@ -139,6 +149,19 @@ def obstacles(
     """The obstacles of a TrainJob with these pods, each once."""
     found = [*_of_pods(pods, now), *_of_events(cluster, namespace, job, pods)]
     return tuple(dict.fromkeys(found))
+
+
+def without_pods(job: Json) -> Obstacle:
+    """Why a TrainJob of which no event says anything has no pods (trainjob-suspended)."""
+    if job["spec"].get("suspend"):
+        queue = job["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
+        whose = f"the queue {queue} admits it" if queue else "its suspend is set to false"
+        return Obstacle(f"the job is suspended until {whose}", False)
+    return Obstacle(
+        "no controller makes pods of the job: see whether those of Kubeflow Trainer and JobSet "
+        "run (kubectl get pods -A)",
+        False,
+    )
 
 
 def _of_pods(pods: Sequence[Json], now: dt.datetime) -> Iterator[Obstacle]:

@@ -308,6 +308,48 @@ def test_what_no_quota_has_room_for_is_said_once_and_waited_for(
 
 
 @pytest.mark.slow
+def test_controllers_that_are_down_are_said_and_waited_for(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.controllers_are_down = True
+    step = Step(tmp_path, cluster)
+    launcher = step.pod()
+    until(lambda: "no controller makes pods of the job" in step.said(), "a word")
+    cluster.controllers_are_down = False
+    assert launcher.wait(60) == 0
+    check(step)
+
+
+# Gatekeeper's and Kyverno's words, those of a ValidatingAdmissionPolicy
+# (staging/src/k8s.io/apiserver/pkg/admission/plugin/policy/validating/dispatcher.go in
+# Kubernetes 1.36), and of a quota
+POLICIES = {
+    'admission webhook "validation.gatekeeper.sh" denied the request: [gpus] no GPUs here': (
+        "a policy of the cluster refuses it for the reason above"
+    ),
+    "ValidatingAdmissionPolicy 'gpus' with binding 'all' denied request: no GPUs here": (
+        "a policy of the cluster refuses it for the reason above"
+    ),
+    "exceeded quota: team, requested: count/trainjobs=1, used: 2, limited: 2": (
+        "wait until others have ended, or have the quota raised"
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", POLICIES)
+def test_a_job_that_a_policy_refuses_is_not_called_a_missing_right(
+    words: str, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.policies = [f'trainjobs "x" is forbidden: {words}']
+    step = Step(tmp_path, cluster)
+    assert step.pod().wait(60) == 1
+    assert words in step.said()
+    assert POLICIES[words] in step.said()
+    assert "grant it" not in step.said()
+
+
+@pytest.mark.slow
 def test_a_node_that_never_starts_fails_the_step_and_leaves_no_job(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.platforms.kubeflow.cluster import ApiServer
 from rekindle.platforms.kubeflow.job import pods_of
-from rekindle.platforms.kubeflow.obstacles import Obstacle, obstacles
+from rekindle.platforms.kubeflow.obstacles import Obstacle, obstacles, without_pods
 from tests.servers.kubeflow.kubernetes import FakeCluster
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -102,3 +102,29 @@ def test_pods_say_what_no_machine_has_room_for_and_what_cannot_be_pulled(
         (f"no machine has room for a node: {full}", False),
         ('ImagePullBackOff: Back-off pulling image "a:1"', True),
     }
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'Error creating: admission webhook "validation.gatekeeper.sh" denied the request: [x] no',
+        "Error creating: pods \"t-node-0-0-ab12c\" is forbidden: ValidatingAdmissionPolicy 'p' "
+        "with binding 'b' denied request: no",
+        'Error creating: pods "t-node-0-0-ab12c" is forbidden: violates PodSecurity "restricted:'
+        'latest": runAsNonRoot != true',
+    ],
+)
+def test_what_a_policy_refuses_stays(message: str, cluster: FakeCluster) -> None:
+    cluster.warn("Job", "t-node-0", "FailedCreate", message)
+    (obstacle,) = obstacles(ApiServer(cluster.url, "token-1"), "kubeflow", "t", [], NOW)
+    assert obstacle.is_for_good
+
+
+def test_a_job_that_a_queue_holds_says_which() -> None:
+    """The job as recorded while it is suspended (trainjob-suspended of the facts)."""
+    job: dict[str, Any] = {"metadata": {"labels": {}}, "spec": {"suspend": True}}
+    assert "until its suspend is set to false" in without_pods(job).text
+    job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
+    assert without_pods(job).text == "the job is suspended until the queue gpus admits it"
+    job["spec"]["suspend"] = False
+    assert "no controller makes pods" in without_pods(job).text

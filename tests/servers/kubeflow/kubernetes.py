@@ -92,6 +92,8 @@ class FakeCluster:
         self.events: dict[str, dict[str, Any]] = {}
         self.quotas: dict[str, dict[str, Any]] = {}  # which refuse what has a GPU
         self.quota: int | None = None  # pods of a job that the namespace has room for
+        self.controllers_are_down = False  # of Trainer and JobSet: nothing comes of a job
+        self.policies: list[str] = []  # in whose words TrainJobs are refused
         # of the namespace `kubeflow`, what a check can look at and no run needs
         self.objects: dict[str, dict[str, Any]] = {
             "serviceaccounts": {"pipeline-runner": {}, "rekindle-node": {}},
@@ -379,6 +381,8 @@ class FakeCluster:
     def create_job(self, body: Any) -> Any:
         if wrong := problems("TrainJob", body):
             raise Refused(422, "; ".join(wrong))
+        for words in self.policies:
+            raise Refused(403, words)
         name = body["metadata"]["name"]
         if name in self.jobs:
             raise Refused(409, f'trainjobs.trainer.kubeflow.org "{name}" already exists')

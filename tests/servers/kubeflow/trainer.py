@@ -171,6 +171,9 @@ class Job:
         """Pods are refused without a word in the job: events say why, in the words recorded as
         trainjob-quota and -no-account."""
         while not self.ended.is_set():
+            if self.cluster.controllers_are_down:
+                self.ended.wait(0.1)
+                continue
             pod = f"{self.name}-node-0-0-"
             account = self.template["spec"]["serviceAccountName"]
             quota = self.cluster.quota
