@@ -23,7 +23,13 @@ from rekindle.ir.placeholders import (
     references,
     templates,
 )
-from rekindle.ir.scopes import Scope, absent_artifacts, absent_parameters
+from rekindle.ir.scopes import (
+    Scope,
+    absent_artifacts,
+    absent_parameters,
+    is_chosen,
+    is_watched,
+)
 
 # the shells that a command may start with, so that something can stand in front of it
 _SHELLS = ("sh", "bash")
@@ -200,7 +206,8 @@ def _features_of_texts(step: ir.Step, scope: Scope) -> Iterator[tuple[str, str]]
     if not step.container.source and not reads_json:
         return
     for name, binding in step.parameters.items():
-        if not isinstance(binding, ir.Formatted):
+        # what the component has no input for is an image or a size, without quotation marks
+        if not isinstance(binding, ir.Formatted) or name not in step.inputs.parameters:
             continue
         for template in templates(binding.value):
             inputs = [path[2] for path in references(template) if path[0] == "inputs"]
@@ -252,6 +259,8 @@ def _features_of_arguments(step: ir.Step, scope: Scope) -> Iterator[tuple[str, s
         yield "retries_without_a_shell", f"{step.where}.retryPolicy"
     if container.source:
         return
+    if any(_is_text_of_step(step, name, scope) for name in _inputs_in(container)):
+        yield "dollars_of_outputs", step.where
     if any(isinstance(binding, ir.FinalStatus) for binding in step.parameters.values()):
         yield "status_in_arguments", f"{step.where}.inputs"
     if any(_holds(argument, Concat) for argument in _arguments_of(container)):
@@ -264,6 +273,23 @@ def _features_of_arguments(step: ir.Step, scope: Scope) -> Iterator[tuple[str, s
     if any(path[1] == "any" and path[2] in step.inputs.artifacts for path in inputs if path[1:]):
         yield "presence_of_artifacts", step.where
     yield from _features_of_missing_arguments(step, scope)
+
+
+def _inputs_in(container: ir.Container) -> Iterator[str]:
+    """The parameters that a container's command and arguments ask for."""
+    for argument in (*container.command, *container.args):
+        for path in references(argument):
+            if path[:2] == _PARAMETERS:
+                yield path[2]
+
+
+def _is_text_of_step(step: ir.Step, name: str, scope: Scope) -> bool:
+    """Whether an input is the text that a step beside this one gives."""
+    binding = step.parameters.get(name)
+    if not isinstance(binding, ir.FromTask):
+        return False
+    port = scope.dag.nodes[binding.task].outputs.parameters.get(binding.output)
+    return port is not None and port.type == "STRING"
 
 
 def _features_of_missing_arguments(step: ir.Step, scope: Scope) -> Iterator[tuple[str, str]]:
@@ -342,8 +368,7 @@ def _features_of_machines(step: ir.Step, scope: Scope) -> Iterator[tuple[str, st
                 port = scope.inputs.parameters.get(name)
             case ir.FromTask(task, output, ()):
                 port = scope.dag.nodes[task].outputs.parameters.get(output)
-                if text in resources:
-                    yield "resources_of_outputs", step.where
+                yield "machines_of_outputs", step.where
             case _:
                 continue
         if port is not None and port.type != "STRING":
@@ -459,8 +484,19 @@ def _features_of_loop(
         yield "collected_of_branches", node.where
     if any(_is_chosen(node.dag, source) for source in sources):
         yield "collected_of_choices", node.where
-    if collected and not _has_turns(node, scope, loops[node.path]):
+    if not _has_turns(node, scope, loops[node.path]):
+        yield from _features_without_turns(node, scope)
+
+
+def _features_without_turns(node: ir.SubDag, scope: Scope) -> Iterator[tuple[str, str]]:
+    """Of a loop that may have no turn: no launcher of KFP's runs inside then, which alone
+    would mark its end, and that of the Dags around it."""
+    if node.dag.parameters or node.dag.artifacts:
         yield "collected_of_nothing", node.where
+    if is_chosen(node, scope):
+        yield "choices_of_loops", node.where
+    if is_watched(node, scope):
+        yield "status_of_loops", node.where
 
 
 def _collects(dag: ir.Dag, source: ir.FromTask) -> bool:

@@ -24,6 +24,10 @@ class Scope:
     """Whether a condition around it may leave all of it out."""
     items: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     """Of a loop over a list that is written in it: the items, by the input that has one."""
+    is_chosen: bool = False
+    """Whether it is in a branch that a OneOf chooses from."""
+    is_watched: bool = False
+    """Whether it is in what another node reads the final status of."""
 
 
 def scopes(
@@ -41,8 +45,36 @@ def scopes(
             absent = _optional_artifacts(node.inputs) - set(node.artifacts) | not_given
             known = inputs_of_dags.get(node.path, {})
             is_conditional = scope.is_conditional or node.condition is not None
-            items = _written_items(node)
-            by_path[node.path] = Scope(node.dag, node.inputs, known, absent, is_conditional, items)
+            by_path[node.path] = Scope(
+                node.dag,
+                node.inputs,
+                known,
+                absent,
+                is_conditional,
+                items=_written_items(node),
+                is_chosen=is_chosen(node, scope),
+                is_watched=is_watched(node, scope),
+            )
+
+
+def is_chosen(node: ir.Node, scope: Scope) -> bool:
+    """Whether a node is a branch that a OneOf chooses from, or in one."""
+    if scope.is_chosen:
+        return True
+    outputs = [*scope.dag.parameters.values(), *scope.dag.artifacts.values()]
+    choices = [sources for sources in outputs if len(sources) > 1]
+    return any(source.task == node.name for sources in choices for source in sources)
+
+
+def is_watched(node: ir.Node, scope: Scope) -> bool:
+    """Whether another node reads the final status of a node, or of one that it is in."""
+    if scope.is_watched:
+        return True
+    for reader in scope.dag.nodes.values():
+        for binding in reader.parameters.values():
+            if isinstance(binding, ir.FinalStatus) and binding.task == node.name:
+                return True
+    return False
 
 
 def _written_items(node: ir.SubDag) -> dict[str, Sequence[Any]]:

@@ -332,15 +332,93 @@ def with_defaults_of_arguments(spec: Json) -> None:
                     parameters.setdefault(name, {"runtimeValue": {"constant": default}})
 
 
+def with_waits_for_producers(spec: Json) -> None:
+    """Have each task wait for the tasks whose outputs it reads.
+
+    KFP's SDK does not write that down where an output sizes a machine or names an image,
+    and its backend starts both at once: the driver of the reader does not find the output
+    (argocompiler/dag.go: depends; driver/resolve.go: resolveUpstreamParameters)."""
+    for dag in _dags(spec):
+        for task in dag["tasks"].values():
+            bindings = ((task.get("inputs") or {}).get("parameters") or {}).values()
+            producers = {_producer(binding) for binding in bindings} - {""}
+            waits_for = set(task.get("dependentTasks") or ())
+            # one that runs whatever became of others waits for what its author says
+            if producers - waits_for and not (task.get("triggerPolicy") or {}).get("strategy"):
+                task["dependentTasks"] = sorted(producers | waits_for)
+
+
 def with_ends_of_dags(spec: Json) -> None:
     """Keep the steps of branches that a OneOf chooses from, and of exit handlers whose
     final status is read, out of the cache.
 
     KFP's launcher alone marks the end of a Dag, and does not run for what is cached;
-    without that mark the OneOf finds no branch that ran, and the exit task reads RUNNING."""
-    for dag in _dags(spec):
-        for name in (*_chosen_branches(dag), *_watched_dags(spec, dag)):
+    without that mark the OneOf finds no branch that ran, and the exit task reads RUNNING.
+    A OneOf that no task reads, but the pipeline returns, is never resolved."""
+    read_outputs = _read_outputs(spec)
+    for component_name, dag in _named_dags(spec):
+        outputs_of_dag = {output for name, output in read_outputs if name == component_name}
+        for name in (*_chosen_branches(dag, outputs_of_dag), *_watched_dags(spec, dag)):
             _leave_out_of_cache(spec, dag["tasks"][name])
+
+
+def _named_dags(spec: Json) -> Iterator[tuple[str, Json]]:
+    """Every Dag with tasks, by the name of its component; "" is that of the root."""
+    for name, component in {"": spec["root"], **(spec.get("components") or {})}.items():
+        dag = component.get("dag") or {}
+        if dag.get("tasks"):
+            yield name, dag
+
+
+def _read_outputs(spec: Json) -> set[tuple[str, str]]:
+    """The outputs that some task reads: the component that has them, and their name. Also
+    those inside of it that they come from."""
+    waiting: list[tuple[str, str]] = []
+    for dag in _dags(spec):
+        for task in dag["tasks"].values():
+            for producer, output in _outputs_read_by(task):
+                waiting.append((_component_name(dag, producer), output))
+    read = set[tuple[str, str]]()
+    while waiting:
+        component_name, output = waiting.pop()
+        if (component_name, output) in read:
+            continue
+        read.add((component_name, output))
+        inner_dag = spec["components"][component_name].get("dag") or {}
+        for producer, inner_output in _sources_of(inner_dag, output):
+            waiting.append((_component_name(inner_dag, producer), inner_output))
+    return read
+
+
+def _component_name(dag: Json, task_name: str) -> str:
+    return str(dag["tasks"][task_name]["componentRef"]["name"])
+
+
+def _outputs_read_by(task: Json) -> Iterator[tuple[str, str]]:
+    """The tasks beside a task that it reads, and which output of them."""
+    inputs = task.get("inputs") or {}
+    for binding in (inputs.get("parameters") or {}).values():
+        source = binding.get("taskOutputParameter")
+        if source:
+            yield source["producerTask"], source["outputParameterKey"]
+    for binding in (inputs.get("artifacts") or {}).values():
+        source = binding.get("taskOutputArtifact")
+        if source:
+            yield source["producerTask"], source["outputArtifactKey"]
+
+
+def _sources_of(dag: Json, output: str) -> Iterator[tuple[str, str]]:
+    """The tasks of a Dag that an output of it comes from, and which output of them."""
+    outputs = dag.get("outputs") or {}
+    parameter = (outputs.get("parameters") or {}).get(output) or {}
+    selectors = list((parameter.get("valueFromOneof") or {}).get("parameterSelectors") or ())
+    if parameter.get("valueFromParameter"):
+        selectors.append(parameter["valueFromParameter"])
+    for selector in selectors:
+        yield selector["producerSubtask"], selector["outputParameterKey"]
+    artifact = (outputs.get("artifacts") or {}).get(output) or {}
+    for selector in artifact.get("artifactSelectors") or ():
+        yield selector["producerSubtask"], selector["outputArtifactKey"]
 
 
 def _watched_dags(spec: Json, dag: Json) -> Iterator[str]:
@@ -352,16 +430,13 @@ def _watched_dags(spec: Json, dag: Json) -> Iterator[str]:
                 yield name
 
 
-def _chosen_branches(dag: Json) -> Iterator[str]:
-    """The tasks that an output of a Dag chooses from."""
+def _chosen_branches(dag: Json, read_outputs: Container[str]) -> Iterator[str]:
+    """The tasks that those outputs of a Dag that are read choose from."""
     outputs = dag.get("outputs") or {}
-    for output in (outputs.get("parameters") or {}).values():
-        for selector in (output.get("valueFromOneof") or {}).get("parameterSelectors") or ():
-            yield selector["producerSubtask"]
-    for output in (outputs.get("artifacts") or {}).values():
-        selectors = output.get("artifactSelectors") or ()
-        if len(selectors) > 1:
-            yield from (selector["producerSubtask"] for selector in selectors)
+    for name in (*(outputs.get("parameters") or ()), *(outputs.get("artifacts") or ())):
+        branches = [task_name for task_name, _ in _sources_of(dag, name)]
+        if len(branches) > 1 and name in read_outputs:
+            yield from branches
 
 
 def _leave_out_of_cache(spec: Json, task: Json) -> None:

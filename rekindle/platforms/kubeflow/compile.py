@@ -143,6 +143,7 @@ def _avoid_faults(
     only_in_part = backend.without_absent_inputs(spec, graph, arguments)
     if numbers_of(place.version) >= _RETRIES_IN_PODS:
         backend.with_retries_in_pods(spec, settings, graph)
+    backend.with_waits_for_producers(spec)
     backend.with_root(spec, place.pipeline_root)
     backend.with_steps_for_texts(spec, settings)
     backend.with_facts_as_inputs(spec)

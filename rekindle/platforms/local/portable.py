@@ -1,7 +1,9 @@
-"""Outputs with which a step fails on Kubeflow Pipelines, and not here.
+"""Outputs with which a step fails on Kubeflow Pipelines, or a reader gets another text, and
+not here.
 
 KFP's backend hands outputs on as protobuf's JSON and through Argo's templates, and takes
-artifacts from its own store only. What an output is, is known when a step has ended, so a
+artifacts from its own store only. A step gets its inputs in arguments of its pod, in which
+Kubernetes makes one dollar sign of two. What an output is, is known when a step has ended, so a
 run here says it then.
 
 Authority: kubeflow/pipelines 2.17.0, backend/src/v2/component/launcher_v2.go and
@@ -15,17 +17,20 @@ from typing import Any
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _DELETE = "\x7f"
+_TWO_DOLLARS = "$$"
 # the stores that KFP opens; what has another scheme it records as it is
 _STORES = ("gs://", "s3://", "minio://")
 
 
 def sentences(parameters: Mapping[str, Any], uris: Mapping[str, str]) -> Iterator[str]:
-    """One for each output of a step that fails on Kubeflow; `uris` are those of its
-    artifacts."""
+    """One for each output of a step that fails on Kubeflow, or is another one there; `uris`
+    are those of its artifacts."""
     for name, value in parameters.items():
         reason = _reason(value)
         if reason:
             yield f"the output `{name}` has {reason}: the step fails with it on Kubeflow"
+        if _has_two_dollars(value):
+            yield f"the output `{name}` has `$$`: a step that reads it on Kubeflow gets `$`"
     for name, uri in uris.items():
         if uri.startswith(_STORES):
             yield (
@@ -50,3 +55,15 @@ def _reason(value: Any) -> str:
         case _:
             reasons = []
     return next((reason for reason in reasons if reason), "")
+
+
+def _has_two_dollars(value: Any) -> bool:
+    match value:
+        case str():
+            return _TWO_DOLLARS in value
+        case Mapping():
+            return any(_has_two_dollars(item) for pair in value.items() for item in pair)
+        case list():
+            return any(_has_two_dollars(item) for item in value)
+        case _:
+            return False

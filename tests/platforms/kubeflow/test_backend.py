@@ -159,6 +159,39 @@ def test_branches_that_a_choice_is_made_from_never_come_from_the_cache() -> None
     assert cached == {"as-str", "greet-3"}
 
 
+def test_a_choice_that_only_the_pipeline_returns_leaves_its_branches_in_the_cache() -> None:
+    """KFP resolves what a task reads; outputs of the root are read by none."""
+    assert not_cached(document("returned_choice")) == set()
+    assert not_cached(document("nested_choices")) == {"greet", "greet-2"}
+
+
+def not_cached(spec: Any) -> set[str]:
+    """The steps that are never taken from the cache."""
+    return {
+        task["taskInfo"]["name"]
+        for task in tasks(spec)
+        if "executorLabel" in spec["components"][task["componentRef"]["name"]]
+        and not task.get("cachingOptions")
+    }
+
+
+def test_a_step_waits_for_the_one_that_sizes_its_machine() -> None:
+    """The SDK leaves it out, and KFP starts a task when all that it names are done
+    (argocompiler/dag.go, depends)."""
+    written = yaml.safe_load(compile_function(module("backend").machine_of_output))
+    assert "dependentTasks" not in written["root"]["dag"]["tasks"]["greet"]
+    definition = compiled("machine_of_output")
+    assert definition.notices == ()
+    compiled_tasks = document("machine_of_output")["root"]["dag"]["tasks"]
+    assert compiled_tasks["greet"]["dependentTasks"] == ["greet-2"]
+    assert "dependentTasks" not in compiled_tasks["greet-2"]
+
+
+def test_a_number_that_a_step_gives_sizes_no_machine() -> None:
+    with pytest.raises(UnsupportedError, match="reads a number as the empty text"):
+        compiled("machine_of_number")
+
+
 def test_an_exit_task_reads_succeeded_where_kfp_says_complete(tmp_path: Path) -> None:
     spec = document("status", {"folder": str(tmp_path)})
     (container,) = [e for e in executors(spec) if "status.state" in str(e["command"])]
@@ -361,7 +394,6 @@ REFUSED = {
     "fact_in_variable": "KFP hands them on as they are",
     "fact_in_items": "KFP hands it on as it is written",
     "image_with_tag": "takes the value alone, without the text around it",
-    "machine_of_output": "its driver resolves inputs of the pipeline only",
     "number_of_gpus": "reads a number as the empty text",
     "uri_with_values": "KFP imports from a text or from an input of the pipeline only",
     "uri_of_step": "KFP imports from a text or from an input of the pipeline only",
@@ -415,6 +447,9 @@ NOTICED = {
     "choice_of_conditions": "`condition-branches-1` uses OneOf over a branch that ends with a cond",
     "status_of_conditions": "`told-alone` uses the final status of what ends with a condition or",
     "status_of_inner_conditions": "`told-alone` uses the final status of what ends with a cond",
+    "choice_of_loops": "`condition-branches-1/condition-3/for-loop-2` uses OneOf over a branch with a",
+    "status_of_loops": "`exit-handler-1/for-loop-2` uses the final status of what has a loop over a",
+    "text_of_step_in_argument": "`says` uses a text that a step gives in an argument of a container",
     "retries_without_a_shell": "`no-shell` uses retries of a command that no shell starts: ",
 }
 
@@ -431,6 +466,9 @@ def test_what_fails_sometimes_is_said(name: str) -> None:
         ("text_without_quotes", {}),
         ("text_of_plain_items", {}),
         ("collected_of_nothing", {"xs": [1]}),
+        ("loops_with_turns", {}),
+        ("status_of_loops", {"xs": ["x"]}),
+        ("argument_in_argument", {}),
         ("sources", {}),
     ],
 )

@@ -29,7 +29,15 @@ def test_a_value_that_kfp_cannot_carry_is_named(value: Any, has: str) -> None:
     assert sentence == f"the output `Output` has {has}: the step fails with it on Kubeflow"
 
 
-@pytest.mark.parametrize("value", [1.5, "x\x1b \U0001f389", None, True, [], {"a": {"b": "é"}}])
+@pytest.mark.parametrize("value", ["a$$b", ["$$"], {"a": {"b": "$$$"}}, {"$$": 1}])
+def test_a_value_with_two_dollar_signs_is_named(value: Any) -> None:
+    (sentence,) = sentences({"Output": value}, {})
+    assert sentence == "the output `Output` has `$$`: a step that reads it on Kubeflow gets `$`"
+
+
+@pytest.mark.parametrize(
+    "value", ["$5 for $6", 1.5, "x\x1b \U0001f389", None, True, [], {"a": {"b": "é"}}]
+)
 def test_what_kfp_carries_is_not(value: Any) -> None:
     assert list(sentences({"Output": value}, {})) == []
 

@@ -508,6 +508,16 @@ def machine_of_output():
     greet().set_memory_limit(greet().output)
 
 
+@component
+def as_number(v: str) -> int:
+    return int(v)
+
+
+@dsl.pipeline(name="machine-of-number")
+def machine_of_number():
+    greet().set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(as_number(v="1").output)
+
+
 @dsl.pipeline(name="uri-with-values")
 def uri_with_values(name: str = "m"):
     reads(a=dsl.importer(artifact_uri=f"s3://b/{name}", artifact_class=dsl.Model).output)
@@ -618,3 +628,70 @@ def ends_with_condition() -> str:
 def status_of_inner_conditions():
     with dsl.ExitHandler(told_alone()):
         as_str(v=ends_with_condition().output)
+
+
+@component
+def as_list(v: str) -> List[str]:
+    return [v]
+
+
+@dsl.pipeline(name="choice-of-loops")
+def choice_of_loops(go: bool = True):
+    with dsl.If(go == True):
+        a = greet()
+        with dsl.ParallelFor(as_list(v=a.output).output) as item:
+            as_str(v=item)
+    with dsl.Else():
+        b = greet()
+    as_str(v=dsl.OneOf(a.output, b.output))
+
+
+@dsl.pipeline(name="status-of-loops")
+def status_of_loops(xs: List[str] = []):
+    with dsl.ExitHandler(told_alone()):
+        with dsl.ParallelFor(xs) as item:
+            as_str(v=item)
+
+
+@dsl.pipeline(name="loops-with-turns")
+def loops_with_turns(go: bool = True):
+    with dsl.ExitHandler(told_alone()):
+        with dsl.If(go == True):
+            a = greet()
+            with dsl.ParallelFor(["x"]) as item:
+                as_str(v=item)
+        with dsl.Else():
+            b = greet()
+        as_str(v=dsl.OneOf(a.output, b.output))
+    with dsl.ParallelFor(as_list(v="x").output) as item:
+        as_str(v=item)
+
+
+@dsl.pipeline(name="returned-choice")
+def returned_choice(go: bool = True) -> str:
+    with dsl.If(go == True):
+        a = greet(name="yes")
+    with dsl.Else():
+        b = greet(name="no")
+    return dsl.OneOf(a.output, b.output)
+
+
+@dsl.pipeline(name="nested-choices")
+def nested_choices():
+    returned_choice(go=False)
+    as_str(v=returned_choice().output)
+
+
+@dsl.container_component
+def says(text: str):
+    return dsl.ContainerSpec(image="python:3.11", command=["echo"], args=[text])
+
+
+@dsl.pipeline(name="text-of-step-in-argument")
+def text_of_step_in_argument():
+    says(text=greet().output)
+
+
+@dsl.pipeline(name="argument-in-argument")
+def argument_in_argument(text: str = "x"):
+    says(text=text)
