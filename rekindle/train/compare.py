@@ -183,9 +183,9 @@ class SmallNetwork:
             values += [loss, math.sqrt(squares) if squares >= 0 else math.nan]
             # as long a step as would take a fifth of the loss if that fell on a line
             rate = 0.2 * abs(loss) / max(squares, 1e-12)
-            for held in optimizer.held:
-                if held.local.grad is not None:
-                    held.local.sub_(held.local.grad, alpha=rate / scale)
+            for trained in optimizer.trained:
+                if trained.local.grad is not None:
+                    trained.local.sub_(trained.local.grad, alpha=rate / scale)
             optimizer.clear()
         return torch.tensor(values, dtype=torch.float64, device=mesh.device)
 
