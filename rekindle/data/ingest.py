@@ -208,9 +208,9 @@ class _Ingestion:
         self.window = parse_window(window)
         self.expected = expected
         self.store = PieceStore(root)
-        self.parts = [
-            _Part(part, modality, self.window, number) for number, part in enumerate(data.parts)
-        ]
+        self.parts: list[_Part] = []
+        for number, part in enumerate(data.parts):
+            self.parts.append(_Part(part, modality, self.window, number))
         self.can_be_cut = all(part.can_be_cut for part in self.parts)
         self.findings = Findings()
         self.span = Span()
@@ -308,7 +308,9 @@ class _Ingestion:
 
         cuts = time_cuts(counts, self._rows(UNDIVIDED), self.data.split)
         gap = self.data.split.gap
-        gaps = [before(cut, gap) for cut in cuts] if gap else []
+        gaps = []
+        if gap:
+            gaps = [before(cut, gap) for cut in cuts]
         divided_items = []
         for item in self.items:
             key = digest([item["key"], cuts, gaps])

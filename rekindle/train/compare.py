@@ -110,10 +110,9 @@ def compare_with_one_rank(
 
 
 def _beyond_rounding(cell: Cell, gap: Gap) -> StepError:
-    losses = [
-        f"step {step}: {in_layout:.6g} instead of {on_one_rank:.6g}"
-        for step, (in_layout, on_one_rank) in enumerate(gap.losses, 1)
-    ]
+    losses = []
+    for step, (in_layout, on_one_rank) in enumerate(gap.losses, 1):
+        losses.append(f"step {step}: {in_layout:.6g} instead of {on_one_rank:.6g}")
     message = f"{cell} does not compute what one rank does: on a small network of this "
     message += f"architecture losses and norms differ by {gap.largest:.2g} in {gap.precision}, of "
     message += f"which {gap.allowed:.2g} would be rounding (losses in {'; '.join(losses)})"

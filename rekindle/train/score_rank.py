@@ -408,7 +408,8 @@ def _cuts(lengths_N: np.ndarray, rows: int | None) -> Iterator[tuple[int, int]]:
 def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts:
     """The trained weights in place, each rank its share of them: no engine takes part in it."""
     train = train.model_copy(update={"engine": "rekindle"})
-    task, folder = opened.task, opened.path
+    task = opened.task
+    folder = opened.path
     as_source = ModelSpec(source=str(folder))
     source = None
     if not opened.own_task and task.weights(as_source) is not None:
