@@ -11,23 +11,33 @@ def metric(value: float | None) -> str:
     """A metric or a check: four decimals, fewer where they are zeros; 0.97777 -> 0.9778."""
     if value is None:
         return "–"
-    if not math.isfinite(value):
-        return "not a number" if math.isnan(value) else ("∞" if value > 0 else "-∞")
-    if value == int(value) and abs(value) < 1e15:
-        return count(int(value)) if abs(value) >= 2 else f"{value:.1f}"
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    is_whole = value == int(value) and abs(value) < 1e15
+    if is_whole and abs(value) >= 2:
+        return count(int(value))
+    if is_whole:  # -1, 0 and 1 are the ends of shares and correlations, not counts
+        return f"{value:.1f}"
+    if 1e-3 <= abs(value) < 1e4:
+        return f"{value:.4f}"
+    return f"{value:.3g}"
 
 
 def fixed(value: float, sign: str = "") -> str:
     """Four decimals, of a number for which they tell something; `sign` "+": also of a gain."""
-    exact = not value or 5e-5 <= abs(value) < 1e6
-    return format(value, f"{sign}.4f" if exact else f"{sign}.3g")
+    if value == 0 or 5e-5 <= abs(value) < 1e6:
+        return format(value, f"{sign}.4f")
+    return format(value, f"{sign}.3g")
 
 
 def signed(value: float | None) -> str:
     """A difference with its sign; 0.0123 -> +0.0123."""
     text = metric(value)
-    return text if value is None or not value > 0 else f"+{text}"
+    if value is not None and value > 0:
+        return f"+{text}"
+    return text
 
 
 def count(value: float) -> str:
@@ -43,27 +53,37 @@ def percent(share: float) -> str:
 def share(ratio: float) -> str:
     """A ratio as per cent in three digits; 1.4 -> 140%, 0.125 -> 12.5%."""
     value = 100 * ratio
-    return f"{count(value) if 100 <= value < 1e6 else f'{value:.3g}'}%"
+    if 100 <= value < 1e6:
+        return f"{count(value)}%"
+    return f"{value:.3g}%"
 
 
 def size(value: int) -> str:
     """Bytes in decimal units; 1_797_000 -> 1.8 MB."""
-    amount, unit = float(value), "B"
+    amount = float(value)
+    unit = "B"
     for larger in ("kB", "MB", "GB", "TB", "PB"):
         if amount < 1000:
             break
-        amount, unit = amount / 1000, larger
-    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+        amount /= 1000
+        unit = larger
+    if unit == "B" or amount >= 100:
+        return f"{amount:.0f} {unit}"
+    return f"{amount:.1f} {unit}"
 
 
 def binary(value: float) -> str:
     """Memory, of which machines have powers of two; 3 * 2**30 -> 3.0 GiB."""
-    return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
+    if value >= 2**30:
+        return f"{value / 2**30:.1f} GiB"
+    return f"{value / 2**20:.1f} MiB"
 
 
 def usd(value: float) -> str:
     """US dollars; 1234.5 -> $1,234, 27.447 -> $27.45."""
-    return f"${count(value)}" if value >= 100 else f"${value:.2f}"
+    if value >= 100:
+        return f"${count(value)}"
+    return f"${value:.2f}"
 
 
 def short(value: float) -> str:
@@ -76,26 +96,31 @@ def short(value: float) -> str:
 
 def seconds(value: float) -> str:
     """Seconds that are compared, in three digits; 0.0123 -> 12.3 ms, 30.31 -> 30.3 s."""
-    if value < 0.9995:
+    if value < 0.9995:  # what three digits would round to 1 s is written as such
         return f"{1e3 * value:.3g} ms"
-    return f"{value:.3g} s" if value < 1000 else f"{count(value)} s"
+    if value < 1000:
+        return f"{value:.3g} s"
+    return f"{count(value)} s"
 
 
 def duration(seconds: float | None) -> str:
     """Seconds as a person says them; 0.42 -> 0.4 s, 200 -> 3 min 20 s, 7500 -> 2 h 5 min."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
-    if seconds < 9.95:
+    if seconds < 9.95:  # from here on one decimal would round to 10.0
         return f"{max(seconds, 0):.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
-    minutes = round(seconds / 60)
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
-    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+    whole_seconds = round(seconds)
+    if whole_seconds < 60:
+        return f"{whole_seconds} s"
+    if whole_seconds < 3600:
+        minutes, odd_seconds = divmod(whole_seconds, 60)
+        return f"{minutes} min {odd_seconds} s" if odd_seconds else f"{minutes} min"
+    whole_minutes = round(seconds / 60)
+    if whole_minutes < 48 * 60:
+        hours, odd_minutes = divmod(whole_minutes, 60)
+        return f"{hours} h {odd_minutes} min" if odd_minutes else f"{hours} h"
+    days, odd_minutes = divmod(whole_minutes, 24 * 60)
+    return f"{days} d {odd_minutes // 60} h"
 
 
 def hours(number: float) -> str:
@@ -126,12 +151,17 @@ def day(time: float) -> str:
 def aligned(lines: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """The lines of a table; the columns in `right` end in line, the others begin so."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    cells = (f"{{:{'>' if i in right else ''}{width}}}" for i, width in enumerate(widths))
-    form = "  ".join(cells).format
-    return [plain(form(*line)).rstrip() for line in lines]
+    written_lines = []
+    for line in lines:
+        cells = []
+        for index, (cell, width) in enumerate(zip(line, widths, strict=True)):
+            cells.append(cell.rjust(width) if index in right else cell.ljust(width))
+        written_lines.append(plain("  ".join(cells)).rstrip())
+    return written_lines
 
 
 def window(text: str) -> str:
-    """A window of data without midnights; 2026-07-01T00:00:00/2026-08-01T12:00:00 ->
-    2026-07-01/2026-08-01T12:00:00."""
+    """A window of data without midnights.
+
+    2026-07-01T00:00:00/2026-08-01T12:00:00 -> 2026-07-01/2026-08-01T12:00:00."""
     return text.replace("T00:00:00", "")

@@ -40,8 +40,11 @@ class HttpError(Exception):
         retry_after_seconds: float = 0.0,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(f"HTTP {status}: {message}".rstrip(": ") if status else message)
-        self.status, self.code, self.headers = status, code, dict(headers or {})
+        text = f"HTTP {status}: {message}".rstrip(": ") if status else message
+        super().__init__(text)
+        self.status = status
+        self.code = code
+        self.headers = dict(headers or {})
         self.retry_after_seconds = retry_after_seconds
 
     @property
@@ -55,7 +58,7 @@ class Stopped(HttpError):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: object) -> None:
         return None
 
 
@@ -63,7 +66,7 @@ def request(
     url: str,
     headers: Mapping[str, str] | None = None,
     *,
-    body: Any = None,
+    body: object = None,
     form: Mapping[str, str] | None = None,
     method: str | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
@@ -78,25 +81,30 @@ def request(
     is the longest wait for a piece of the response, all of which has to come within
     `WHOLE` times that. HttpError if there is no response, one that is not whole, one with
     an error's status, or one that is not an object."""
-    kind, data = {}, None
+    all_headers = {"Accept": "application/json"}
+    data = None
     if form is not None:
-        kind, data = {"Content-Type": "application/x-www-form-urlencoded"}, urlencode(form).encode()
+        all_headers["Content-Type"] = "application/x-www-form-urlencoded"
+        data = urlencode(form).encode()
     if body is not None:
-        kind, data = {"Content-Type": "application/json"}, json.dumps(body).encode()
-    wanted = urllib.request.Request(  # noqa: S310 - addresses of services, and of the config
-        url, data, {"Accept": "application/json", **kind, **(headers or {})}, method=method
+        all_headers["Content-Type"] = "application/json"
+        data = json.dumps(body).encode()
+    all_headers.update(headers or {})
+    message = urllib.request.Request(  # noqa: S310 - addresses of services, and of the config
+        url, data, all_headers, method=method
     )
-    handlers: list[Any] = [_NoRedirect()]
+    handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
     if not proxy:
         handlers.append(urllib.request.ProxyHandler({}))
     if tls is not None:
         handlers.append(urllib.request.HTTPSHandler(context=tls))
+    opener = urllib.request.build_opener(*handlers)
     host = urlsplit(url).netloc
     try:
-        with urllib.request.build_opener(*handlers).open(wanted, timeout=timeout_seconds) as found:
+        with opener.open(message, timeout=timeout_seconds) as response:
             if method == "HEAD" or not parse:
-                return {name.lower(): value for name, value in found.headers.items()}
-            text = _whole(found, host, time.monotonic() + WHOLE * timeout_seconds)
+                return {name.lower(): value for name, value in response.headers.items()}
+            text = _whole(response, host, time.monotonic() + WHOLE * timeout_seconds)
     except urllib.error.HTTPError as error:
         raise _explained(error) from None
     except (OSError, http.client.HTTPException) as error:  # none, or half a response
@@ -118,17 +126,22 @@ def _object_in(text: bytes, host: str) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {"value": answer}
 
 
-def _whole(found: http.client.HTTPResponse, host: str, deadline: float) -> bytearray:
+def _whole(response: http.client.HTTPResponse, host: str, deadline: float) -> bytearray:
     """The body; HttpError for one that is cut off, too long, or not there at the deadline."""
-    length, chunked, text = found.length, found.chunked, bytearray()
-    while piece := found.read1(1 << 16):
+    length = response.length  # asked first: reading counts it down
+    chunked = response.chunked
+    text = bytearray()
+    # `read1` returns what one read of the socket gives, so that the deadline is looked at
+    # while a body trickles in; it takes a connection that closed early for the end
+    while piece := response.read1(1 << 16):
         text += piece
         if len(text) > MOST_BYTES:
             raise HttpError(f"the answer of {host} has more than {MOST_BYTES:,} bytes")
         if time.monotonic() > deadline:
             raise HttpError(f"the answer of {host} takes too long")
-    empty = not text and length != 0 and not chunked and found.status != http.client.NO_CONTENT
-    if empty or (length or 0) > len(text):
+    may_be_empty = length == 0 or chunked or response.status == http.client.NO_CONTENT
+    is_empty = not text and not may_be_empty
+    if is_empty or (length or 0) > len(text):
         raise HttpError(f"the answer of {host} ended early")
     return text
 
@@ -159,12 +172,13 @@ def retried(
 
     `stop` ends a pause and all repetition, by Stopped; `notice` gets each error and the
     pause after it."""
-    left, stop = iter(pauses), stop or threading.Event()
+    remaining_pauses = iter(pauses)
+    stop = stop or threading.Event()
     while True:
         try:
             return call()
         except HttpError as error:
-            pause = next(left, None)
+            pause = next(remaining_pauses, None)
             if pause is None or not transient(error):
                 raise
             pause = min(max(pause, error.retry_after_seconds), LONGEST_PAUSE_SECONDS)
@@ -176,7 +190,9 @@ def retried(
 
 def _explained(error: urllib.error.HTTPError) -> HttpError:
     """With the code and the first line of the message that the body has."""
-    code, message = "", str(error.reason)
+    code = ""
+    message = str(error.reason)
+    # whatever a proxy or a service sends instead, the status stays
     with contextlib.suppress(
         OSError,
         ValueError,
@@ -187,16 +203,26 @@ def _explained(error: urllib.error.HTTPError) -> HttpError:
         RecursionError,
         http.client.HTTPException,
     ):
-        told = json.loads(error.read(MOST_BYTES))
-        found = told["errors"][0] if "errors" in told else told.get("error", told)
-        if isinstance(found, str):  # KFP's, and OAuth's
-            found = {"code": found, "message": told.get("message") or found}
-        details = found.get("details")
-        given = details if isinstance(details, list) else ()
-        reasons = [one["reason"] for one in given if "reason" in one]
-        names = (*reasons, *(found.get(key) for key in ("status", "code", "reason")))
-        code = str(next(filter(None, names), ""))
-        message = str(found.get("message", "")).splitlines()[0]
+        body = json.loads(error.read(MOST_BYTES))
+        if "errors" in body:  # a registry of images
+            explanation = body["errors"][0]
+        else:
+            explanation = body.get("error", body)
+        if isinstance(explanation, str):  # KFP's, and OAuth's
+            explanation = {"code": explanation, "message": body.get("message") or explanation}
+        code = _own_name(explanation)
+        message = str(explanation.get("message", "")).splitlines()[0]
     wait = error.headers.get("Retry-After", "")
     seconds = float(wait) if wait.isdecimal() else 0.0
     return HttpError(message, error.code, code, seconds, dict(error.headers.items()))
+
+
+def _own_name(explanation: Mapping[str, Any]) -> str:
+    """The service's own name of an error, the most precise that there is; "" for none."""
+    details = explanation.get("details")
+    names = []
+    # a list for google.rpc.Status; Kubernetes has a mapping there, with other things
+    if isinstance(details, list):
+        names += [detail["reason"] for detail in details if "reason" in detail]
+    names += [explanation.get(key) for key in ("status", "code", "reason")]
+    return str(next(filter(None, names), ""))

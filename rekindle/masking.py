@@ -1,5 +1,6 @@
-"""Text without secrets: what an error, a log or a record may say of them. And without
-what steers the terminal that shows it.
+"""Text without secrets, and without what steers the terminal that shows it.
+
+This is what errors, logs and records go through before they are shown or kept.
 
 Known are the values of the environment variables that a config names (`name_secret`),
 those of variables with a name like HF_TOKEN or AWS_SECRET_ACCESS_KEY, and what looks like
@@ -26,7 +27,11 @@ _NO_SECRET = re.compile(
     r"|PARALLELISM|_TYPE$",
     re.IGNORECASE,
 )
-_SHORTEST, _SHORTEST_NAMED, _SHORTEST_LINE = 8, 4, 16
+# characters that make a secret: of a variable whose name says so, of one that a config names,
+# and of a line of a key
+_SHORTEST = 8
+_SHORTEST_NAMED = 4
+_SHORTEST_LINE = 16
 # SQLAlchemy takes all up to the last @ for a password, also what ends a host elsewhere
 DATABASE_LOGIN = (
     r"\b(?:postgres|mysql|mariadb|mssql|oracle|cockroach|mongodb|redis|amqp)[\w+.-]{0,32}://"
@@ -58,7 +63,8 @@ def name_secret(variable: str) -> None:
 
 def masked(text: str, environment: Mapping[str, str] | None = None) -> str:
     """The text with `***` in place of every secret."""
-    if forms := _forms(environment):
+    forms = _forms(environment)
+    if forms:
         text = re.sub("|".join(map(re.escape, forms)), MASK, text)
     return LOOKS_SECRET.sub(MASK, text)
 
@@ -67,12 +73,12 @@ def plain(text: str) -> str:
     """With codes in place of what would steer a terminal: escape sequences, carriage
     returns, marks that turn the direction of writing. Data, logs and services may hold
     such."""
-    return _STEERS.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _STEERS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def plain_but_colour(text: str) -> str:
     """The same for logs, in which colours and lines that are written over stay."""
-    return _STEERS_BUT_COLOUR.sub(lambda found: found[1] or ascii(found[0])[1:-1], text)
+    return _STEERS_BUT_COLOUR.sub(lambda match: match[1] or ascii(match[0])[1:-1], text)
 
 
 class Masked:
@@ -80,54 +86,69 @@ class Masked:
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._forms = [form.encode() for form in _forms(environment)]
-        self._any = re.compile(b"|".join(map(re.escape, self._forms))) if self._forms else None
-        self._held = b""
+        self._secrets: re.Pattern[bytes] | None = None
+        if self._forms:
+            self._secrets = re.compile(b"|".join(map(re.escape, self._forms)))
+        self._held_back = b""
 
     def feed(self, piece: bytes) -> bytes:
         """What may be shown; the beginning of what may become a secret is held back."""
-        if self._any is None:
+        if self._secrets is None:
             return piece
-        text, begin = self._held + piece, 0
+        text = self._held_back + piece
         shown: list[bytes] = []
-        open_ends = self._open(text)
-        for match in self._any.finditer(text):
-            if any(begin <= end <= match.start() for end in open_ends):
+        masked_until = 0
+        cut_off_starts = self._cut_off_starts(text)
+        for match in self._secrets.finditer(text):
+            if any(masked_until <= start <= match.start() for start in cut_off_starts):
                 break  # a longer one may begin there
-            shown += [text[begin : match.start()], MASK.encode()]
-            begin = match.end()
-        end = next((end for end in open_ends if end >= begin), len(text))
-        self._held = text[end:]
-        return b"".join((*shown, text[begin:end]))
+            shown += [text[masked_until : match.start()], MASK.encode()]
+            masked_until = match.end()
+        shown_until = len(text)
+        for start in cut_off_starts:
+            if start >= masked_until:
+                shown_until = start
+                break
+        self._held_back = text[shown_until:]
+        return b"".join((*shown, text[masked_until:shown_until]))
 
     def rest(self) -> bytes:
         """What was held back, once nothing follows."""
-        held, self._held = self._held, b""
-        return self._any.sub(MASK.encode(), held) if self._any else held
+        held_back = self._held_back
+        self._held_back = b""
+        if self._secrets is None:
+            return held_back
+        return self._secrets.sub(MASK.encode(), held_back)
 
-    def _open(self, text: bytes) -> list[int]:
-        """Where something begins that the end of `text` cuts off, in order."""
-        found: set[int] = set()
+    def _cut_off_starts(self, text: bytes) -> list[int]:
+        """Where a secret may begin that the end of `text` cuts off, in order."""
+        starts: set[int] = set()
         for form in self._forms:
-            begin = max(0, len(text) - len(form) + 1)
-            while (begin := text.find(form[:1], begin)) != -1:
-                if form.startswith(text[begin:]):
-                    found.add(begin)
-                begin += 1
-        return sorted(found)
+            start = max(0, len(text) - len(form) + 1)
+            while (start := text.find(form[:1], start)) != -1:
+                if form.startswith(text[start:]):
+                    starts.add(start)
+                start += 1
+        return sorted(starts)
 
 
 def _forms(environment: Mapping[str, str] | None) -> list[str]:
     """Every secret in every form, the longest first, so that none hides in another."""
     known = os.environ if environment is None else environment
-    found = {form for value in _values(known) for form in _written(value)}
-    return sorted(found - {""}, key=len, reverse=True)
+    forms: set[str] = set()
+    for value in _values(known):
+        forms.update(_written(value))
+    forms.discard("")
+    return sorted(forms, key=len, reverse=True)
 
 
 def _values(environment: Mapping[str, str]) -> Iterable[str]:
     for name, value in environment.items():
-        if (name in _named and len(value) >= _SHORTEST_NAMED) or (
-            tells(name) and len(value) >= _SHORTEST and not _is_file(value)
-        ):
+        if name in _named:
+            is_secret = len(value) >= _SHORTEST_NAMED
+        else:
+            is_secret = tells(name) and len(value) >= _SHORTEST and not _is_file(value)
+        if is_secret:
             yield value
 
 
@@ -156,7 +177,10 @@ def _written(value: str) -> Iterable[str]:
     yield quote(value, safe="")
     yield quote_plus(value)
     yield json.dumps(value)[1:-1]
-    yield from (e(value.encode()).decode() for e in (base64.b64encode, base64.urlsafe_b64encode))
-    for line in value.splitlines() if "\n" in value.strip() else ():
+    yield base64.b64encode(value.encode()).decode()
+    yield base64.urlsafe_b64encode(value.encode()).decode()
+    if "\n" not in value.strip():
+        return
+    for line in value.splitlines():
         if len(line) >= _SHORTEST_LINE and not line.startswith("-----"):
             yield line

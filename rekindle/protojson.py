@@ -19,7 +19,7 @@ import json
 import math
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 Json: TypeAlias = dict[str, Any]
 """An object of JSON, in one of the forms that others define: of KFP, Kubernetes, a cloud."""
@@ -48,23 +48,28 @@ def carried(value: Any) -> Any:
     return value
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """The text of `value` in an f-string and at an input of type STRING: 1e-05 is
     `0.00001`, 2.0 is `2`, None is empty, a list or mapping is compact JSON."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if _is_number(value):
         return _all_digits(float(value))
     return _plain_text(value)
 
 
-def argument_of(value: Any) -> str:
+def argument_of(value: object) -> str:
     """The text of `value` in an argument of a container: 1000000.0 is `1000000`, 1e-05 is
     `1e-05`, 123456789.125 is `1.23456789125e+08`, all else as `text_of` has it."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not _is_number(value):
         return _plain_text(value)
     number = float(value)
     if number.is_integer() and -_INT64 <= number < _INT64:
         return str(int(number))
     return _general(number)
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    """Whether protobuf has it as a number: for Python a bool is one, too."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _double(number: float) -> int | float:
@@ -77,13 +82,15 @@ def _double(number: float) -> int | float:
     return double
 
 
-def _plain_text(value: Any) -> str:
+def _plain_text(value: object) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else _json(value)
+    if isinstance(value, str):
+        return value
+    return _json(value)
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     """Compact JSON as Go writes it."""
     if isinstance(value, Mapping):
         keys = sorted(value, key=str)
@@ -91,19 +98,18 @@ def _json(value: Any) -> str:
         return "{" + ",".join(pairs) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_json, value)) + "]"
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if _is_number(value):
         return _json_number(float(value))
     return json.dumps(value, ensure_ascii=False).translate(_ESCAPED)
 
 
 def _json_number(number: float) -> str:
     size = abs(number)
-    plain = number == 0 or _SMALLEST_WITHOUT_EXPONENT <= size < _FIRST_WITH_EXPONENT
-    if plain:
+    if number == 0 or _SMALLEST_WITHOUT_EXPONENT <= size < _FIRST_WITH_EXPONENT:
         return _all_digits(number)
     if not math.isfinite(number):
         return json.dumps(number)
-    return repr(number).replace("e-0", "e-")
+    return repr(number).replace("e-0", "e-")  # Go's exponent has no leading zero here
 
 
 def _all_digits(number: float) -> str:
@@ -111,7 +117,9 @@ def _all_digits(number: float) -> str:
     if not math.isfinite(number):
         return _not_finite(number)
     text = format(Decimal(repr(number)), "f")
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    if "." not in text:
+        return text
+    return text.rstrip("0").rstrip(".")
 
 
 def _general(number: float) -> str:
@@ -123,9 +131,12 @@ def _general(number: float) -> str:
     exponent = len(digits) - 1 + shift
     if -4 <= exponent < 6:
         return _all_digits(number)
-    first, *others = map(str, digits)
-    mantissa = f"{first}.{''.join(others)}" if others else first
-    return f"{'-' if sign else ''}{mantissa}e{'-' if exponent < 0 else '+'}{abs(exponent):02}"
+    mantissa = str(digits[0])
+    if len(digits) > 1:
+        mantissa += "." + "".join(map(str, digits[1:]))
+    if sign:
+        mantissa = f"-{mantissa}"
+    return f"{mantissa}e{exponent:+03d}"  # a sign, and two digits at least
 
 
 def _not_finite(number: float) -> str:

@@ -1,5 +1,7 @@
-"""Figures for a monitoring system, by OpenTelemetry's SDK and its variables: OTLP where
-OTEL_EXPORTER_OTLP_ENDPOINT names a collector, other exporters by OTEL_METRICS_EXPORTER.
+"""Figures for a monitoring system, by OpenTelemetry's SDK and its variables.
+
+They go by OTLP where OTEL_EXPORTER_OTLP_ENDPOINT names a collector, and to other exporters
+by OTEL_METRICS_EXPORTER.
 
 Nothing waits for it: a thread of the SDK sends the latest figures, and logs what it could
 not send. Authority: OpenTelemetry's "Environment Variable Specification".
@@ -10,14 +12,19 @@ the config, because collectors already speak every monitoring system's protocol;
 CloudWatch's exporter is ours (cloudwatch.py). The cost: on a platform the variables have
 to be among its secrets."""
 
+from __future__ import annotations
+
 import logging
 import os
 import threading
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from rekindle.errors import first_line
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics import MeterProvider
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +35,17 @@ _NAMES = {"otlp": "otlp_proto_http"}
 _OURS = (EntryPoint("cloudwatch", "rekindle.cloudwatch:CloudWatchExporter", _GROUP),)
 
 
+class _Gauge(Protocol):
+    def set(self, amount: float, attributes: Mapping[str, str]) -> None: ...
+
+
 class Telemetry:
     """Gauges with the attributes `about`; nothing is done where no variable asks for it,
     as `on` tells."""
 
     def __init__(self, **about: str) -> None:
-        self.about, self._gauges = about, dict[str, Any]()
+        self.about = about
+        self._gauges: dict[str, _Gauge] = {}
         self._provider = _provider()
         self.on = self._provider is not None
 
@@ -58,22 +70,31 @@ class Telemetry:
             log.warning("telemetry: the last figures were not taken within %g s", SECONDS)
 
 
-def _provider() -> Any:
+def _exporter_names() -> list[str]:
+    """The exporters that the environment asks for, in the words of OpenTelemetry."""
+    listed = os.environ.get("OTEL_METRICS_EXPORTER")
+    if not listed:
+        has_endpoint = any(map(os.environ.get, ENDPOINTS))
+        return ["otlp"] if has_endpoint else []
+    names = [name.strip() for name in listed.split(",")]
+    return [name for name in names if name not in ("", "none")]
+
+
+def _provider() -> MeterProvider | None:
     """The SDK's provider of meters, with a reader for each exporter that is asked for, or None."""
-    asked = os.environ.get("OTEL_METRICS_EXPORTER") or "otlp" * any(map(os.environ.get, ENDPOINTS))
     readers = []
-    for name in (each.strip() for each in asked.split(",")):
-        found = [one for one in _OURS if one.name == name]
-        found += entry_points(group=_GROUP, name=_NAMES.get(name, name))
-        if not found:
-            if name not in ("", "none"):
-                fix = "pip install 'rekindle[otlp]'"
-                log.warning("telemetry: no package brings the exporter %s: %s", name, fix)
+    for name in _exporter_names():
+        entries = [entry for entry in _OURS if entry.name == name]
+        entries += entry_points(group=_GROUP, name=_NAMES.get(name, name))
+        if not entries:
+            fix = "pip install 'rekindle[otlp]'"
+            log.warning("telemetry: no package brings the exporter %s: %s", name, fix)
             continue
         try:
             from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-            readers.append(PeriodicExportingMetricReader(found[0].load()()))
+            exporter = entries[0].load()()
+            readers.append(PeriodicExportingMetricReader(exporter))
         except Exception as error:  # noqa: BLE001 - whatever an exporter lacks: work goes on
             log.warning("telemetry: the exporter %s does not start: %s", name, first_line(error))
     if not readers:
@@ -81,5 +102,5 @@ def _provider() -> Any:
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
-    named = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "rekindle")})
-    return MeterProvider(readers, named, shutdown_on_exit=False)
+    resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "rekindle")})
+    return MeterProvider(readers, resource, shutdown_on_exit=False)

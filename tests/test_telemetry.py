@@ -15,11 +15,11 @@ import pytest
 
 from rekindle import telemetry
 from rekindle.telemetry import Telemetry
-from tests.platforms.sagemaker.conftest import aws as aws
 from tests.ports import free_port
 from tests.servers.collector import collector
 from tests.servers.tls_hosts import Answer, Hosts
 from tests.support.cli import rekindle
+from tests.support.moto import aws as aws
 
 PIPELINE = """
 from kfp import dsl

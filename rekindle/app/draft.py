@@ -359,7 +359,8 @@ def _is_time(value: Any) -> bool:
     match = re.fullmatch(r"((?:19|20)\d\d-\d\d)(-\d\d)?([T ]\d\d:\d\d.*)?", str(value))
     if match is None:
         return False
-    month, day = match[1], match[2] or "-01"
+    month = match[1]
+    day = match[2] or "-01"  # a month alone is a time, too
     try:
         dt.date.fromisoformat(month + day)
     except ValueError:

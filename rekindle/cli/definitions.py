@@ -165,11 +165,10 @@ def diff(
         fix = f"rekindle compile {config} --platform {platform} -o {against}"
         raise RequestError(f"{against} holds no {after.entry}", where="--against", fix=fix)
     # the folder may hold more, such as the definitions of other platforms
-    comparable = {
-        name: content
-        for name, content in before.items()
-        if name == after.entry or name.startswith(f"{BUNDLES}/")
-    }
+    comparable = {}
+    for name, content in before.items():
+        if name == after.entry or name.startswith(f"{BUNDLES}/"):
+            comparable[name] = content
     verdicts = compare(target.cache_keys(comparable), target.cache_keys(after.files))
     width = max((len(verdict.step) for verdict in verdicts), default=0)
     lines = [f"{v.step:<{width}}  {_AGAIN[v.again]:<13}  {v.why}" for v in verdicts]

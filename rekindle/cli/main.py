@@ -181,7 +181,8 @@ def _of_several_steps(problems: Iterable[Problem]) -> list[Problem]:
     for problem in problems:
         step, uses, message = problem.what.partition(" uses ")
         if not uses or not step.startswith("`"):
-            step, message = "", problem.what
+            step = ""
+            message = problem.what
         groups.setdefault((message, problem.fix), []).append((step, problem.where))
     grouped = []
     for (message, fix), rows in groups.items():

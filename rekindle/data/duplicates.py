@@ -62,6 +62,10 @@ _FACTORS = _RANDOM[_WORDS:]
 Entries = npt.NDArray[np.void]
 
 
+_SentFile = tuple[str, str, Sequence[int]]
+"""What workers get of a file of examples: its key in the store, split, and rows by batch."""
+
+
 def find_leaks(store: PieceStore, files: Sequence[ExamplesPart], executor: Executor) -> Findings:
     """Every content that stands in more than one split. The `path` of a file is its entry
     in the store, where it is called after its split."""
@@ -243,7 +247,7 @@ def compare_group(order: Order, item: Entry, store: PieceStore, folder: Path) ->
 
 
 def _leaks(
-    store: PieceStore, files: Sequence[Any], entries: Entries, same: npt.NDArray[np.bool_]
+    store: PieceStore, files: Sequence[_SentFile], entries: Entries, same: npt.NDArray[np.bool_]
 ) -> Findings:
     """A run of equal hashes with more than one split is a leak."""
     findings = Findings()
@@ -266,7 +270,7 @@ def _leaks(
     return findings
 
 
-def _describe(store: PieceStore, files: Sequence[Any], entry: np.void) -> tuple[str, str]:
+def _describe(store: PieceStore, files: Sequence[_SentFile], entry: np.void) -> tuple[str, str]:
     """Where a row stands, and its content."""
     key, split, batches = files[entry["file"]]
     ends = np.cumsum(batches)

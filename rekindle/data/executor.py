@@ -249,11 +249,10 @@ class Nodes:
             else:
                 failed.append(answer)
 
-        open_numbers = [
-            number
-            for number in own_numbers
-            if number not in answered or self._is_lost(items[number])
-        ]
+        open_numbers = []
+        for number in own_numbers:
+            if number not in answered or self._is_lost(items[number]):
+                open_numbers.append(number)
         self.local.each(function, order, items, open_numbers, then)
         _values(failed)  # raises: the step ends on all nodes
         self._wait(work, items, answered.difference(own_numbers))

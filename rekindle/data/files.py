@@ -56,6 +56,7 @@ _SPLIT_WORDS = {
 }
 # what people leave beside data
 _NOTE = re.compile(r"(?i)(^|/)((README|LICENSE)(\.(txt|md|rst))?|Thumbs\.db|desktop\.ini)$")
+MOST_ROW_BYTES = 64 << 20  # of one row, in memory
 _READ_BYTES = 1 << 20
 _AT_ONCE = 8
 if "zstd" not in fsspec.available_compressions():  # where a package that fsspec knows is missing

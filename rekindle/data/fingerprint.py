@@ -78,16 +78,47 @@ def fingerprint(
     """What the source holds now, and the keys of the work.
     Raises DataError for nothing."""
     window, content, (files, size) = content_in_window(data, load_task(task).modality)
+    window_text = str(window or "")
     model_contents = _model_contents(model)
+    work_key = _work_key(task, content, window_text, data, model, train, model_contents)
+    tokenizing = [model_contents.get(f"{key}_content", "") for key in ("source", "tokenizer")]
+    init_from, init_digest = _start(model, champion, work_key)
+    run_key = digest([work_key, init_digest or init_from])  # files, wherever they lie
+    version, champion_digest = _to_beat(champion, run_key, train)
+    return Fingerprint(
+        data=content,
+        tokenizing=digest(tokenizing) if any(tokenizing) else "",
+        window=window_text,
+        files=files,
+        bytes=size,
+        run_key=run_key,
+        work_key=work_key,
+        init_from=init_from,
+        init_digest=init_digest,
+        champion=version,
+        champion_digest=champion_digest,
+    )
+
+
+def _work_key(
+    task: str,
+    content: str,
+    window: str,
+    data: DataSpec,
+    model: ModelSpec,
+    train: TrainSpec,
+    model_contents: Mapping[str, str],
+) -> str:
+    """The hash of all that shapes the weights but for those that the training starts from."""
     is_own_task = task not in TASKS
-    task_identity: Any = task
+    task_identity: str | list[object] = task
     if is_own_task:
         path, _, class_name = task.rpartition(":")
         task_identity = [class_name, *own_files(Path(path))]
     work = {
         "task": task_identity,
         "data": content,
-        "window": str(window or ""),
+        "window": window,
         "settings": [
             data.model_dump(mode="json", exclude=_DATA_ASIDE),
             {**model.model_dump(mode="json", exclude={"init_from"}), **model_contents},
@@ -100,8 +131,14 @@ def fingerprint(
     # rekindle's own code reads no file of the author's
     if included and (is_own_task or train.entrypoint):
         work["included"] = included
-    work_key = digest(work)
-    tokenizing = [model_contents.get(f"{key}_content", "") for key in ("source", "tokenizer")]
+    return digest(work)
+
+
+def _start(model: ModelSpec, champion: ChampionState | None, work_key: str) -> tuple[str, str]:
+    """Where the weights start: `init_from` with the champion's version in the place of its
+    name, and the hash of the files there; "" for a model of the hub.
+
+    Raises RequestError for adapters on a network that is not trained yet."""
     init_from = model.init_from
     digests_of_versions = dict[str, str]()
     if init_from == "champion" and champion is None:
@@ -117,34 +154,20 @@ def fingerprint(
             message += ", and there is no champion yet"
         fix = "name a pretrained model as model.source, or train without model.lora first"
         raise RequestError(message, where="model.lora", fix=fix)
-    init_digest = digests_of_versions.get(init_from) or content_behind(
-        init_from
-    )  # "" of a hub model
-    run_key = digest([work_key, init_digest or init_from])  # files, wherever they lie
-    version = ""
-    champion_digest = ""
-    if champion is not None:
-        version = champion.version
-        champion_digest = champion.digest
-        was_cut_short = champion.budget_hours not in ("", str(train.budget_hours))
-        if champion.run_key == run_key and not was_cut_short:
-            # the champion's own work again: it is
-            # judged by the one that it beat back then
-            version = champion.beaten
-            champion_digest = champion.beaten_digest
-    return Fingerprint(
-        data=content,
-        tokenizing=digest(tokenizing) if any(tokenizing) else "",
-        window=str(window or ""),
-        files=files,
-        bytes=size,
-        run_key=run_key,
-        work_key=work_key,
-        init_from=init_from,
-        init_digest=init_digest,
-        champion=version,
-        champion_digest=champion_digest,
-    )
+    init_digest = digests_of_versions.get(init_from) or content_behind(init_from)
+    return init_from, init_digest
+
+
+def _to_beat(champion: ChampionState | None, run_key: str, train: TrainSpec) -> tuple[str, str]:
+    """The version that a candidate is judged against, and its digest; "" where there is none."""
+    if champion is None:
+        return "", ""
+    was_cut_short = champion.budget_hours not in ("", str(train.budget_hours))
+    if champion.run_key == run_key and not was_cut_short:
+        # the champion's own work again: it is
+        # judged by the one that it beat back then
+        return champion.beaten, champion.beaten_digest
+    return champion.version, champion.digest
 
 
 def _model_contents(model: ModelSpec) -> dict[str, str]:
@@ -164,17 +187,19 @@ def _identifying(train: TrainSpec) -> dict[str, object]:
     settings = train.model_dump(mode="json", exclude=_TRAIN_ASIDE)
     engine = engine_of(train.engine)
     if engine and train.engine_config:
-        config = {k: v for k, v in train.engine_config.items() if k not in engine.aside}
+        config = dict(train.engine_config)
+        for key in engine.aside:
+            config.pop(key, None)
         settings["engine_config"] = config or None
     return settings
 
 
-def _own_script(words: str) -> list[Any]:
+def _own_script(words: str) -> list[object]:
     """Hashes of the script or module and of files
     among its arguments; and the arguments."""
     script, *arguments = shlex.split(words)
     if script != "-m":
-        code: list[Any] = own_files(Path(script))
+        code: list[object] = [*own_files(Path(script))]
     else:
         source = {"train.entrypoint": as_import(arguments[0])} if arguments else {}
         code = ["-m", *_hashes([], source, own_folders())]
@@ -224,9 +249,9 @@ def _content_of_files(data: DataSpec, modality: str) -> tuple[Window | None, str
         source_files, source_bytes = source.extent()
         file_count += source_files
         size_bytes += source_bytes
-    hashes = [
-        _content(source, part, modality) for source, part in zip(sources, data.parts, strict=True)
-    ]
+    hashes = []
+    for source, part in zip(sources, data.parts, strict=True):
+        hashes.append(_content(source, part, modality))
     return window, combined(hashes), (file_count, size_bytes)
 
 

@@ -1,42 +1,39 @@
 """A source becomes examples: read, window, normalise, split, validate; in bounded memory.
 
-The source is cut into pieces (pieces.py), workers read them (executor.py), and their
-files and counts are put together here; `summary.json` is written last. The same source
-gives the same bytes with every executor. All that is unfit in a source is in one
-DataError.
+The source is cut into pieces (pieces.py), workers (executor.py) read them
+(piece_examples.py), and their files and counts are put together here; `summary.json` is
+written last. The same source gives the same bytes with every executor. All that is unfit
+in a source is in one DataError.
 
-Workers write a piece into one file a split. Only a split by time needs the times of all
-records before it can place any: then pieces are written undivided, and divided in a
-second round."""
+Workers write a piece into one file a split. A split by time takes two rounds: pieces are
+written undivided, and divided when the times of all records have said where."""
 
 import collections
-import dataclasses
 import itertools
 import logging
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from rekindle.data import examples
 from rekindle.data.duplicates import drop_copies, find_leaks
-from rekindle.data.examples import SPLITS, SUMMARY, ExamplesPart, ExamplesSummary, ExamplesWriter
+from rekindle.data.examples import SPLITS, SUMMARY, ExamplesPart, ExamplesSummary
 from rekindle.data.executor import WORTH_BYTES, Executor, Local, Order, code, executor_of
 from rekindle.data.files import combined
 from rekindle.data.hub import HubSource
-from rekindle.data.normalise import Normaliser, label_order
-from rekindle.data.pieces import check_versions, cut, source_of
+from rekindle.data.normalise import label_order
+from rekindle.data.piece_examples import UNDIVIDED, Piece, filters_rows, shape_of
+from rekindle.data.pieces import cut, source_of
 from rekindle.data.quarantine import leave_out
-from rekindle.data.records import RecordsHash, Span, before, inside, read_times
-from rekindle.data.roles import reads_images, time_column, wanted_columns
+from rekindle.data.records import Span, before
+from rekindle.data.roles import reads_images
 from rekindle.data.source import FileSource, open_source
-from rekindle.data.split import Times, digit_counts, hash_splits, time_cuts, time_splits
-from rekindle.data.store import Entry, PieceStore, made_once
+from rekindle.data.split import Times, time_cuts
+from rekindle.data.store import Entry, PieceStore
 from rekindle.data.validate import check_splits
 from rekindle.data.window import Window, parse_window
 from rekindle.errors import DataError, RequestError
@@ -44,7 +41,6 @@ from rekindle.launch.events import emit
 from rekindle.launch.rendezvous import Rendezvous
 from rekindle.modalities import load_modality
 from rekindle.modalities.base import Shape
-from rekindle.rows.columns import Source
 from rekindle.rows.findings import Findings
 from rekindle.spec.checks import RESERVED
 from rekindle.spec.identity import digest
@@ -52,9 +48,7 @@ from rekindle.spec.model import DataSpec
 
 log = logging.getLogger(__name__)
 
-_TIME = "_rekindle_time"  # the column of times of an undivided piece
-_TIMES = "times.npy"  # the same times, for `count_times`, which reads nothing else
-_UNDIVIDED = "all"  # the name of the one split of an undivided piece
+_WORKER = "rekindle.data.piece_examples"
 # settings that are applied once all pieces are read, so no piece depends on them
 _APPLIED_AFTER_READING = ("on_bad_rows", "max_bad_rows", "duplicates")
 
@@ -109,7 +103,7 @@ class _Part:
     items: list[dict[str, Any]]
     """What workers get, an item a piece; `key` names its entry in the store."""
     entries: list[Entry]
-    """What workers return, an entry a piece (`_Piece.to_json`)."""
+    """What workers return, an entry a piece (`Piece.to_json`)."""
     hashes: dict[str, str]
     """The hash of each file, by path."""
 
@@ -121,7 +115,7 @@ class _Part:
         self.executor: Executor = Local(1)
         self.entries = []
         self.opened = open_source(data, modality, self.window)
-        self.filters_rows = _filters_rows(data, self.window)
+        self.filters_rows = filters_rows(data, self.window)
         self.can_be_cut = isinstance(self.opened, FileSource | HubSource)
         self.hashes = {}
 
@@ -185,7 +179,7 @@ class _Part:
 
     def _shape_in(self, order: Order, item: Entry) -> Shape | None:
         """The shape of the first image of a piece."""
-        piece = _Piece(self.data, self.modality, self.window, None)
+        piece = Piece(self.data, self.modality, self.window, None)
         for _ in piece.examples(source_of(order, item, self.data, self.modality)):
             if piece.normaliser.image_shape:
                 break
@@ -214,9 +208,9 @@ class _Ingestion:
         self.window = parse_window(window)
         self.expected = expected
         self.store = PieceStore(root)
-        self.parts = [
-            _Part(part, modality, self.window, number) for number, part in enumerate(data.parts)
-        ]
+        self.parts: list[_Part] = []
+        for number, part in enumerate(data.parts):
+            self.parts.append(_Part(part, modality, self.window, number))
         self.can_be_cut = all(part.can_be_cut for part in self.parts)
         self.findings = Findings()
         self.span = Span()
@@ -239,9 +233,9 @@ class _Ingestion:
             new = sum(entry["new"] for entry in self.entries)
             self.new_pieces = f"{new} of {len(self.items)} new"
             log.info("%d pieces of the source, %d of them new", len(self.items), new)
-        read_rows = sum(self._rows(name) for name in (_UNDIVIDED, *SPLITS))
+        read_rows = sum(self._rows(name) for name in (UNDIVIDED, *SPLITS))
         self.bad_rows = leave_out(self.data, self.findings, read_rows, out)
-        if self.data.split.by == "time" and not self.findings and self._rows(_UNDIVIDED):
+        if self.data.split.by == "time" and not self.findings and self._rows(UNDIVIDED):
             self._divide(order, self.parts[0].executor)
         self.files = self._files_in_store()
         for entry in self.entries:
@@ -269,13 +263,13 @@ class _Ingestion:
                 if len(self.parts) == 1 and is_known:
                     self._check_unchanged(part.fingerprint_as_read())
             work = digest([order, part.items])
-            part.entries = part.executor.map(f"{__name__}:ingest_piece", order, part.items, work)
+            part.entries = part.executor.map(f"{_WORKER}:ingest_piece", order, part.items, work)
             for entry in part.entries:
                 findings = Findings.of_json(entry["findings"])
                 self.findings.include(findings, findings.rows)
                 self.span.join(Span(*entry["span"]))
                 if self.shape is None:
-                    self.shape = _shape_of(entry["shape"])
+                    self.shape = shape_of(entry["shape"])
             self.items += [{**item, "source": number} for item in part.items]
             self.entries += part.entries
         return order
@@ -308,15 +302,15 @@ class _Ingestion:
             question = {"store": self.store.root, "prefix": prefix, "bits": bits}
             work = digest([question, keys])
             total = np.zeros(1 << 16, np.int64)
-            for digits, occurrences in executor.map(
-                f"{__name__}:count_times", question, keys, work
-            ):
+            for digits, occurrences in executor.map(f"{_WORKER}:count_times", question, keys, work):
                 total[digits] += np.asarray(occurrences, np.int64)
             return total
 
-        cuts = time_cuts(counts, self._rows(_UNDIVIDED), self.data.split)
+        cuts = time_cuts(counts, self._rows(UNDIVIDED), self.data.split)
         gap = self.data.split.gap
-        gaps = [before(cut, gap) for cut in cuts] if gap else []
+        gaps = []
+        if gap:
+            gaps = [before(cut, gap) for cut in cuts]
         divided_items = []
         for item in self.items:
             key = digest([item["key"], cuts, gaps])
@@ -324,7 +318,7 @@ class _Ingestion:
         self.items = divided_items
         order = {**order, "cuts": cuts, "gaps": gaps}
         work = digest(self.items)
-        self.entries = executor.map(f"{__name__}:divide_piece", order, self.items, work)
+        self.entries = executor.map(f"{_WORKER}:divide_piece", order, self.items, work)
         self.left_out["gap"] = sum(entry["gap"] for entry in self.entries)
 
     def _check_unchanged(self, fingerprint_as_read: str) -> None:
@@ -338,7 +332,7 @@ class _Ingestion:
             )
 
     def _rows(self, name: str) -> int:
-        """The rows of a split, or of `_UNDIVIDED`, in all pieces."""
+        """The rows of a split, or of `UNDIVIDED`, in all pieces."""
         return sum(sum(entry["batches"].get(name, [])) for entry in self.entries)
 
     def summarise(self, out: Path) -> ExamplesSummary:
@@ -443,177 +437,8 @@ class _Ingestion:
         return taken_files
 
 
-def _shape_of(values: Sequence[int] | None) -> Shape | None:
-    """The shape that JSON holds as a list."""
-    if not values:
-        return None
-    height, width, channels = values
-    return height, width, channels
-
-
 def _count(files: Iterable[ExamplesPart]) -> int:
     return sum(sum(file.batches) for file in files)
-
-
-@made_once
-def ingest_piece(order: Order, item: Entry, store: PieceStore, folder: Path) -> dict[str, Any]:
-    """Read a piece of the source, or all of it, into `folder`; returns `_Piece.to_json`.
-
-    Raises DataError where files are not those that were measured."""
-    data = DataSpec.model_validate(order["data"])
-    window = parse_window(order["window"])
-    source = source_of(order, item, data, order["modality"])
-    piece = _Piece(data, order["modality"], window, order["shape"])
-    check_versions(source)
-    # before and after, because a file may change while it is read
-    piece.write(source, folder)
-    check_versions(source)
-    if isinstance(source, FileSource) and not _filters_rows(data, window):
-        piece.hash_as_read = source.named
-    return piece.to_json()
-
-
-def _filters_rows(data: DataSpec, window: Window | None) -> bool:
-    """Whether a column says which records lie in the window; with `{window}` in the
-    source, its partitions do."""
-    return window is not None and "{window" not in data.source
-
-
-class _Splits:
-    """Writes rows into a file for each split, and counts the rows of each class."""
-
-    def __init__(self, writer: ExamplesWriter) -> None:
-        self.writer = writer
-        self.class_rows = {split: collections.Counter[str]() for split in SPLITS}
-
-    def add(self, table: pa.Table, split_N: npt.NDArray[np.int8]) -> None:
-        """Write the rows, each into the split with its number."""
-        names = pa.DictionaryArray.from_arrays(pa.array(split_N), pa.array(SPLITS))
-        table = table.append_column("split", names.cast(pa.string()))
-        for number, split in enumerate(SPLITS):
-            is_in_N = split_N == number
-            if is_in_N.any():
-                part = table if is_in_N.all() else table.filter(pa.array(is_in_N))
-                self.writer.write(split, part)
-                self.class_rows[split].update(examples.label_counts(part))
-
-
-class _Piece:
-    """A worker's reading of one piece into files, and what it found."""
-
-    span: Span
-    """The times of all records, also of those outside the window."""
-    hash_as_read: str
-    """The piece's part of the fingerprint: a hash of the records in the window where a
-    column says which these are, of the files that rows name otherwise; "" for neither."""
-    batches: dict[str, list[int]]
-    """The rows of each batch, by split."""
-
-    def __init__(
-        self, data: DataSpec, modality: str, window: Window | None, shape: Sequence[int] | None
-    ) -> None:
-        self.data = data
-        self.modality = modality
-        self.window = window
-        self.findings = Findings()
-        self.span = Span()
-        self.hash_as_read = ""
-        self.normaliser = Normaliser(data, modality, self.findings, _shape_of(shape))
-        self.batches = {}
-        self.class_rows: Mapping[str, Mapping[str, int]] = {}
-
-    def write(self, source: Source, folder: Path) -> None:
-        """Write the examples of `source` by split; with their times where these divide them."""
-        schema = examples.schema_of(self.modality, self.data.slices, self.data.is_numeric)
-        if self.data.split.by == "time":
-            self._write_undivided(source, folder, schema)
-            return
-        with ExamplesWriter(folder, schema) as writer:
-            splits = _Splits(writer)
-            for table, _, own_split in self.examples(source):
-                if self.data.split.by == "source":
-                    split_N = np.full(len(table), SPLITS.index(own_split or "train"), np.int8)
-                else:
-                    split_N = hash_splits(self.normaliser.split_hashes(table), self.data.split)
-                splits.add(table, split_N)
-        self.batches = writer.batches()
-        self.class_rows = splits.class_rows
-
-    def _write_undivided(self, source: Source, folder: Path, schema: pa.Schema) -> None:
-        """Write the examples with their times, for `divide_piece` to divide."""
-        without_split = schema.remove(schema.get_field_index("split"))
-        timed = without_split.append(pa.field(_TIME, pa.int64()))
-        all_times = [np.zeros(0, np.int64)]
-        with ExamplesWriter(folder, timed, (_UNDIVIDED,)) as writer:
-            for table, times, _ in self.examples(source):
-                writer.write(_UNDIVIDED, table.append_column(_TIME, pa.array(times)))
-                all_times.append(times)
-        np.save(folder / _TIMES, np.concatenate(all_times))
-        self.batches = writer.batches()
-
-    def to_json(self) -> dict[str, Any]:
-        """All that is known of the piece but the files."""
-        return {
-            "findings": self.findings.to_json(),
-            "span": dataclasses.astuple(self.span),
-            "shape": self.normaliser.image_shape,
-            "seen": self.hash_as_read,
-            "batches": self.batches,
-            "class_rows": self.class_rows,
-        }
-
-    def examples(self, source: Source) -> Iterator[tuple[pa.Table, Times, str]]:
-        """Tables of examples in the window, their times or zeros,
-        and the source's own split."""
-        column = time_column(self.data)
-        columns = wanted_columns(self.data, self.modality)
-        filters_rows = _filters_rows(self.data, self.window)
-        records = RecordsHash(columns)
-        for raw in source.read(columns, self.findings):
-            times = np.zeros(len(raw), np.int64)
-            if column is not None:
-                times, keep = read_times(raw, column, self.findings)
-                self.span.include(times[keep])
-                if filters_rows:
-                    assert self.window is not None
-                    keep &= inside(times, self.window)
-                raw = raw.filter(keep)
-                times = times[keep]
-            if filters_rows:
-                records.update(raw)
-            if len(raw):
-                table, is_example = self.normaliser(raw)
-                yield table, times[is_example], raw.split
-        self.hash_as_read = records.digest() if records.rows else ""
-
-
-def count_times(order: Order, item: Entry) -> list[list[int]]:
-    """The digits that occur in the times of an undivided piece, and how often each does
-    (see `digit_counts`)."""
-    with PieceStore(order["store"]).reading(item["key"], _TIMES) as path:
-        total = digit_counts(np.load(path), order["prefix"], order["bits"])
-    # as most of the 65,536 digits do not occur, this is shorter than a count of each
-    (digits,) = np.nonzero(total)
-    return [digits.tolist(), total[digits].tolist()]
-
-
-@made_once
-def divide_piece(order: Order, item: Entry, store: PieceStore, folder: Path) -> dict[str, Any]:
-    """Divide an undivided piece at the cuts, into one file a split in `folder`."""
-    data = DataSpec.model_validate(order["data"])
-    schema = examples.schema_of(order["modality"], data.slices, data.is_numeric)
-    cuts = tuple(order["cuts"])
-    undivided = store.reading(item["from"], f"{_UNDIVIDED}.arrow")
-    with undivided as path, ExamplesWriter(folder, schema) as writer:
-        splits = _Splits(writer)
-        gap_rows = 0
-        for batch in examples.ExamplesFile(path):
-            split_N = time_splits(np.asarray(batch.column(_TIME)), cuts, order["gaps"])
-            is_inside_N = split_N >= 0
-            gap_rows += int(np.count_nonzero(~is_inside_N))
-            table = pa.table(batch).filter(pa.array(is_inside_N))
-            splits.add(table, split_N[is_inside_N])
-    return {"batches": writer.batches(), "class_rows": splits.class_rows, "gap": gap_rows}
 
 
 def _alike(labels: Sequence[str]) -> str:

@@ -3,55 +3,39 @@
 A file is read in blocks of `BLOCK_BYTES`, of the wanted columns only. A block of JSON
 lines that is not regular (one object a line, each column of one type) is parsed by
 Python, which gives the same values and knows which line is at fault. What cannot be
-parsed is noted and skipped.
+parsed is noted and skipped. csv_lines.py counts the lines of CSV, parquet_batches.py
+bounds the memory of Parquet.
 
 DuckDB's reader was tried on 2026-11-30 (2.0.1, `store_rejects`): it counts rows where a
 quoted value has line ends, gives no line for good rows, and ends in an error for files that
 are read here, with mixed line ends or blank lines before the header."""
 
+import codecs
 import csv
 import io
 import json
-import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
+from rekindle.data.csv_lines import RowLines
 from rekindle.data.encodings import encoding_of
-from rekindle.data.files import SourceFile, delimiter_of, grouped
-from rekindle.data.manifest import list_sums
+from rekindle.data.files import MOST_ROW_BYTES, SourceFile, delimiter_of
+from rekindle.data.parquet_batches import TooLargeError, parquet_batches
 from rekindle.rows import Columns
 from rekindle.rows.columns import RawBatch
 from rekindle.rows.findings import Findings
 
 BLOCK_BYTES = 4 << 20
-MOST_LINE_BYTES = 64 << 20
-_PARQUET_ROWS = 4_096
-_LEAST_PARQUET_ROWS = 16
-_PARQUET_BYTES = 128 << 20  # that one read may take, if a row group has one value in all rows
-_HELD_BYTES = 64 << 20
-_VALUES_AT_ONCE = 4 << 20  # of lists
-_MOST_VALUES = 256 << 20  # of lists, in a row group
-_STRING_BYTES = 50  # that a string takes in Python beside its letters
-_UTF8_MARK = b"\xef\xbb\xbf"
 _HEADER_BYTES = 1 << 20
 _PROBED_LINES = 100
 _DELIMITERS = ",;\t|"
-
-_LONG_TYPES = (
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-)
 
 Reader = Callable[[SourceFile, Columns, Findings], Iterator[RawBatch]]
 
@@ -67,7 +51,7 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
         return
     header = _header_line(head) if file.start else b""
     with file.open(header) as stream:
-        lines = _RowLines(stream, delimiter, file.line - header.count(b"\n"))
+        lines = RowLines(stream, delimiter, file.line - header.count(b"\n"))
 
         def skip(row: pa.csv.InvalidRow) -> str:
             fault = f"{row.actual_columns} values for {row.expected_columns} columns: {row.text}"
@@ -94,12 +78,12 @@ def read_csv(file: SourceFile, columns: Columns, findings: Findings) -> Iterator
 
 def _header_line(head: bytes) -> bytes:
     """The line that names the columns, with the mark and the blank lines before it."""
-    begin = len(head) - len(head.removeprefix(_UTF8_MARK).lstrip(b"\r\n"))
+    begin = len(head) - len(head.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n"))
     return head[: head.find(b"\n", begin) + 1]
 
 
 def _csv_batches(
-    lines: "_RowLines",
+    lines: RowLines,
     delimiter: str,
     columns: Columns,
     skip: Callable[[pa.csv.InvalidRow], str],
@@ -118,138 +102,6 @@ def _csv_batches(
     yield from pa.csv.open_csv(pa.PythonFile(lines, mode="r"), read, parse, convert)
 
 
-class _RowLines(io.RawIOBase):
-    """A CSV stream that knows the line where each row begins;
-    pyarrow reads it in a thread."""
-
-    def __init__(self, stream: BinaryIO, delimiter: str, line: int) -> None:
-        self._row = _row_pattern(delimiter)
-        self._stream = stream
-        self._partial_row = b""
-        self._line = line
-        self._held_back = b""
-        self._at_start = True
-        self._lock = threading.Lock()
-        # lines of the rows from `_first` on, and those
-        # rows that are left out, the header first
-        self._lines = np.empty(0, np.int64)
-        self._first = 1
-        self._skipped = [1]
-        self.quote_at_the_end = 0
-        """The line of a quote that takes all after it; 0 for none."""
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """The next bytes, once the rows that end in them are known."""
-        if size > 0:
-            size -= len(self._held_back)
-        piece = self._held_back + self._stream.read(size)
-        self._held_back = b""
-        # pyarrow drops a newline that begins a block
-        # behind a carriage return, within quotes, too
-        if len(piece) > 1 and piece.endswith(b"\r"):
-            self._held_back = b"\r"
-            piece = piece[:-1]
-        text = self._partial_row + piece
-        if self._partial_row and not piece:  # at the end of the file, which may lack a newline
-            text += b"\n"
-        if self._at_start:
-            text = text.removeprefix(_UTF8_MARK)
-        self._at_start = False
-        lengths, heights, is_filled = self._measured(text)
-        self._partial_row = text[int(lengths.sum()) :]
-        first_lines = (self._line + np.cumsum(heights) - heights)[is_filled]
-        self._line += int(heights.sum())
-        if not piece and self._partial_row:
-            self.quote_at_the_end = self._line
-            self._partial_row = b""
-            first_lines = np.append(first_lines, self._line)
-        with self._lock:
-            self._lines = np.append(self._lines, first_lines)
-        return piece
-
-    def _measured(
-        self, text: bytes
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Of the rows that end in `text`: their bytes, their lines, and whether they hold
-        more than the end of a line."""
-        ends = _ends_of_lines(text)
-        if ends is None:
-            rows = [row for row in self._row.findall(text) if row]
-            lengths = np.array([len(row) for row in rows], np.int64)
-            heights = np.array([row.count(b"\n") or 1 for row in rows], np.int64)
-            is_filled = np.array([bool(row.strip(b"\r\n")) for row in rows], bool)
-            return lengths, heights, is_filled
-        lengths = np.diff(ends, prepend=0)
-        is_filled = lengths > 1
-        if b"\r" in text:
-            before_newline = np.frombuffer(b"\n" + text, np.uint8)[ends - 1]
-            is_filled = lengths > 1 + (before_newline == ord("\r"))
-        return lengths, np.ones(len(ends), np.int64), is_filled
-
-    def skip(self, row: int) -> int:
-        """Leave out a row, 1 being the header; returns its line."""
-        with self._lock:
-            self._skipped.append(row)
-            return int(self._lines[row - self._first])
-
-    def take(self, count: int) -> npt.NDArray[np.int64]:
-        """The lines of the next so many rows that are not left out."""
-        with self._lock:
-            rows = np.arange(self._first, self._first + count + len(self._skipped))
-            rows = np.setdiff1d(rows, self._skipped, assume_unique=True)[:count]
-            lines: npt.NDArray[np.int64] = self._lines[rows - self._first]
-            after = int(rows[-1]) + 1 if count else self._first
-            self._lines = self._lines[after - self._first :]
-            self._first = after
-            self._skipped = [row for row in self._skipped if row >= after]
-            return lines
-
-    def next_line(self) -> int:
-        """The line of the row that `take` would begin with,
-        which may still be incomplete."""
-        with self._lock:
-            rows = np.arange(self._first, self._first + len(self._lines))
-            remaining_rows = np.setdiff1d(rows, self._skipped, assume_unique=True)
-            if not len(remaining_rows):
-                return self._line
-            return int(self._lines[remaining_rows[0] - self._first])
-
-    def unclosed(self) -> int:
-        """At the end, the line of a last row whose quote is not closed; 0 for none."""
-        return 0 if self._skipped else self.quote_at_the_end
-
-
-def _row_pattern(delimiter: str) -> re.Pattern[bytes]:
-    """A group that holds one row of a CSV file with the end of its line, and is empty for
-    what follows the last row that ends; quotes within a quoted value are doubled."""
-    delimiter = re.escape(delimiter)
-    # possessive: a row that does not end is not tried again in shorter parts
-    plain = f"[^{delimiter}\r\n]*+"
-    quoted = '"(?:[^"]++|"")*+"'
-    value = f'(?:(?!"){plain}|{quoted}{plain})'
-    row = f"({value}(?:{delimiter}{value})*+(?:\r\n|\n|\r(?=.)))|.+"
-    return re.compile(row.encode(), re.DOTALL)
-
-
-def _ends_of_lines(text: bytes) -> npt.NDArray[np.int64] | None:
-    """Where lines end, if each row is one:
-    an even number of quotes is before each end."""
-    if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
-        return None
-    letters = np.frombuffer(text, np.uint8)
-    # the fast way, for the many files without a newline in quotes
-    ends = np.flatnonzero(letters == ord("\n"))
-    if len(ends) and b'"' in text:
-        quotes = (letters == ord('"')).view(np.uint8)[: ends[-1]]
-        starts = np.append(0, ends[:-1] + 1)
-        if np.bitwise_xor.reduceat(np.append(quotes, np.uint8(0)), starts).any():
-            return None
-    return ends + 1
-
-
 def read_parquet(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
     """The rows of a Parquet file, numbered from 1."""
     with file.open_anywhere() as stream:
@@ -263,147 +115,14 @@ def read_parquet(file: SourceFile, columns: Columns, findings: Findings) -> Iter
                 return
             row = file.line
             groups = range(file.start, file.end or parquet.num_row_groups)
-            for batch in _parquet_batches(parquet, stream, list(columns), groups):
+            for batch in parquet_batches(parquet, stream, list(columns), groups):
                 yield _raw(batch, np.arange(row, row + len(batch)), file)
                 row += len(batch)
-        except _TooLargeError as error:
+        except TooLargeError as error:
             place = file.name if error.row is None else f"{file.name}:{error.row + file.line}"
             findings.add("malformed", place, str(error), cut=True)
         except (pa.ArrowInvalid, OSError) as error:
             findings.add("malformed", file.name, f"no Parquet file: {error}", cut=True)
-
-
-class _TooLargeError(Exception):
-    """A row, counted from 0, or all of a row group takes more memory than it may."""
-
-    def __init__(self, what: str, row: int | None) -> None:
-        super().__init__(what)
-        self.row = row
-
-
-def _parquet_batches(
-    parquet: pa.parquet.ParquetFile, stream: BinaryIO, columns: list[str], numbers: range
-) -> Iterator[pa.RecordBatch]:
-    """Batches of `_PARQUET_ROWS` rows of the row groups with these numbers, fewer if
-    large: files hold repeated values once."""
-    groups = [parquet.metadata.row_group(number) for number in numbers]
-    # a row group that holds one value in all rows once may be as large when it is read
-    largest = max((group.total_byte_size for group in groups), default=0)  # not compressed
-    at_once = _PARQUET_BYTES // max(largest, 1)
-    at_once = min(max(at_once, _LEAST_PARQUET_ROWS), _PARQUET_ROWS)
-    leaves = []
-    for number, leaf in enumerate(parquet.schema):
-        if leaf.path.split(".")[0] in columns:
-            leaves.append((number, leaf))
-    for group in groups:
-        values = max((group.column(number).num_values for number, _ in leaves), default=0)
-        if values > _MOST_VALUES:
-            raise _TooLargeError(f"{values:,} values in one row group", None)
-        rows_of_values = _VALUES_AT_ONCE * max(group.num_rows, 1) // max(values, 1)
-        at_once = min(at_once, max(1, rows_of_values))
-    strings = [leaf.path for _, leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    nested = [path for path in strings if "." in path]
-    if nested:
-        # as dictionaries, which hold a repeated value once, until `_plain` decodes them
-        file = pa.PythonFile(stream, mode="r")
-        parquet = pa.parquet.ParquetFile(file, pre_buffer=False, read_dictionary=nested)
-
-    def pieces() -> Iterator[pa.RecordBatch]:
-        first_row = 0
-        for number in numbers:  # pyarrow joins no dictionaries in lists
-            for batch in parquet.iter_batches(at_once, [number], columns, use_threads=False):
-                yield from _plain(batch, first_row)
-                first_row += len(batch)
-
-    runs = grouped(pieces(), (len, _PARQUET_ROWS), (lambda piece: piece.nbytes, _HELD_BYTES))
-    return map(_joined, runs)  # which keeps no group while the next one is read
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return joined
-
-
-def _plain(batch: pa.RecordBatch, first: int) -> Iterator[pa.RecordBatch]:
-    """The batch, which begins with the row `first`, without dictionaries, in pieces of
-    some `_HELD_BYTES`. Raises _TooLargeError for a row that would take more than
-    `MOST_LINE_BYTES`."""
-    fields = enumerate(batch.schema)
-    with_dictionary = [number for number, field in fields if _has_dictionary(field.type)]
-    if not with_dictionary or not len(batch):
-        yield batch
-        return
-    sizes = np.sum([_decoded_bytes(batch.column(number)) for number in with_dictionary], axis=0)
-    too_large = np.flatnonzero(sizes > MOST_LINE_BYTES)
-    if too_large.size:
-        row = first + int(too_large[0])
-        raise _TooLargeError(f"a row of over {MOST_LINE_BYTES >> 20} MiB", row)
-    ends = np.cumsum(sizes)
-    start = 0
-    while start < len(batch):
-        before = ends[start - 1] if start else 0
-        stop = int(np.searchsorted(ends, before + _HELD_BYTES, side="right"))
-        stop = max(stop, start + 1)
-        piece = batch.slice(start, stop - start)
-        for number in with_dictionary:
-            column = _decoded(piece.column(number))
-            field = piece.schema.field(number).with_type(column.type)
-            piece = piece.set_column(number, field, column)
-        yield piece
-        start = stop
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    """Whether a type is of dictionaries, or holds one within lists and structs."""
-    if pa.types.is_struct(kind):
-        return any(_has_dictionary(field.type) for field in kind)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _has_dictionary(kind.value_type)
-    return bool(pa.types.is_dictionary(kind))
-
-
-def _decoded(column: pa.Array) -> pa.Array:
-    """Without dictionaries; a cast of a slice would cast what lies beside it, too."""
-    kind = column.type
-    if not _has_dictionary(kind):
-        return column
-    if pa.types.is_dictionary(kind):
-        return column.dictionary_decode()
-    absent = column.is_null()
-    if pa.types.is_struct(kind):
-        parts = [_decoded(part) for part in column.flatten()]
-        return pa.StructArray.from_arrays(parts, [field.name for field in kind], mask=absent)
-    lengths = np.asarray(column.value_lengths().fill_null(0), np.int64)
-    starts = np.append(np.int64(0), np.cumsum(lengths))
-    values = _decoded(column.flatten())
-    if pa.types.is_large_list(kind):
-        offsets = pa.array(starts.astype(np.int64))
-        return pa.LargeListArray.from_arrays(offsets, values, mask=absent)
-    offsets = pa.array(starts.astype(np.int32))
-    return pa.ListArray.from_arrays(offsets, values, mask=absent)
-
-
-def _decoded_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Bytes of each value once dictionaries are gone."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        values = column.dictionary
-        if not any(is_text(values.type) for is_text in _LONG_TYPES):
-            return np.full(len(column), 8, np.int64)
-        lengths = pc.binary_length(values).take(column.indices)
-        return np.asarray(lengths.fill_null(0), np.int64) + _STRING_BYTES
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return list_sums(column, _decoded_bytes(column.flatten()))
-    if pa.types.is_struct(kind):
-        parts = [_decoded_bytes(part) for part in column.flatten()]
-        if not parts:
-            return np.zeros(len(column), np.int64)
-        total: npt.NDArray[np.int64] = np.sum(parts, axis=0, dtype=np.int64)
-        return total
-    bytes_each = -(-column.nbytes // max(len(column), 1))  # rounded up
-    return np.full(len(column), bytes_each, np.int64)
 
 
 def read_jsonl(file: SourceFile, columns: Columns, findings: Findings) -> Iterator[RawBatch]:
@@ -412,14 +131,14 @@ def read_jsonl(file: SourceFile, columns: Columns, findings: Findings) -> Iterat
     line = file.line
     with file.open() as stream:
         for number, block in enumerate(_line_blocks(stream)):
-            if len(block) > MOST_LINE_BYTES:
-                fault = f"a line of over {MOST_LINE_BYTES >> 20} MiB"
+            if len(block) > MOST_ROW_BYTES:
+                fault = f"a line of over {MOST_ROW_BYTES >> 20} MiB"
                 findings.add("malformed", f"{file.name}:{line}", fault, cut=True)
                 return
             if number == 0:
                 if _is_utf16(file, block, findings):
                     return
-                block = block.removeprefix(_UTF8_MARK)
+                block = block.removeprefix(codecs.BOM_UTF8)
                 keys, schema = _probe(block, columns)
                 # a part may lack what the beginning of the file has
                 if keys and not file.start and findings.missing_columns(file.name, columns, keys):
@@ -535,7 +254,7 @@ def _line_blocks(stream: BinaryIO) -> Iterator[bytes]:
             unfinished_bytes = 0
         unfinished.append(data[end:])
         unfinished_bytes += len(data) - end
-        if unfinished_bytes > MOST_LINE_BYTES:
+        if unfinished_bytes > MOST_ROW_BYTES:
             break
     if unfinished_bytes:
         yield b"".join(unfinished)

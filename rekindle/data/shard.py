@@ -65,35 +65,14 @@ def shard(
     assets = _clear(out)
     settings = _fit(task, examples, data, model, assets, summary)
     tokenizer = folder_fingerprint(assets)
+    made_of = [code(), _code_of_task(task_name), _shaping(settings), summary.labels, tokenizer]
+    items = _items(summary, data.shard_rows, digest(made_of))
+    stay_in_store = bool(store and data.disk_gb)
     with tempfile.TemporaryDirectory(prefix=".shards-", dir=out) as scratch:
         shard_store = PieceStore(store or scratch)
-        stay_in_store = bool(store and data.disk_gb)
-        made_of = [
-            code(),
-            _code_of_task(task_name),
-            # shards hold numbers as they are: their scale does not shape them
-            {name: value for name, value in settings.items() if name not in SCALE},
-            summary.labels,
-            tokenizer,
-        ]
-        items = _items(summary, data.shard_rows, digest(made_of))
-        order = {
-            "task": task_name,
-            "labels": list(summary.labels),
-            "settings": settings,
-            "examples": str(examples),
-            "assets": str(assets),
-            "store": shard_store.root,
-            "shared": False,
-            "most": data.max_length,
-        }
-        batches = sum(len(file.batches) for file in summary.files)
-        executor = executor_of(data, shard_store, batches // _BATCHES_A_WORKER)
-        if executor.apart:
-            order |= {"assets": shard_store.share(assets), "shared": True}
-            keys = {file.path: shard_store.share(examples / file.path) for file in summary.files}
-            items = [{**item, "shared": keys[item["path"]]} for item in items]
-        entries = executor.map(f"{__name__}:encode", order, items, digest(["shard", items]))
+        entries = _encode_all(
+            items, examples, assets, shard_store, data, task_name, summary, settings
+        )
         if Rendezvous.current().node_rank:
             return None
         rows = _counts(items, entries, "rows")
@@ -105,6 +84,8 @@ def shard(
         if not stay_in_store:
             for file in shards:
                 shard_store.take(file.key, SHARD, file.sha256, out / file.path)
+    encoded = _counts(items, entries, "encoded")
+    refused = _counts(items, entries, "refused")
     manifest = ShardManifest(
         task=task_name,
         source=summary.source,
@@ -114,13 +95,7 @@ def shard(
         labels=summary.labels,
         slices=summary.slices,
         rows=rows,
-        dropped=_dropped(
-            summary,
-            _counts(items, entries, "encoded"),
-            _counts(items, entries, "refused"),
-            rows,
-            data,
-        ),
+        dropped=_dropped(summary, encoded, refused, rows, data),
         class_rows=summary.class_rows,
         bad_rows=bad_rows,
         left_out=summary.left_out,
@@ -138,6 +113,44 @@ def shard(
     new = sum(entry["new"] for entry in entries)
     log.info("%d shards, %s bytes, %d of them new", len(shards), f"{total_bytes:,}", new)
     return manifest
+
+
+def _shaping(settings: Settings) -> dict[str, Any]:
+    """The settings of a task that shape its shards."""
+    shaping = dict(settings)
+    for name in SCALE:
+        shaping.pop(name, None)  # shards hold numbers as they are, without their scale
+    return shaping
+
+
+def _encode_all(
+    items: Sequence[Entry],
+    examples: Path,
+    assets: Path,
+    store: PieceStore,
+    data: DataSpec,
+    task_name: str,
+    summary: ExamplesSummary,
+    settings: Settings,
+) -> list[Entry]:
+    """Have workers encode all items into entries of the store; returns an entry an item."""
+    order = {
+        "task": task_name,
+        "labels": list(summary.labels),
+        "settings": settings,
+        "examples": str(examples),
+        "assets": str(assets),
+        "store": store.root,
+        "shared": False,
+        "most": data.max_length,
+    }
+    batches = sum(len(file.batches) for file in summary.files)
+    executor = executor_of(data, store, batches // _BATCHES_A_WORKER)
+    if executor.apart:
+        order |= {"assets": store.share(assets), "shared": True}
+        keys = {file.path: store.share(examples / file.path) for file in summary.files}
+        items = [{**item, "shared": keys[item["path"]]} for item in items]
+    return executor.map(f"{__name__}:encode", order, items, digest(["shard", items]))
 
 
 def _clear(out: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +18,8 @@ CONFIG = ("train", "engine_config")
 """The path of an engine's own settings in the spec."""
 Finding = tuple[tuple[str, ...], str, str]
 """A path in the spec, what is wrong there, and the fix."""
+EngineConfig: TypeAlias = dict[str, Any]
+"""A whole config in an engine's own language, as JSON has it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Engine(Protocol):
         """The programs that a rank needs on PATH."""
         return ()
 
-    def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
+    def config(self, train: TrainSpec, world: int) -> EngineConfig:
         """`train.engine_config` with what rekindle decides filled in, in the engine's language."""
 
 
@@ -66,7 +68,7 @@ def by_decay(weights: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
     return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
 
 
-def untaken(engine: str, train: TrainSpec, fields: Mapping[str, Any]) -> Iterator[Finding]:
+def untaken(engine: str, train: TrainSpec, fields: Mapping[str, object]) -> Iterator[Finding]:
     """A finding for each of `fields` (path below `train`, and the value that the engine
     can do) with another value, and for a precision that only rekindle's engine has."""
     if train.precision in ("fp16", "fp8", "fp64"):
@@ -79,7 +81,9 @@ def untaken(engine: str, train: TrainSpec, fields: Mapping[str, Any]) -> Iterato
 
 
 def contradictions(
-    settings: Mapping[str, Any], owned: Mapping[tuple[str, ...], tuple[str, Any]], train: TrainSpec
+    settings: Mapping[str, object],
+    owned: Mapping[tuple[str, ...], tuple[str, object]],
+    train: TrainSpec,
 ) -> Iterator[Finding]:
     """A finding for each setting of an engine's config that contradicts rekindle's fields.
 
@@ -95,8 +99,11 @@ def contradictions(
             yield (*CONFIG, *path), message, 'write "auto", or remove it'
 
 
-def at(values: Any, *path: str) -> Any:
+def at(settings: object, *path: str) -> Any:
     """The value at a path in nested settings; None where there is none."""
+    value = settings
     for key in path:
-        values = values.get(key) if isinstance(values, Mapping) else None
-    return values
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value

@@ -15,9 +15,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rekindle.engines.base import AUTO, CONFIG, Engine, Finding, at, contradictions, untaken
+from rekindle.engines.base import (
+    AUTO,
+    CONFIG,
+    Engine,
+    EngineConfig,
+    Finding,
+    at,
+    contradictions,
+    untaken,
+)
 from rekindle.errors import did_you_mean
 from rekindle.tables import rows
 
@@ -92,7 +101,7 @@ class DeepSpeed(Engine):
             return ("g++",)
         return ()
 
-    def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
+    def config(self, train: TrainSpec, world: int) -> EngineConfig:
         """`ds_config.json` without "auto".
 
         Batches are of one row here, because the loop decides what a micro-batch holds and
@@ -144,12 +153,12 @@ def _layout(spec: Spec) -> Iterator[Finding]:
         yield ("train", "layout", "tp"), message, "use rekindle's engine"
 
 
-def _adamw(train: TrainSpec) -> dict[str, Any]:
+def _adamw(train: TrainSpec) -> dict[str, object]:
     """What our fields say of AdamW, by DeepSpeed's names."""
     return {"betas": list(train.betas), "eps": train.eps, "weight_decay": train.weight_decay}
 
 
-def _refused(settings: Mapping[str, Any]) -> Iterator[Finding]:
+def _refused(settings: Mapping[str, object]) -> Iterator[Finding]:
     """Sections of a `ds_config.json` that DeepSpeed does not have, or rekindle does not take."""
     for key in sorted(set(settings) - set(_KNOWN)):
         fix = did_you_mean(key, _KNOWN) or "remove it: DeepSpeed drops what it does not know"
@@ -169,7 +178,7 @@ def _refused(settings: Mapping[str, Any]) -> Iterator[Finding]:
             yield (*CONFIG, key), f"`{key}` is not for rekindle", _REFUSED[key]
 
 
-def _misshapen(settings: Mapping[str, Any]) -> Iterator[Finding]:
+def _misshapen(settings: Mapping[str, object]) -> Iterator[Finding]:
     """Sections that are no mappings, stages that are none, and offload that a stage ignores."""
     for key in ("zero_optimization", "optimizer", "bf16", "tensor_parallel"):
         if not isinstance(settings.get(key, {}), Mapping):
@@ -184,7 +193,7 @@ def _misshapen(settings: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _misplaced_offload(
-    settings: Mapping[str, Any], part: str, stage: object, least_stage: int
+    settings: Mapping[str, object], part: str, stage: object, least_stage: int
 ) -> Iterator[Finding]:
     """Offload of a part that is no mapping, goes nowhere, or that the stage ignores."""
     path = ("zero_optimization", f"offload_{part}")
@@ -199,9 +208,9 @@ def _misplaced_offload(
         yield (*CONFIG, *path), message, f"stage: {least_stage}, or remove it"
 
 
-def _owned(train: TrainSpec) -> dict[tuple[str, ...], tuple[str, Any]]:
+def _owned(train: TrainSpec) -> dict[tuple[str, ...], tuple[str, object]]:
     """What DeepSpeed's config may say only as rekindle does (see `contradictions`)."""
-    owned: dict[tuple[str, ...], tuple[str, Any]] = {
+    owned: dict[tuple[str, ...], tuple[str, object]] = {
         ("train_batch_size",): ("global_batch_size", train.global_batch_size),
         ("train_micro_batch_size_per_gpu",): ("micro_batch_size", train.micro_batch_size),
         ("gradient_accumulation_steps",): ("", None),
@@ -214,9 +223,9 @@ def _owned(train: TrainSpec) -> dict[tuple[str, ...], tuple[str, Any]]:
     return owned
 
 
-def _without_auto(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _without_auto(settings: Mapping[str, object]) -> EngineConfig:
     """Settings without those that are "auto", at any depth."""
-    decided: dict[str, Any] = {}
+    decided: EngineConfig = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
             decided[key] = _without_auto(value)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.engines.base import Fragment, at, by_decay
+from rekindle.engines.base import EngineConfig, Fragment, at, by_decay
 from rekindle.engines.deepspeed import NO_FULL_PRECISION, OFFLOADED
 from rekindle.errors import StepError
 
@@ -34,7 +34,7 @@ _ROUNDED = 2e-2  # bf16 rounds by 0.4 %
 
 def start(
     part: nn.Module,
-    config: dict[str, Any],
+    config: EngineConfig,
     device: torch.device,
     tp: int,
     divided: Mapping[str, Sequence[str]],
@@ -87,7 +87,7 @@ def start(
     return stepper
 
 
-def _tensor_parallel(tp: int, divided: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _tensor_parallel(tp: int, divided: Mapping[str, Sequence[str]]) -> EngineConfig:
     """DeepSpeed's section of that name: which modules are divided how."""
     specs = []
     for how, names in divided.items():
@@ -120,7 +120,7 @@ def _beginning(values: torch.Tensor) -> torch.Tensor:
     return first / first.abs().max().clamp(min=1e-12)
 
 
-def _compile(config: Mapping[str, Any]) -> None:
+def _compile(config: Mapping[str, object]) -> None:
     """Compile what DeepSpeed would at its first use, once a machine; StepError where it
     fails.
 
@@ -171,16 +171,16 @@ class DeepSpeedStepper:
         self.world = dist.get_world_size()
         self.tp = self.world // self.ranks
         self.stage = engine.zero_optimization_stage()
-        self.trained = {
-            name: parameter
-            for name, parameter in part.network.named_parameters()
-            if parameter.requires_grad
-        }
+        self.trained: dict[str, torch.Tensor] = {}
+        for name, parameter in part.network.named_parameters():
+            if parameter.requires_grad:
+                self.trained[name] = parameter
         self.inner = engine.basic_optimizer
         self.updates = torch.zeros(1)
         is_deepspeeds_own = type(self.inner).__module__.startswith("deepspeed.")
         for flat in self._flat():  # the optimizer would make it at the first update
             moments = {name: torch.zeros_like(flat) for name in _MOMENTS}
+            # DeepSpeed's own optimizers count in Python, torch's on the device
             count = 0 if is_deepspeeds_own else torch.zeros((), device=flat.device)
             self.inner.state[flat] = {"step": count, **moments}
         if hasattr(self.zero, "_lazy_init_hp_params_optimizer_state"):
@@ -315,7 +315,7 @@ class DeepSpeedStepper:
             facts["tp"] = str(self.tp if is_divided else 1)
         return facts
 
-    def require(self, config: Mapping[str, Any]) -> None:
+    def require(self, config: EngineConfig) -> None:
         """StepError where what is in effect is not what the config asks for, or where
         weights in full precision are found in other places than those that a step
         computes with."""
@@ -333,7 +333,7 @@ class DeepSpeedStepper:
                 fix = "see the log of the step for its warnings"
                 raise StepError(message, where="train.engine_config", fix=fix)
 
-    def _asked_for(self, config: Mapping[str, Any]) -> dict[str, str]:
+    def _asked_for(self, config: EngineConfig) -> dict[str, str]:
         """What the config asks for, in the words of `facts`."""
         zero = config["zero_optimization"]
         offloaded = [part for part in OFFLOADED if at(zero, f"offload_{part}", "device") == "cpu"]

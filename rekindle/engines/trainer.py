@@ -7,9 +7,17 @@ decide is absent there, "auto" or equal. The program is train/hf_trainer.py."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rekindle.engines.base import AUTO, CONFIG, Engine, Finding, contradictions, untaken
+from rekindle.engines.base import (
+    AUTO,
+    CONFIG,
+    Engine,
+    EngineConfig,
+    Finding,
+    contradictions,
+    untaken,
+)
 from rekindle.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -92,11 +100,14 @@ class TransformersTrainer(Engine):
         for key in sorted(set(arguments) - set(_HANDED_ON) - set(owned)):
             fix = did_you_mean(key, (*_HANDED_ON, *owned)) or "remove it"
             yield (*CONFIG, key), f"rekindle does not hand on `{key}`", fix
-        yield from contradictions(arguments, {(name,): rule for name, rule in owned.items()}, train)
+        owned_by_path: dict[tuple[str, ...], tuple[str, object]] = {}
+        for name, rule in owned.items():
+            owned_by_path[name,] = rule
+        yield from contradictions(arguments, owned_by_path, train)
 
-    def config(self, train: TrainSpec, world: int) -> dict[str, Any]:
+    def config(self, train: TrainSpec, world: int) -> EngineConfig:
         """Arguments without "auto"; those of paths, steps and devices are the program's."""
-        arguments: dict[str, Any] = {}
+        arguments: EngineConfig = {}
         for name, value in (train.engine_config or {}).items():
             if value != AUTO:
                 arguments[name] = value
@@ -122,7 +133,7 @@ def _micro_batch_size(train: TrainSpec, rows_of_rank: int) -> int:
     return 1
 
 
-def _owned(train: TrainSpec) -> dict[str, tuple[str, Any]]:
+def _owned(train: TrainSpec) -> dict[str, tuple[str, object]]:
     """What its arguments may say only as rekindle does."""
     return {
         "per_device_train_batch_size": ("", None),

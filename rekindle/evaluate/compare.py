@@ -74,20 +74,20 @@ def too_few_units(scores: ModelScores, clusters_N: Ints | None, column: str | No
     )
 
 
-def churn_of(ours: ModelScores, theirs: ModelScores) -> Churn | None:
+def churn_of(candidate: ModelScores, champion: ModelScores) -> Churn | None:
     """How often two contenders answer differently; None without classes or answers."""
-    our_answers = ours.answers()
-    their_answers = theirs.answers()
-    if our_answers is None or their_answers is None or not len(our_answers[0]):
+    candidate_answers = candidate.answers()
+    champion_answers = champion.answers()
+    if candidate_answers is None or champion_answers is None or not len(candidate_answers[0]):
         return None
-    ours_N, true_N = our_answers
-    theirs_N, _ = their_answers
-    changed_N = ours_N != theirs_N
+    candidate_N, true_N = candidate_answers
+    champion_N, _ = champion_answers
+    changed_N = candidate_N != champion_N
     return Churn(
         answers=len(true_N),
         share=float(changed_N.mean()),
-        fixed=int((changed_N & (ours_N == true_N)).sum()),
-        broken=int((changed_N & (theirs_N == true_N)).sum()),
+        fixed=int((changed_N & (candidate_N == true_N)).sum()),
+        broken=int((changed_N & (champion_N == true_N)).sum()),
     )
 
 
@@ -95,7 +95,7 @@ def champion_drop_of(
     spec: GateSpec,
     metric: str,
     record: records.Scores,
-    theirs: ModelScores | None,
+    champion: ModelScores | None,
     clusters_N: Ints | None,
 ) -> ChampionDrop | None:
     """How much worse the champion does on these rows than on those that it was judged on,
@@ -103,15 +103,15 @@ def champion_drop_of(
     these."""
     judged = record.champion_judged.get(metric)
     judged_rows = record.champion_judged_rows
-    if theirs is None or judged is None or not judged_rows or not len(theirs):
+    if champion is None or judged is None or not judged_rows or not len(champion):
         return None
-    now = theirs.metrics.get(metric, math.nan)
-    if not (theirs.finite and math.isfinite(now) and math.isfinite(judged)):
+    now = champion.metrics.get(metric, math.nan)
+    if not (champion.finite and math.isfinite(now) and math.isfinite(judged)):
         return None
     drop = gain(metric, judged, now)
     # of the difference of two means, each of its own rows
-    deviation = deviation_of(spec, metric, theirs, clusters_N)
-    deviation *= math.sqrt(1 + len(theirs) / judged_rows)
+    deviation = deviation_of(spec, metric, champion, clusters_N)
+    deviation *= math.sqrt(1 + len(champion) / judged_rows)
     chance = float(drop <= 0)  # without any spread a drop is real
     if deviation:
         chance = 1 - NormalDist().cdf(drop / deviation)
@@ -120,7 +120,7 @@ def champion_drop_of(
         judged=judged,
         judged_rows=judged_rows,
         now=now,
-        rows=len(theirs),
+        rows=len(champion),
         drop=drop,
         p_value=chance,
     )

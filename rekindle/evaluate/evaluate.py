@@ -57,22 +57,22 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
     aside_N = _aside(scored_rows, spec.audit, data.split.salt)
     rows = scored_rows.filter(pa.array(~aside_N))
     audited_rows = scored_rows.filter(pa.array(aside_N))
-    ours, theirs = _contenders(record, rows)
+    candidate, champion = _contenders(record, rows)
     metric, slice_metric = _metrics_to_compare(spec.gate, record)
     clusters_N = clusters_of(rows, spec.gate.cluster)
     epoch = _epoch_of(data.split)
     # each cluster would be a slice of its own
     columns = [name for name in data.slices if name != spec.gate.cluster]
-    slices = _slices(spec.gate, slice_metric, rows, columns, ours, theirs, clusters_N)
+    slices = _slices(spec.gate, slice_metric, rows, columns, candidate, champion, clusters_N)
     churn = None
     champion_metrics = dict[str, float]()
-    if theirs is not None:
-        churn = churn_of(ours, theirs)
-        champion_metrics = dict(theirs.metrics)
-    drop = champion_drop_of(spec.gate, metric, record, theirs, clusters_N)
+    if champion is not None:
+        churn = churn_of(candidate, champion)
+        champion_metrics = dict(champion.metrics)
+    drop = champion_drop_of(spec.gate, metric, record, champion, clusters_N)
     further = [
         *_must_pass_checks(spec, record, scores),
-        *churn_checks(spec.gate, churn, theirs),
+        *churn_checks(spec.gate, churn, champion),
         *size_checks(spec.max_megabytes, record.candidate.bytes),
         *drop_checks(spec.gate, drop),
         *incomparable_checks(record),
@@ -86,7 +86,7 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
     else:
         confidence = confidence_of_look(spec.gate, record.compared.get(epoch, 0))
         verdict = judge(
-            spec, metric, ours, theirs, slices, slice_metric, further, clusters_N, confidence
+            spec, metric, candidate, champion, slices, slice_metric, further, clusters_N, confidence
         )
     if drop is not None and drop.is_sure and drop.sentence not in verdict.reason:
         verdict = dataclasses.replace(verdict, reason=f"{verdict.reason}; {drop.sentence}")
@@ -96,20 +96,20 @@ def evaluate(spec: EvaluateSpec, data: DataSpec, scores: Path) -> Evidence:
         promote=verdict.promote,
         reason=verdict.reason,
         checks=verdict.checks,
-        metrics=dict(ours.metrics),
+        metrics=dict(candidate.metrics),
         champion_version=record.champion_version,
         champion_digest=record.champion_digest,
         champion_metrics=champion_metrics,
         comparison=verdict.comparison,
         churn=churn,
         labels=record.candidate.labels,
-        confusion=ours.confusion(),
-        classes=_classes(ours, theirs),
-        calibration=ours.calibration(),
+        confusion=candidate.confusion(),
+        classes=_classes(candidate, champion),
+        calibration=candidate.calibration(),
         slices=tuple(slices),
         samples=record.samples,
         smoke=record.smoke,
-        reference=_with_answers(record.reference, ours, rows),
+        reference=_with_answers(record.reference, candidate, rows),
         rows=record.rows - audited_rows.num_rows,
         excluded=record.excluded,
         examples=record.examples,
@@ -134,22 +134,22 @@ def _epoch_of(split: SplitSpec) -> str:
 
 
 def _with_answers(
-    reference: Reference | None, ours: ModelScores, rows: pa.Table
+    reference: Reference | None, candidate: ModelScores, rows: pa.Table
 ) -> Reference | None:
     """The reference with the candidate's answers to the first row of each content: how
     often it predicts each class, and of rows that lie evenly how sure it is, or the
     predicted numbers."""
-    if reference is None or not ours.finite or not len(ours):
+    if reference is None or not candidate.finite or not len(candidate):
         return reference
-    ours = ours.picked(firsts(rows.column("hash").to_pylist()))
+    candidate = candidate.picked(firsts(rows.column("hash").to_pylist()))
     # evenly, as rows may lie in the order of their classes
-    every_N = np.linspace(0, len(ours) - 1, min(MOST_ROWS, len(ours))).astype(int)
+    every_N = np.linspace(0, len(candidate) - 1, min(MOST_ROWS, len(candidate))).astype(int)
     update = dict[str, Any]()
-    confidence_N = ours.confidence()
+    confidence_N = candidate.confidence()
     if confidence_N is not None:
         update["confidence"] = tuple(round(float(value), 4) for value in confidence_N[every_N])
-        update["predicted"] = {part.label: part.predicted for part in ours.classes()}
-    values_N = ours.numbers()
+        update["predicted"] = {part.label: part.predicted for part in candidate.classes()}
+    values_N = candidate.numbers()
     if values_N is not None:
         update["inputs"] = {**reference.inputs, "value": tuple(values_N[every_N].tolist())}
     return reference.model_copy(update=update)
@@ -158,10 +158,10 @@ def _with_answers(
 def _contenders(record: records.Scores, rows: pa.Table) -> tuple[ModelScores, ModelScores | None]:
     """Candidate and champion, if there is one, on these rows."""
     objective = scores_of(record.objective)
-    ours = objective.of(rows, "candidate", record.candidate)
+    candidate = objective.of(rows, "candidate", record.candidate)
     if not record.champion:
-        return ours, None
-    return ours, objective.of(rows, "champion", record.champion)
+        return candidate, None
+    return candidate, objective.of(rows, "champion", record.champion)
 
 
 def _aside(rows: pa.Table, share: float, salt: str) -> NDArray[np.bool_]:
@@ -183,22 +183,22 @@ def _audit(spec: GateSpec, metric: str, record: records.Scores, rows: pa.Table) 
     None where there are none."""
     if not rows.num_rows:
         return None
-    ours, theirs = _contenders(record, rows)
+    candidate, champion = _contenders(record, rows)
     clusters_N = clusters_of(rows, spec.cluster)
     can_compare = (
         rows.num_rows >= _FEWEST_AUDITED
-        and metric in ours.metrics
-        and not too_few_units(ours, clusters_N, spec.cluster)
+        and metric in candidate.metrics
+        and not too_few_units(candidate, clusters_N, spec.cluster)
     )
     comparison = None
     champion_metrics = dict[str, float]()
-    if theirs is not None:
-        champion_metrics = dict(theirs.metrics)
-        if can_compare and ours.finite and theirs.finite:
-            comparison = compare(spec, metric, ours, theirs, clusters_N)
+    if champion is not None:
+        champion_metrics = dict(champion.metrics)
+        if can_compare and candidate.finite and champion.finite:
+            comparison = compare(spec, metric, candidate, champion, clusters_N)
     return Audit(
         rows=rows.num_rows,
-        metrics=dict(ours.metrics),
+        metrics=dict(candidate.metrics),
         champion_metrics=champion_metrics,
         comparison=comparison,
     )
@@ -211,19 +211,19 @@ def candidate_scores(scores: Path, audit: float, salt: str) -> tuple[ModelScores
     record = records.Scores.read(scores / RECORD)
     rows = pq.read_table(scores / TABLE)
     rows = rows.filter(pa.array(~_aside(rows, audit, salt)))
-    ours = scores_of(record.objective).of(rows, "candidate", record.candidate)
+    candidate = scores_of(record.objective).of(rows, "candidate", record.candidate)
     if KINDS[record.objective].writes:
-        return ours, rows.column("candidate").combine_chunks().field("targets").to_pylist()
-    return ours, (record.candidate.labels, rows.column("label").to_pylist())
+        return candidate, rows.column("candidate").combine_chunks().field("targets").to_pylist()
+    return candidate, (record.candidate.labels, rows.column("label").to_pylist())
 
 
-def _classes(ours: ModelScores, theirs: ModelScores | None) -> tuple[ClassResult, ...]:
+def _classes(candidate: ModelScores, champion: ModelScores | None) -> tuple[ClassResult, ...]:
     """The candidate's result for each class, with the champion's F1."""
     champion_f1 = dict[str, float | None]()
-    if theirs is not None:
-        champion_f1 = {part.label: part.f1 for part in theirs.classes()}
+    if champion is not None:
+        champion_f1 = {part.label: part.f1 for part in champion.classes()}
     results = []
-    for part in ours.classes():
+    for part in candidate.classes():
         update = {"champion_f1": champion_f1.get(part.label)}
         results.append(part.model_copy(update=update))
     return tuple(results)
@@ -234,8 +234,8 @@ def _slices(
     metric: str,
     rows: pa.Table,
     columns: Sequence[str],
-    ours: ModelScores,
-    theirs: ModelScores | None,
+    candidate: ModelScores,
+    champion: ModelScores | None,
     clusters_N: Ints | None,
 ) -> list[Slice]:
     """Metrics for each value of each slice column, in order of column and value."""
@@ -245,19 +245,19 @@ def _slices(
         names_N = np.array(["" if value is None else str(value) for value in values])
         for name in sorted(set(names_N)):
             pick_N = names_N == name
-            candidate = ours.picked(pick_N)
+            candidate_part = candidate.picked(pick_N)
             part = Slice(
                 column=column,
                 value=name,
                 rows=int(pick_N.sum()),
-                candidate=candidate.metrics,
+                candidate=candidate_part.metrics,
             )
-            if theirs is not None:
+            if champion is not None:
                 picked_clusters = None
                 if clusters_N is not None:
                     picked_clusters = np.unique(clusters_N[pick_N], return_inverse=True)[1]
-                champion = theirs.picked(pick_N)
-                part = _against(spec, metric, part, candidate, champion, picked_clusters)
+                champion_part = champion.picked(pick_N)
+                part = _against(spec, metric, part, candidate_part, champion_part, picked_clusters)
             slices.append(part)
     return slices
 
@@ -266,17 +266,18 @@ def _against(
     spec: GateSpec,
     metric: str,
     part: Slice,
-    ours: ModelScores,
-    theirs: ModelScores,
+    candidate: ModelScores,
+    champion: ModelScores,
     clusters_N: Ints | None,
 ) -> Slice:
     """The slice with what the champion reaches, and how often a model as good as the
     champion would seem as bad as the candidate."""
-    update = dict[str, Any](champion=theirs.metrics)
-    if too_few_units(ours, clusters_N, spec.cluster):
+    update = dict[str, Any](champion=champion.metrics)
+    have_metric = metric in candidate.metrics and metric in champion.metrics
+    if too_few_units(candidate, clusters_N, spec.cluster):
         update["p_value"] = 1.0  # so few rows refuse no candidate
-    elif ours.finite and theirs.finite and metric in ours.metrics and metric in theirs.metrics:
-        bounds = bounds_of(spec, metric, ours, theirs, clusters_N)
+    elif candidate.finite and champion.finite and have_metric:
+        bounds = bounds_of(spec, metric, candidate, champion, clusters_N)
         update["p_value"] = bounds.chance_of_loss()
         update["detectable"] = bounds.detectable(1 - spec.confidence)
     return part.model_copy(update=update)

@@ -216,9 +216,9 @@ def _slice_checks(spec: GateSpec, slices: Sequence[Slice], metric: str) -> list[
     # a slice without a p-value counts as sure: nothing says that chance explains its loss
     sure = holm([part.p_value or 0.0 for part in judged], 1 - spec.confidence)
     for part, is_sure in zip(judged, sure, strict=True):
-        ours = part.candidate.get(metric, math.nan)
-        theirs = part.champion.get(metric, math.nan)
-        drop = gain(metric, theirs, ours)
+        candidate_value = part.candidate.get(metric, math.nan)
+        champion_value = part.champion.get(metric, math.nan)
+        drop = gain(metric, champion_value, candidate_value)
         is_small = drop <= spec.max_slice_drop + 1e-12  # what rounding may add
         passed = is_small or (not is_sure and not math.isnan(drop))
         limit = "within" if is_small else "more than"
@@ -316,14 +316,14 @@ def incomparable_checks(record: records.Scores) -> list[Check]:
 
 
 def _reason_to_promote(
-    spec: EvaluateSpec, metric: str, ours: ModelScores, comparison: Comparison | None
+    spec: EvaluateSpec, metric: str, candidate: ModelScores, comparison: Comparison | None
 ) -> str:
     """The reason of a verdict that promotes."""
-    value = fixed(ours.metrics[metric])
+    value = fixed(candidate.metrics[metric])
     if comparison is None:
         if spec.floor:
             return f"first model: {metric} {value} reaches every floor"
-        return f"first model: {ours.trivial(metric).detail}"
+        return f"first model: {candidate.trivial(metric).detail}"
     relation = "is better than the champion by"
     if spec.gate.mode == "noninferiority":
         relation = f"is not {spec.gate.margin:g} worse than the champion: it differs by"

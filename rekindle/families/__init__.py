@@ -6,14 +6,27 @@ from types import MappingProxyType
 
 from rekindle.families.family import FAMILIES, Config, Family, Modules
 
-DIVISIBLE: Mapping[str, Modules] = MappingProxyType(
-    {name: family.modules for name, family in FAMILIES.items() if family.modules is not None}
-)
+
+def _divisible() -> dict[str, Modules]:
+    """The modules of the families that have some, by `model_type`."""
+    modules_by_name = {}
+    for name, family in FAMILIES.items():
+        if family.modules is not None:
+            modules_by_name[name] = family.modules
+    return modules_by_name
+
+
+def _aliases(name: str) -> tuple[str, ...]:
+    """The words of all families for a common one, each once."""
+    aliases = [family.names[name] for family in FAMILIES.values() if name in family.names]
+    return tuple(dict.fromkeys(aliases))
+
+
+DIVISIBLE: Mapping[str, Modules] = MappingProxyType(_divisible())
 """The modules of those that the engine can cut: adapters, tensor parallelism, pipelines."""
 
 _ALIASES: Mapping[str, tuple[str, ...]] = {
-    name: tuple(dict.fromkeys(f.names[name] for f in FAMILIES.values() if name in f.names))
-    for name in ("num_hidden_layers", "num_attention_heads")
+    name: _aliases(name) for name in ("num_hidden_layers", "num_attention_heads")
 }
 
 

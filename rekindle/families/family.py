@@ -69,7 +69,7 @@ class Family:
     out. `modules` is None where the engine cuts nothing: such a model trains in layouts
     of dp and shard."""
 
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, object]
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     modules: Modules | None = None
     gated: bool = False
@@ -95,15 +95,15 @@ class Family:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A config, asked in common words; where `family` is not known, `aliases` are tried."""
+    """A config, `own`, asked in common words; where `family` is not known, `aliases` are tried."""
 
-    given: Mapping[str, Any]
+    own: Mapping[str, object]
     family: Family | None
     aliases: Mapping[str, tuple[str, ...]]
 
     def get(self, name: str, otherwise: Any = None) -> Any:
         """The value under the family's own name or the common one, else its default."""
-        tables = [self.given]
+        tables = [self.own]
         names = (*self.aliases.get(name, ()), name)
         if self.family is not None:
             tables.append(self.family.defaults)
@@ -117,11 +117,14 @@ class Config:
 
 
 def _family(row: dict[str, Any]) -> Family:
-    modules = row.get("modules")
-    if modules is not None:
-        lists = {n: tuple(value) for n, value in modules.items() if isinstance(value, list)}
-        modules = Modules(**{**modules, **lists})
-    return Family(**{**row, "modules": modules})
+    fields = dict(row)
+    if row.get("modules") is not None:  # null where the engine cuts nothing
+        names = dict(row["modules"])
+        for name, value in names.items():
+            if isinstance(value, list):
+                names[name] = tuple(value)
+        fields["modules"] = Modules(**names)
+    return Family(**fields)
 
 
 _ROWS = rows(Path(__file__).with_name("families.yaml"))["families"]

@@ -89,7 +89,7 @@ class _ChatReader(_Unlabelled):
     def content(self, raw: RawBatch, findings: Findings) -> tuple[pa.Array, Mask]:
         documents: list[str | None] = []
         for row, value in enumerate(raw.columns[self._column]):
-            turns = with_roles(as_python(value))
+            turns: Any = with_roles(as_python(value))  # a chat where `_chat_fault` finds nothing
             fault, detail = _chat_fault(turns)
             if fault:
                 findings.add(fault, raw.place(row), detail)
@@ -151,7 +151,7 @@ def _with_input(
     return joined, inputs.noted
 
 
-def _chat_fault(turns: Any) -> tuple[str, Any]:
+def _chat_fault(turns: object) -> tuple[str, object]:
     """What keeps a value from being a chat, and the part at fault; "" for nothing."""
     if not isinstance(turns, list) or not turns:
         return "chat", turns
@@ -240,7 +240,9 @@ class ChatQuestion(Question[Turns]):
         return "a chat"
 
     def content(self, value: object, place: str) -> Turns:
-        turns = [_plain_turn(turn) for turn in value] if isinstance(value, list) else []
+        turns = []
+        if isinstance(value, list):
+            turns = [_plain_turn(turn) for turn in value]
         is_chat = all(turn.get("role") in ROLES and len(turn) == 2 for turn in turns)
         if not turns or not is_chat or turns[-1]["role"] == "assistant":
             message = f"a list of {{role, content}} is needed, role {', '.join(ROLES)}, "
@@ -259,7 +261,7 @@ class ChatQuestion(Question[Turns]):
         return [{"role": role, "content": text} for role, text in json.loads(evidence)]
 
 
-def _without_answer(turns: Any) -> Any:
+def _without_answer(turns: object) -> object:
     """Of a chat that ends with an answer, the turns before it; all else as it is."""
     if isinstance(turns, list) and len(turns) > 1:
         last_turn = turns[-1]
@@ -281,7 +283,7 @@ def _plain_turn(turn: object) -> dict[str, Any]:
     return fields
 
 
-def _part_texts(parts: list[Any]) -> list[str] | None:
+def _part_texts(parts: list[object]) -> list[str] | None:
     """The texts of OpenAI's content parts; None where one of them is no text."""
     part_texts = list[str]()
     for part in parts:

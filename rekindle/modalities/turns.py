@@ -1,7 +1,6 @@
 """The turns of a document: those of a chat, a prompt and its completion, or one text."""
 
 from collections.abc import Mapping
-from typing import Any
 
 Turn = tuple[str, str]
 """Role and content."""
@@ -19,7 +18,7 @@ def prompt_of(turns: list[Turn]) -> list[Turn]:
     return turns[: answers[-1]] if answers else turns
 
 
-def with_roles(value: Any) -> Any:
+def with_roles(value: object) -> object:
     """A list of ShareGPT's turns as `{role, content}`; all else as it is."""
     if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
         return value

@@ -87,7 +87,7 @@ class _WordsReader(Reader):
         return with_mask(checked, pa.list_(pa.string()))
 
 
-def _words_fault(words: Any) -> tuple[str, Any]:
+def _words_fault(words: object) -> tuple[str, object]:
     """What keeps a value from being words, and the part at fault; "" for nothing."""
     if not isinstance(words, list) or not words:
         return "words", words
@@ -101,7 +101,7 @@ def _words_fault(words: Any) -> tuple[str, Any]:
 
 def _tag_fault(
     tags: list[str | None] | None, words: object, known_labels: frozenset[str]
-) -> tuple[str, Any]:
+) -> tuple[str, object]:
     """Why `tags` are not one for each word, and the part at fault; "" where they are."""
     if tags is None or not isinstance(words, list) or len(tags) != len(words):
         tag_count = "none" if tags is None else len(tags)

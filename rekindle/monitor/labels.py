@@ -39,18 +39,21 @@ def read_labels(
     names = data.columns
     assert names.key
     labels: dict[str, Label] = {}
-    columns = (names.key, names.target or names.label, *data.slices)
-    for raw in open_source(data, modality).read({name: kinds[name] for name in columns}, findings):
+    columns = {}
+    for name in (names.key, names.target or names.label, *data.slices):
+        columns[name] = kinds[name]
+    for raw in open_source(data, modality).read(columns, findings):
         keys = texts(raw, names.key, "scalar", findings).values.to_pylist()
         values = _values(raw, names, findings)
         # a value that cannot be text puts its row into no slice, as a missing one does
-        slice_values = [
-            texts(raw, column, "scalar", Findings()).values.to_pylist() for column in data.slices
-        ]
-        for key, value, *values_of_slices in zip(keys, values, *slice_values, strict=True):
+        slice_values = []
+        for column in data.slices:
+            texts_of_column = texts(raw, column, "scalar", Findings())
+            slice_values.append(texts_of_column.values.to_pylist())
+        for key, value, *values_of_row in zip(keys, values, *slice_values, strict=True):
             if key and value and key in ids:
-                pairs = zip(data.slices, values_of_slices, strict=True)
-                labels[key] = Label(value, tuple((name, part) for name, part in pairs if part))
+                pairs = zip(data.slices, values_of_row, strict=True)
+                labels[key] = Label(value, tuple(pair for pair in pairs if pair[1]))
     not_numbers = sum(label.value == "nan" for label in labels.values())
     if not_numbers:
         log.warning("%d of the numbers that arrived in %s are none", not_numbers, source)

@@ -60,10 +60,11 @@ def read_log(root: str, name: str, model: str, start: dt.datetime, end: dt.datet
         draws.append((generator.random(len(in_time)), in_time))
         if sum(len(rows) for _, rows in draws) > 2 * MOST_ROWS:
             draws = [_fewest(draws)]
-    rows = _fewest(draws)[1].sort_by("time") if draws else pa.table({})
-    return LoggedRows(
-        rows, total, {reason: number for reason, number in left_out.items() if number}
-    )
+    rows = pa.table({})
+    if draws:
+        _, drawn_rows = _fewest(draws)
+        rows = drawn_rows.sort_by("time")
+    return LoggedRows(rows, total, dict(+left_out))  # `+` leaves counts of 0 out
 
 
 def _partitions(start: dt.datetime, end: dt.datetime) -> set[str]:

@@ -239,7 +239,8 @@ def joined(table: pa.Table) -> tuple[Tensors, Ints, Documents]:
     ids_F, lengths_B = flattened(table, "input_ids")
     starts_B = np.cumsum(lengths_B) - lengths_B
     positions_F = np.arange(len(ids_F)) - np.repeat(starts_B, lengths_B)
-    ids, positions = torch.from_numpy(ids_F.astype(np.int64)), torch.from_numpy(positions_F)
+    ids = torch.from_numpy(ids_F.astype(np.int64))
+    positions = torch.from_numpy(positions_F)
     inputs = {"input_ids": ids[None], "position_ids": positions[None]}
     return inputs, starts_B, Documents.of_texts(lengths_B.tolist())
 

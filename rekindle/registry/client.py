@@ -41,7 +41,8 @@ _PATIENCE_SECONDS = 60.0
 PREFIX = "rekindle."
 AGAIN = "run the same command again: nothing is trained twice"
 BATCH = 1_000
-METRICS = tuple(name for name in HistoryRow.model_fields if name not in ("step", "epoch", "tokens"))
+_WHEN = ("step", "epoch", "tokens")  # of a row on the curve; the others are its values
+METRICS = tuple(name for name in HistoryRow.model_fields if name not in _WHEN)
 
 
 def _prepare() -> None:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-CHAMPION, CHALLENGER = "champion", "challenger"
+CHAMPION = "champion"
+CHALLENGER = "challenger"
 FETCHED = "fetched"
 """Folder below a home of the models of registries elsewhere, a copy each."""
 KEPT = "kept_evidence_sha256"
@@ -222,12 +223,13 @@ def comparisons(where: Registry, model: Path) -> dict[str, int]:
         versions = client.search_model_versions(f"name = '{where.name}'")
     tags_by_number = {int(version.version): tags_of(version) for version in versions}
     run_key = json.loads((model / DESCRIPTION).read_text())["run_key"]
-    own_numbers = [n for n, tags in tags_by_number.items() if tags.get("run_key") == run_key]
-    earlier = dict(tags_by_number)
-    if own_numbers:
-        earlier = {n: tags for n, tags in tags_by_number.items() if n < min(own_numbers)}
-    epochs = [tags["epoch"] for tags in earlier.values() if tags.get("epoch")]
-    return dict(collections.Counter(epochs))
+    epochs = collections.Counter[str]()
+    for _, tags in sorted(tags_by_number.items()):
+        if tags.get("run_key") == run_key:
+            break  # the first version of this model: it and those after it do not count
+        if tags.get("epoch"):
+            epochs[tags["epoch"]] += 1
+    return dict(epochs)
 
 
 def starting_weights(where: Registry, init_from: str, digest: str) -> str:
@@ -363,9 +365,12 @@ def _retag(client: MlflowClient, name: str, version: ModelVersion, tags: Mapping
 
 def _same_work(client: MlflowClient, name: str, run_key: str, digest: str) -> ModelVersion | None:
     question = f"name = '{name}' and tag.`{PREFIX}run_key` = '{run_key}'"
-    of_same_run = client.search_model_versions(question)
-    same = [version for version in of_same_run if tags_of(version).get("model_digest") == digest]
-    return min(same, key=lambda version: int(version.version), default=None)
+    same_versions = []
+    for version in client.search_model_versions(question):
+        if tags_of(version).get("model_digest") == digest:
+            same_versions.append(version)
+    # as numbers: MLflow's versions may be texts, of which "10" comes before "9"
+    return min(same_versions, key=lambda version: int(version.version), default=None)
 
 
 def _ensure_model(client: MlflowClient, name: str) -> None:
@@ -455,9 +460,11 @@ def served_model(
     try:
         folder = fetch_model(where, str(model_version.version), tags["model_digest"])
         evidence = folder.parent / EVIDENCE
-        if KEPT in tags and not (evidence.is_file() and file_sha256(evidence) == tags[KEPT]):
-            message = "the evidence beside the model is not what was registered"
-            raise ChangedModelError(message, where=str(evidence), fix="restore it")
+        if KEPT in tags:
+            is_whole = evidence.is_file() and file_sha256(evidence) == tags[KEPT]
+            if not is_whole:
+                message = "the evidence beside the model is not what was registered"
+                raise ChangedModelError(message, where=str(evidence), fix="restore it")
     except ChangedModelError as error:
         raise RequestError(error.problems) from error
     return ServedModel(

@@ -70,13 +70,14 @@ def promote(
         if not _is_promoted(client, where, version, evidence):
             models.fetch_model(where, version, evidence.model_digest)
             with _claimed(client, where, version) as claim:
-                may = functools.partial(
+                may_replace = functools.partial(
                     _may_replace, client, where, version, evidence, evidence_file, reason
                 )
-                if may():
+                if may_replace():
                     note(client, where.name, version, how, reason or evidence.reason)
-                    claim.replace_champion(may)
-        elif changes(client, where.name):  # a roll back that was interrupted may be the last entry
+                    claim.replace_champion(may_replace)
+        elif changes(client, where.name):
+            # a roll back that was interrupted may be the last entry
             note(client, where.name, version, how, reason)
         if has_alias(client, where, CHALLENGER, version):
             client.delete_registered_model_alias(where.name, CHALLENGER)
@@ -99,10 +100,10 @@ def roll_back(
         if champion is None:
             message = f"{where.name} has no champion to roll back"
             raise where.error(message, "`rekindle run` trains one")
-        now = str(champion.version)
-        to = to or champion_before(client, where, now)
-        if to == now:
-            return now, now
+        current = str(champion.version)
+        to = to or champion_before(client, where, current)
+        if to == current:
+            return current, current
         tags = existing(client, where, to)
         if tags.get("decision") != "promoted":
             message = f"version {to} of {where.name} was never champion, or was rolled back"
@@ -110,28 +111,31 @@ def roll_back(
             raise where.error(message, fix)
         models.fetch_model(where, to, tags.get("model_digest", ""))
         with _claimed(client, where, to) as claim:
-            may = functools.partial(_is_still_champion, client, where, now)
-            may()
+            may_replace = functools.partial(_is_still_champion, client, where, current)
+            may_replace()  # before the tags below, which say that it was replaced
             facts = {"decision": "rolled_back", "rolled_back_for": reason}
             if by_hand:
                 now_utc = datetime.datetime.now(datetime.UTC)
                 facts[ROLLED_BACK_BY_HAND] = now_utc.isoformat(timespec="seconds")
             for name, value in facts.items():
-                client.set_model_version_tag(where.name, now, f"{PREFIX}{name}", value)
+                client.set_model_version_tag(where.name, current, f"{PREFIX}{name}", value)
             note(client, where.name, to, "rollback", reason)
-            claim.replace_champion(may)
-        return now, to
+            claim.replace_champion(may_replace)
+        return current, to
 
 
 def _is_still_champion(client: MlflowClient, where: Registry, version: str) -> bool:
     if not has_alias(client, where, CHAMPION, version):
         message = f"version {version} of {where.name} is no longer the champion"
-        raise where.error(message, "`rekindle champion` shows which is; then run the command again")
+        fix = "`rekindle champion` shows which is; then run the command again"
+        raise where.error(message, fix)
     return True
 
 
 def _is_promoted(client: MlflowClient, where: Registry, version: str, evidence: Evidence) -> bool:
-    """Whether the version is the champion, and the model of the evidence: numbers come again."""
+    """Whether the version is the champion, and the model of the evidence.
+
+    A registry that was set up again gives out its numbers again."""
     if not has_alias(client, where, CHAMPION, version):
         return False
     tags = tags_of(client.get_model_version(where.name, version))
@@ -148,15 +152,18 @@ def _may_replace(
 ) -> bool:
     """False if it is the champion by now; RegistryError where something speaks against it."""
     champion = by_alias(client, where, CHAMPION)
-    now = str(champion.version) if champion is not None else ""
     if _is_promoted(client, where, version, evidence):
         return False
-    digest = tags_of(champion).get("model_digest", "") if champion is not None else ""
+    champion_version = ""
+    champion_digest = ""
+    if champion is not None:
+        champion_version = str(champion.version)
+        champion_digest = tags_of(champion).get("model_digest", "")
     tags = tags_of(client.get_model_version(where.name, version))
     doubts = []
-    is_refused = not evidence.promote or not all(check.passed for check in evidence.checks)
+    has_passed = evidence.promote and all(check.passed for check in evidence.checks)
     # without a comparison a person decides
-    if is_refused and not (reason and evidence.is_for_a_person):
+    if not has_passed and not (reason and evidence.is_for_a_person):
         doubts.append("the gate refused it")
     if evidence.run_key != tags.get("run_key"):
         doubts.append("the evidence belongs to another model")
@@ -165,7 +172,7 @@ def _may_replace(
     if file_sha256(evidence_file) != tags.get("evidence_sha256"):
         doubts.append("the evidence was changed after it was registered")
     if not reason:
-        doubts += _doubts_about_champion(now, digest, evidence)
+        doubts += _doubts_about_champion(champion_version, champion_digest, evidence)
         if tags.get("decision") == "rolled_back":
             doubts.append(f"it was rolled back: {tags.get('rolled_back_for', '')}")
     if doubts:
@@ -176,7 +183,7 @@ def _may_replace(
 
 
 def _doubts_about_champion(version: str, digest: str, evidence: Evidence) -> list[str]:
-    """Why the champion of now, "" for none, is not the one that the candidate was compared with."""
+    """Why the champion, "" for none, is not the one that the candidate was compared with."""
     if version != evidence.champion_version:
         return [
             f"the champion is now version {version or 'none'}, and the candidate was compared "
@@ -192,7 +199,7 @@ def _doubts_about_champion(version: str, digest: str, evidence: Evidence) -> lis
 
 @dataclasses.dataclass
 class Claim:
-    """That of one attempt to promote `version`, in the name of `who`; `made` by a clock
+    """That of one attempt to promote `version`, in the name of `who`; `made_at` by a clock
     that also runs while this machine is suspended; `unsure` while its last request may
     still be carried out."""
 
@@ -201,22 +208,24 @@ class Claim:
     version: str
     who: str
     key: str = ""
-    made: float = 0.0
+    made_at: float = 0.0
     unsure: bool = False
 
-    def others(self) -> dict[str, str]:
-        """Claim, under a new key (others time each), and see who else does."""
-        self.made = _clock()
+    def renew(self) -> dict[str, str]:
+        """Claim, under a new key (others time each); returns the claims of others."""
+        self.made_at = _clock()
         self.key = f"{CLAIM}{uuid.uuid4().hex[:12]}"
         self.client.set_registered_model_tag(self.where.name, self.key, self.who)
-        others = claims(self.client, self.where.name)
-        others.pop(self.key, None)
-        return others
+        claims_of_others = claims(self.client, self.where.name)
+        claims_of_others.pop(self.key, None)
+        return claims_of_others
 
     def outlive(self, key: str, who: str) -> None:
         """Take away another's claim after `LEASE`; RegistryError while it may take effect."""
         champion = by_alias(self.client, self.where, CHAMPION)
-        is_done = champion is not None and who.startswith(f"{UNSURE}version {champion.version},")
+        is_done = False
+        if champion is not None:
+            is_done = who.startswith(f"{UNSURE}version {champion.version},")
         if who.startswith(UNSURE) and not is_done:
             message = "an earlier promotion had no answer from the registry, which may still carry "
             message += f"it out: {who.removeprefix(UNSURE)}"
@@ -230,8 +239,8 @@ class Claim:
             "of this registered model and run the same command again"
         )
 
-    def replace_champion(self, may: Callable[[], bool]) -> None:
-        """Set the alias `champion`, if that `may` still be done; RegistryError where
+    def replace_champion(self, may_replace: Callable[[], bool]) -> None:
+        """Set the alias `champion`, if `may_replace` still says so; RegistryError where
         others may have gone on meanwhile, or without an answer."""
         from mlflow.exceptions import RestException
 
@@ -239,15 +248,15 @@ class Claim:
         if not self.where.spec.tracking_uri:
             self.client.set_registered_model_alias(self.where.name, CHAMPION, self.version)
             return
-        # said before the request: an attempt that is killed after it says nothing any more
+        # before the request: an attempt that is killed after it says nothing any more
         self.client.set_registered_model_tag(self.where.name, self.key, f"{UNSURE}{self.who}")
         self._hold_alone()
-        if not may():  # others may have gone on, and a machine that slept need not know how long
+        # others may have gone on, and a machine that slept need not know how long
+        if not may_replace():
             return
-        if _clock() - self.made > IN_TIME:
-            message = (
-                f"not promoted: the registry took more than {IN_TIME:.0f} s for a few questions"
-            )
+        if _clock() - self.made_at > IN_TIME:
+            message = f"not promoted: the registry took more than {IN_TIME:.0f} s for a few "
+            message += "questions"
             raise self.where.error(message, _AGAIN)
         self.unsure = True
         try:
@@ -306,16 +315,16 @@ def _claimed(client: MlflowClient, where: Registry, version: str) -> Iterator[Cl
     claim = Claim(client, where, version, who)
     first_seen: dict[str, float] = {}  # by the key of another's claim
     try:
-        while others := claim.others():
+        while claims_of_others := claim.renew():
             client.delete_registered_model_tag(where.name, claim.key)
             if not first_seen:
-                claimant = next(iter(others.values()))
+                claimant = next(iter(claims_of_others.values()))
                 emit("notice", text=f"another run promotes ({claimant}); waiting for it")
             now = time.monotonic()
-            first_seen = {key: first_seen.get(key, now) for key in others}
+            first_seen = {key: first_seen.get(key, now) for key in claims_of_others}
             for key, since in first_seen.items():
                 if now - since > LEASE:
-                    claim.outlive(key, others[key])
+                    claim.outlive(key, claims_of_others[key])
             time.sleep(_CHANCE.uniform(0.1, 1.5))  # so that two do not meet again
         yield claim
     finally:
@@ -331,11 +340,11 @@ def _one_answer() -> Iterator[None]:
         "MLFLOW_HTTP_REQUEST_TIMEOUT": f"{ANSWER:.0f}",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     }
-    before = {name: os.environ[name] for name in settings if name in os.environ}
+    settings_before = {name: os.environ[name] for name in settings if name in os.environ}
     os.environ.update(settings)
     try:
         yield
     finally:
         for name in settings:
             os.environ.pop(name, None)
-        os.environ.update(before)
+        os.environ.update(settings_before)

@@ -161,7 +161,10 @@ def _batches(opened: ModelFolder, examples: Path) -> Iterator[tuple[list[Any], l
     for batch in open_examples(examples, TEST, "label", name):
         contents = [modality.content(stored, shape) for stored in batch.column(name).to_pylist()]
         labels = batch.column("label").to_pylist()
-        yield contents, [label if isinstance(label, list) else [label] for label in labels]
+        labels_of_rows = []
+        for label in labels:
+            labels_of_rows.append(label if isinstance(label, list) else [label])
+        yield contents, labels_of_rows
 
 
 def _labels_in(answer: Answer, count: int) -> list[str | None]:

@@ -187,9 +187,10 @@ def _machines(spec: Spec, data: DataSpec) -> Iterator[Finding]:
 def _documents(spec: Spec, data: DataSpec) -> Iterator[Finding]:
     """Which columns make a text for a language model."""
     columns = data.columns
-    forms = [
-        name for name in ("messages", "prompt", "completion") if getattr(columns, name) is not None
-    ]
+    forms = []
+    for name in ("messages", "prompt", "completion"):
+        if getattr(columns, name) is not None:
+            forms.append(name)
     if forms and spec.task in BUILTIN_TASKS and spec.task != "causal_lm":
         message = f"`{forms[0]}` is used only by causal_lm"
         yield _finding(f"data.columns.{forms[0]}", message, "remove it, or set task: causal_lm")

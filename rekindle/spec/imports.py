@@ -40,9 +40,15 @@ def own_folders() -> tuple[Path, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     installed = [Path(sysconfig.get_path(name)) for name in names]
     installed += [Path(sys.prefix), Path(rekindle.__file__).parents[1]]
-    folders = [Path(folder or ".").absolute() for folder in sys.path if not folder.endswith(".zip")]
-    own = [folder for folder in folders if not _PACKAGES.intersection(folder.parts)]
-    return tuple(f for f in own if not any(f.is_relative_to(place) for place in installed))
+    folders = []
+    for entry in sys.path:
+        if entry.endswith(".zip"):  # of the standard library
+            continue
+        folder = Path(entry or ".").absolute()  # "" is the working directory
+        is_installed = any(folder.is_relative_to(place) for place in installed)
+        if not is_installed and not _PACKAGES.intersection(folder.parts):
+            folders.append(folder)
+    return tuple(folders)
 
 
 def closure(

@@ -65,8 +65,13 @@ class Layout:
         """Whether every rank holds the whole model (DDP, or one process)."""
         return self.dp == self.world
 
+    def divided_by(self) -> dict[str, int]:
+        """The degrees above 1, by axis."""
+        degrees = {axis: int(getattr(self, axis)) for axis in AXES}
+        return {axis: degree for axis, degree in degrees.items() if degree > 1}
+
     def __str__(self) -> str:
-        degrees = [f"{axis} {getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
+        degrees = [f"{axis} {degree}" for axis, degree in self.divided_by().items()]
         text = " x ".join(degrees) or "one rank"
         return f"{text}, {self.schedule}" if self.pp > 1 else text
 
@@ -97,8 +102,8 @@ def resolve(train: TrainSpec, world: int, shape: Shape | None = None) -> Layout:
     """The layout of `world` ranks that the spec asks for; RequestError names the nearest
     legal ones. `resolve(TrainSpec(layout={"tp": 2}), world=4)` has dp 2, tp 2."""
     spec = LayoutSpec() if train.layout == "auto" else train.layout
-    others = spec.shard * spec.tp * spec.pp * spec.cp
-    dp = spec.dp or max(1, world // others)
+    ranks_of_replica = spec.shard * spec.tp * spec.pp * spec.cp
+    dp = spec.dp or max(1, world // ranks_of_replica)
     layout = Layout(dp, spec.shard, spec.tp, spec.pp, spec.cp, spec.schedule)
     problem = next(problems_of(layout, world, shape, train), None)
     if problem is not None:
@@ -112,8 +117,10 @@ def resolve(train: TrainSpec, world: int, shape: Shape | None = None) -> Layout:
 
 def _as_yaml(layout: Layout) -> str:
     """The layout as a config has it."""
-    degrees = [f"{axis}: {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
-    return f"{{{', '.join(degrees)}}}" if degrees else "auto"
+    degrees = [f"{axis}: {degree}" for axis, degree in layout.divided_by().items()]
+    if not degrees:
+        return "auto"
+    return "{" + ", ".join(degrees) + "}"
 
 
 def problems_of(

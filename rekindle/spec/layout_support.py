@@ -157,8 +157,10 @@ def refusal(cell: Cell, untested: Untested = "check") -> str:
 
 def _features(cell: Cell) -> tuple[str, ...]:
     """What may get in each other's way; the schedule is the pipeline's."""
-    axes = [f"pp ({cell.schedule})" if axis == "pp" else axis for axis in cell.axes]
-    features = [*axes, cell.precision]
+    features = []
+    for axis in cell.axes:
+        features.append(f"pp ({cell.schedule})" if axis == "pp" else axis)
+    features.append(cell.precision)
     if cell.checkpointing != "none":
         features.append(f"{cell.checkpointing} recomputation")
     if cell.compile:

@@ -56,12 +56,20 @@ Encoding = Literal[
     "big5",
 ]
 Pixels = Annotated[int, Field(ge=1, le=10_000)]
+
+
+def _height_and_width(value: object) -> object:
+    """A size as YAML has it, a number for both or a list, as a pair; pydantic checks the rest."""
+    if type(value) is int:  # a bool is an instance of int, and no size
+        return value, value
+    if isinstance(value, list):
+        return tuple(value)
+    return value
+
+
 ImageSize = Annotated[
     tuple[Pixels, Pixels],
-    BeforeValidator(
-        lambda n: (n, n) if type(n) is int else tuple(n) if isinstance(n, list) else n,
-        json_schema_input_type=int | list[int],
-    ),
+    BeforeValidator(_height_and_width, json_schema_input_type=int | list[int]),
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 RowLimit = Annotated[int, Field(ge=1, le=1_000_000_000)] | Annotated[float, Field(gt=0, lt=1)]
@@ -764,8 +772,10 @@ class Spec(Section):
     @property
     def must_pass(self) -> MustPass | None:
         """The rows of `evaluate.must_pass`, and how they are read."""
-        rows, data = self.evaluate.must_pass, self.data
-        return MustPass(rows=rows, data=data) if rows and data else None
+        rows = self.evaluate.must_pass
+        if not rows or self.data is None:
+            return None
+        return MustPass(rows=rows, data=self.data)
 
     @property
     def model_name(self) -> str:

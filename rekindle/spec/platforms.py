@@ -56,5 +56,5 @@ else:
 def recorded_sections(values: Mapping[str, Any]) -> PlatformsSpec:
     """The sections that a run recorded, of the platforms that are still installed."""
     names = PlatformsSpec.model_fields
-    kept = {name: section for name, section in values.items() if name in names}
-    return PlatformsSpec.model_validate(kept)
+    sections = {name: section for name, section in values.items() if name in names}
+    return PlatformsSpec.model_validate(sections)

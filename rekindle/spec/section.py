@@ -84,5 +84,9 @@ class PlatformSection(Section):
     @classmethod
     def needed(cls) -> dict[str, Needed]:
         """The settings that are needed, by name."""
-        fields = ((name, each) for name, f in cls.model_fields.items() for each in f.metadata)
-        return {name: each for name, each in fields if isinstance(each, Needed)}
+        needed = {}
+        for name, field in cls.model_fields.items():
+            for mark in field.metadata:
+                if isinstance(mark, Needed):
+                    needed[name] = mark
+        return needed

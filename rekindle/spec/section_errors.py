@@ -139,9 +139,11 @@ class SectionErrors:
         def holds_another(path: KeyPath) -> bool:
             return any(path != other and path == other[: len(path)] for other in errors_at)
 
-        return [
-            self._problem(path, errors_at[path]) for path in errors_at if not holds_another(path)
-        ]
+        problems = []
+        for path, errors in errors_at.items():
+            if not holds_another(path):
+                problems.append(self._problem(path, errors))
+        return problems
 
     def _problem(self, path: KeyPath, members: list[Error]) -> Problem:
         error = members[0]
@@ -169,11 +171,11 @@ class SectionErrors:
                 value = str(error.get("input"))
                 if path[-1:] == ("engine",) and value.lower() in _ENGINES:
                     return _ENGINES[value.lower()]
-                words = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
-                if meant := did_you_mean(value, words, cutoff=0.5):
+                choices = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
+                if meant := did_you_mean(value, choices, cutoff=0.5):
                     return meant
-                choices = f"one of {', '.join(words)}" if len(words) > 1 else words[0]
-                writes.append(f"write {choices}")
+                listed = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+                writes.append(f"write {listed}")
             elif error["type"] == "string_pattern_mismatch":
                 return _FORMS.get(error["ctx"]["pattern"]) or self._hint(path)
             elif error["type"] in _BOUNDS:
@@ -205,9 +207,9 @@ class SectionErrors:
 
     def _meant(self, name: str, names: Sequence[str]) -> str:
         """The question after the key that was meant, here or in another section."""
-        ours = _ELSEWHERE.get(name, "")
-        if ours in names:
-            return f"did you mean `{ours}`?"
+        our_name = _ELSEWHERE.get(name, "")
+        if our_name in names:
+            return f"did you mean `{our_name}`?"
         if near := did_you_mean(name, names):
             return near
         for section, field in _fields(self.root).items():

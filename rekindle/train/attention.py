@@ -76,8 +76,8 @@ def install(network: nn.Module, peers: AttentionPeers) -> None:
 
 
 def _mask_of_padding(
-    module: nn.Module, args: Any, kwargs: dict[str, Any], causal: bool
-) -> tuple[Any, dict[str, Any]]:
+    module: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any], causal: bool
+) -> tuple[tuple[object, ...], dict[str, Any]]:
     """A [B, T] mask, 1 where there is no padding, as the bool [B, 1, 1 or T, T] that sdpa takes."""
     mask_BT = kwargs.get("attention_mask")
     config: Any = module.config
@@ -103,12 +103,12 @@ def attend(
     is_causal: bool | None = None,
     documents: Documents | None = None,
     sliding_window: int | None = None,
-    **others: Any,
+    **other_keywords: object,
 ) -> tuple[Tensor, None]:
     """[B, T, H, D], as transformers' attention functions return it, and no weights; a
     query sees `sliding_window` tokens, itself included. Raises UnsupportedError for an
     unknown keyword."""
-    for name, value in others.items():
+    for name, value in other_keywords.items():
         if value is not None and name not in _UNUSED:
             message = f"{type(module).__name__} asks attention for `{name}`, which rekindle's "
             message += "attention does not compute"
@@ -232,7 +232,7 @@ class _Pad(torch.autograd.Function):
         return x.index_select(0, places)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad.index_select(0, ctx.saved_tensors[0]), None, None
 
 
@@ -246,7 +246,7 @@ class _Unpad(torch.autograd.Function):
         return padded.index_select(0, back)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         whole = grad.new_zeros(ctx.size, grad.shape[1])
         return whole.index_copy_(0, ctx.saved_tensors[0], grad), None
 
@@ -284,13 +284,13 @@ def _one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: C
     """[B, H, T, D] of whole rows."""
     if call.dropout and not _draws_alike(query, call.peers):
         return _with_dropout(query, key, value, mask, call)
-    more = {}
+    options = {}
     if query.shape[1] != key.shape[1]:
         # autocast makes halves of what rotary embedding left in fp32
         is_half = query.dtype in HALVES or torch.is_autocast_enabled(query.device.type)
         is_fast = call.peers.groups and (is_half or not query.is_cuda)
         if mask is None and is_fast:
-            more = {"enable_gqa": True}
+            options = {"enable_gqa": True}
         else:  # no fast kernel of CUDA takes fewer key-value heads with a mask, or in fp32
             key, value = (_repeated(x, query.shape[1]) for x in (key, value))
     return sdpa(
@@ -301,7 +301,7 @@ def _one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: C
         dropout_p=call.dropout,
         is_causal=call.causal,
         scale=call.scaling,
-        **more,
+        **options,
     )
 
 
@@ -326,7 +326,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, documents: Documents, cal
     if torch.is_autocast_enabled(q.device.type):
         half = torch.get_autocast_dtype(q.device.type)
         q, key, value = (x.to(half) for x in (q, key, value))
-    left = -1 if call.window is None else call.window - 1
+    tokens_before = -1 if call.window is None else call.window - 1
     out = compat.varlen_attn(
         q,
         key,
@@ -336,7 +336,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, documents: Documents, cal
         documents.ruler.shape[0],
         documents.key_ruler.shape[0],
         scale=call.scaling,
-        window_size=(left, 0) if call.causal else (-1, -1),
+        window_size=(tokens_before, 0) if call.causal else (-1, -1),
         enable_gqa=heads != key.shape[1],
     )
     return out.view(rows, length, heads, size)

@@ -98,7 +98,10 @@ def _problem_of_files(checkpoint: Checkpoint, rank: int, world: int) -> str | Ch
     problem: str | CheckpointError = _or_error(functools.partial(broken, checkpoint, share))
     if world == 1:
         return problem
-    return next((found for found in of_all(problem) if found), "")
+    for problem_of_rank in of_all(problem):
+        if problem_of_rank:
+            return problem_of_rank
+    return ""
 
 
 def agreed(root: str | Path, run_key: str, step: int | None = None) -> Checkpoint | None:
@@ -246,7 +249,7 @@ class Checkpointer:
             outcome = dataclasses.replace(outcome, seconds=time.monotonic() - began)
             if outcome.problem is not None and isinstance(self.storage, Folder):
                 self._drop(folder)
-        return of_first(outcome, self.group)  # type: ignore[no-any-return]
+        return of_first(outcome, self.group)
 
     def _commit(
         self, folder: str, body: dict[str, Any], files: list[File], curve_bytes: int

@@ -34,10 +34,10 @@ def checkpoint_error(failure: Failure) -> CheckpointError:
     if failure.reason == "full":
         return _no_room(failure)
     cause = getattr(failure.error, "strerror", None) or str(failure.error)
-    what = f"cannot write a checkpoint to {root}"
+    problem = f"cannot write a checkpoint to {root}"
     if failure.action in ("read", "list"):
-        what = f"cannot read the checkpoints in {root}"
-    return CheckpointError(f"{what}: {cause}", where=root, fix=_GOES_ON)
+        problem = f"cannot read the checkpoints in {root}"
+    return CheckpointError(f"{problem}: {cause}", where=root, fix=_GOES_ON)
 
 
 def _no_room(failure: Failure) -> CheckpointError:

@@ -110,10 +110,9 @@ def compare_with_one_rank(
 
 
 def _beyond_rounding(cell: Cell, gap: Gap) -> StepError:
-    losses = [
-        f"step {step}: {in_layout:.6g} instead of {on_one_rank:.6g}"
-        for step, (in_layout, on_one_rank) in enumerate(gap.losses, 1)
-    ]
+    losses = []
+    for step, (in_layout, on_one_rank) in enumerate(gap.losses, 1):
+        losses.append(f"step {step}: {in_layout:.6g} instead of {on_one_rank:.6g}")
     message = f"{cell} does not compute what one rank does: on a small network of this "
     message += f"architecture losses and norms differ by {gap.largest:.2g} in {gap.precision}, of "
     message += f"which {gap.allowed:.2g} would be rounding (losses in {'; '.join(losses)})"
@@ -183,9 +182,9 @@ class SmallNetwork:
             values += [loss, math.sqrt(squares) if squares >= 0 else math.nan]
             # as long a step as would take a fifth of the loss if that fell on a line
             rate = 0.2 * abs(loss) / max(squares, 1e-12)
-            for held in optimizer.held:
-                if held.local.grad is not None:
-                    held.local.sub_(held.local.grad, alpha=rate / scale)
+            for trained in optimizer.trained:
+                if trained.local.grad is not None:
+                    trained.local.sub_(trained.local.grad, alpha=rate / scale)
             optimizer.clear()
         return torch.tensor(values, dtype=torch.float64, device=mesh.device)
 

@@ -29,38 +29,40 @@ all_gather_single_autograd: Callable[..., torch.Tensor] = (
     or _functional_collectives.all_gather_tensor_autograd
 )
 
-EVERYTHING, NOT_LATER = (-1, -1), (-1, 0)
+# windows of `varlen_attn`: how many tokens before and after it a token sees; -1 is all
+EVERYTHING = (-1, -1)
+NOT_LATER = (-1, 0)
 
 
 def with_todays_keywords(kernel: Callable[..., Any]) -> Callable[..., torch.Tensor]:
     """A varlen_attn of any version as one that takes `scale`, `window_size` and
     `enable_gqa`. 2.10 takes `is_causal` and no sliding window (UnsupportedError), 2.11 no
     `enable_gqa`."""
-    known = inspect.signature(kernel).parameters
-    if {"scale", "window_size", "enable_gqa"} <= known.keys():
+    parameters = inspect.signature(kernel).parameters
+    if {"scale", "window_size", "enable_gqa"} <= parameters.keys():
         return kernel
 
     def attend(
         query_THD: torch.Tensor,
         key_TGD: torch.Tensor,
         value_TGD: torch.Tensor,
-        *places: Any,
+        *places: object,
         scale: float | None = None,
         window_size: tuple[int, int] = EVERYTHING,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         options: dict[str, Any] = {}
-        if "scale" in known:
+        if "scale" in parameters:
             options["scale"] = scale
         elif scale is not None:
             query_THD = query_THD * (scale * query_THD.shape[-1] ** 0.5)
-        if "window_size" in known:
+        if "window_size" in parameters:
             options["window_size"] = window_size
         elif window_size in (EVERYTHING, NOT_LATER):
             options["is_causal"] = window_size == NOT_LATER
         else:
-            what = f"varlen attention of torch {torch.__version__} has no sliding window"
-            raise UnsupportedError(what, where="model.source", fix="use torch 2.11 or later")
+            message = f"varlen attention of torch {torch.__version__} has no sliding window"
+            raise UnsupportedError(message, where="model.source", fix="use torch 2.11 or later")
         return kernel(query_THD, key_TGD, value_TGD, *places, **options)  # type: ignore[no-any-return]
 
     return attend
@@ -69,7 +71,7 @@ def with_todays_keywords(kernel: Callable[..., Any]) -> Callable[..., torch.Tens
 _kernels: list[Callable[..., torch.Tensor]] = []
 
 
-def varlen_attn(*arguments: Any, **keywords: Any) -> torch.Tensor:
+def varlen_attn(*arguments: object, **keywords: object) -> torch.Tensor:
     """torch's varlen_attn with the keywords of 2.13, on every version."""
     if not _kernels:
         from torch.nn.attention.varlen import varlen_attn as kernel  # more than a second
@@ -84,6 +86,6 @@ def check_schedule(layout: Layout) -> None:
     # NGC's builds are pre-releases of their version: 2.10.0a0+b4e4ee8.nv25.12
     is_older = Version(torch.__version__).release[:2] < (2, 13)
     if layout.pp > 1 and layout.schedule == "zero_bubble" and is_older:
-        what = f"{where}: zero_bubble needs torch 2.13, this is torch {torch.__version__}"
+        message = f"{where}: zero_bubble needs torch 2.13, this is torch {torch.__version__}"
         fix = "use 1f1b or interleaved, or an image with a newer torch"
-        raise UnsupportedError(what, where=where, fix=fix)
+        raise UnsupportedError(message, where=where, fix=fix)

@@ -9,6 +9,7 @@ entries of files with `weights_only`, all of it after the caller has checked has
 import dataclasses
 import hashlib
 import io
+import itertools
 import math
 import os
 import pickle
@@ -173,18 +174,21 @@ class CheckpointWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing outlives one save."""
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         """Nothing to prepare."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        total = sum(_bytes_of(item) for plan in plans for item in plan.items)
+        total = 0
+        for plan in plans:
+            total += sum(map(_bytes_of, plan.items))
         self.storage.check_room(total)
-        return [
-            dataclasses.replace(plan, storage_data=(rank, total)) for rank, plan in enumerate(plans)
-        ]
+        plans_with_total = []
+        for rank, plan in enumerate(plans):
+            plans_with_total.append(dataclasses.replace(plan, storage_data=(rank, total)))
+        return plans_with_total
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         rank, total = plan.storage_data
@@ -241,9 +245,10 @@ class CheckpointWriter(StorageWriter):
 
     def finish(self, metadata: meta.Metadata, results: list[list[WriteResult]]) -> None:
         metadata.version = CURRENT_DCP_VERSION
-        metadata.storage_data = {
-            result.index: result.storage_data for of_rank in results for result in of_rank
-        }
+        metadata.storage_data = {}
+        for results_of_rank in results:
+            for result in results_of_rank:
+                metadata.storage_data[result.index] = result.storage_data
         metadata.storage_meta = meta.StorageMeta(checkpoint_id=f"{self.storage.root}/{self.folder}")
         content = pickle.dumps(metadata)
         path = f"{self.folder}/{METADATA}"
@@ -319,10 +324,11 @@ def _describes_tensors(metadata: object, files: Set[str]) -> bool:
         return False
     if not isinstance(entries, dict):
         return False
-    return all(
-        isinstance(entry, _StorageInfo) and entry.relative_path in files
-        for entry in entries.values()
-    )
+    for entry in entries.values():
+        # a file beyond those that were hashed could hold anything
+        if not isinstance(entry, _StorageInfo) or entry.relative_path not in files:
+            return False
+    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,16 +370,16 @@ def fill(
     share and sends it to the others."""
     reads = {name: _plan(name, pieces[name], metadata) for name in sorted(pieces)}
     if replicas is None:
-        _carry_out([read for of_piece in reads.values() for read in of_piece], storage, folder)
+        _carry_out(itertools.chain.from_iterable(reads.values()), storage, folder)
         return
     owners = _owners(pieces, replicas.size())
-    mine: list[_Read] = []
-    for name, of_piece in reads.items():
+    reads_of_this_rank: list[_Read] = []
+    for name, reads_of_piece in reads.items():
         if owners[name] == replicas.rank():
-            mine += of_piece
+            reads_of_this_rank += reads_of_piece
     failure: Exception | None = None
     try:
-        _carry_out(mine, storage, folder)
+        _carry_out(reads_of_this_rank, storage, folder)
     except Exception as error:  # noqa: BLE001 - told to the others, and raised below
         failure = error
     _agree(failure, replicas)
@@ -390,13 +396,13 @@ def _owners(pieces: Mapping[str, Piece], ranks: int) -> dict[str, int]:
 def _carry_out(reads: Iterable[_Read], storage: Storage, folder: str) -> None:
     """Read file by file, in threads, each from its beginning to its end."""
     reads_of_file: dict[str, list[_Read]] = defaultdict(list)
-    for read in reads:
-        reads_of_file[read.path].append(read)
+    for entry in reads:
+        reads_of_file[entry.path].append(entry)
 
     def read_file(path: str) -> None:
         with storage.reader(f"{folder}/{path}") as stream, torch.no_grad():
-            for read in sorted(reads_of_file[path], key=lambda read: read.start):
-                read.carry_out(stream)
+            for entry in sorted(reads_of_file[path], key=lambda entry: entry.start):
+                entry.carry_out(stream)
                 beat()
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -443,10 +449,10 @@ def _plan(name: str, piece: Piece, metadata: meta.Metadata) -> list[_Read]:
     saved = metadata.state_dict_metadata.get(name)
     if not isinstance(saved, meta.TensorStorageMetadata):
         raise CheckpointError(f"it holds no {name}")
-    here = tuple(piece.whole), piece.local.dtype
-    there = tuple(saved.size), saved.properties.dtype
-    if here != there:
-        raise CheckpointError(f"{name} is {there} there and {here} here")
+    trained_form = tuple(piece.whole), piece.local.dtype
+    saved_form = tuple(saved.size), saved.properties.dtype
+    if trained_form != saved_form:
+        raise CheckpointError(f"{name} is {saved_form} there and {trained_form} here")
     values = 0
     reads = []
     for item in create_read_items_for_chunk_list(name, saved, [piece.chunk]):
@@ -463,6 +469,7 @@ def _plan(name: str, piece: Piece, metadata: meta.Metadata) -> list[_Read]:
 
 
 def _slices(offsets: torch.Size, lengths: torch.Size) -> tuple[slice, ...]:
-    return tuple(
-        slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True)
-    )
+    slices = []
+    for offset, length in zip(offsets, lengths, strict=True):
+        slices.append(slice(offset, offset + length))
+    return tuple(slices)

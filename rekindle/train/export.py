@@ -143,9 +143,9 @@ def _holders(parts: Parts, held: Mapping[str, torch.Tensor | FourBit]) -> list[_
         shape = list(getattr(tensor, "ds_shape", tensor.shape))
         tensors.append((name, str(tensor.dtype).removeprefix("torch."), shape))
     # ranks take no named tuples from each other, see launch/meeting.py
-    mine = (parts.mesh.place("pp"), dist.get_rank(), tensors) if leads else None
+    lead = (parts.mesh.place("pp"), dist.get_rank(), tensors) if leads else None
     holders = []
-    for held_by_rank in of_all(mine):
+    for held_by_rank in of_all(lead):
         if held_by_rank is not None:
             place, rank, of_rank = held_by_rank
             holders.append(_Holder(place, rank, [_Tensor(*tensor) for tensor in of_rank]))

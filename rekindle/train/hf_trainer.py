@@ -22,7 +22,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.utils import logging as transformers_logging
 
 from rekindle.data.manifest import Shards
@@ -98,7 +105,7 @@ def _train(job: Job, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str, obj
     return {"status": "done", "step": last_step}
 
 
-def _say_beginning(first_step: int, steps: int, trainer: Any) -> None:
+def _say_beginning(first_step: int, steps: int, trainer: Trainer) -> None:
     if first_step:
         beginning = f"resumed from the checkpoint of step {first_step} of {steps}"
     else:
@@ -107,7 +114,7 @@ def _say_beginning(first_step: int, steps: int, trainer: Any) -> None:
     emit("notice", text=f"{beginning} {ranks}")
 
 
-def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
+def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Trainer:
     """With the arguments that follow from the spec, the data and the ranks."""
     train = with_precision(job.train, device, None)
     world = dist.get_world_size()
@@ -153,7 +160,7 @@ def _trainer(job: Job, task: Task, shards: Shards, device: torch.device) -> Any:
     return Trainer(model=network, args=arguments, train_dataset=rows, data_collator=collate)
 
 
-def _precision(trainer: Any) -> str:
+def _precision(trainer: Trainer) -> str:
     return "bf16" if trainer.args.bf16 else "fp32"
 
 
@@ -170,7 +177,7 @@ def _network(job: Job, task: Task, shards: Shards) -> torch.nn.Module:
     return type(built).from_pretrained(folder, config=built.config)  # type: ignore[no-any-return]
 
 
-class _Rows(torch.utils.data.Dataset[int]):
+class _Rows(torch.utils.data.Dataset[tuple[Shards, str, int]]):
     """Rows of a split by their number: `_collated` takes a batch of them at once."""
 
     def __init__(self, shards: Shards, split: str) -> None:
@@ -180,7 +187,7 @@ class _Rows(torch.utils.data.Dataset[int]):
     def __len__(self) -> int:
         return self.shards.rows(self.split)
 
-    def __getitem__(self, row: int) -> Any:
+    def __getitem__(self, row: int) -> tuple[Shards, str, int]:
         return self.shards, self.split, row
 
 
@@ -208,7 +215,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self,
         job: Job,
-        trainer: Any,
+        trainer: Trainer,
         saves: TrainerSaves,
         history: History,
         stop: StopFlag,
@@ -225,16 +232,22 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         self.began = time.monotonic()
         self.facts: Mapping[str, str] = {}
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> None:
         if not self.facts:
             self.facts = _facts(self.trainer)
         self.began = time.monotonic()
         self.vitals.beat(state.global_step + 1, "step")
 
-    def on_substep_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> None:
         self.vitals.beat(state.global_step + 1, "step")
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> TrainerControl:
         stops = torch.tensor(float(self.stop.raised), device=args.device)
         dist.all_reduce(stops)
         is_stopping = bool(stops > 0)
@@ -248,7 +261,9 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
             self.vitals.beat(step, "save")
         return control
 
-    def on_log(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> None:
         logs = more.get("logs")
         if not logs or "loss" not in logs:
             return
@@ -275,12 +290,14 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
                 eta_seconds=(self.steps - row.step) * seconds,
             )
 
-    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> None:
         dist.barrier()  # all ranks have written theirs
         self.saves.complete(state.global_step, self.facts)
 
 
-def _facts(trainer: Any) -> dict[str, str]:
+def _facts(trainer: Trainer) -> dict[str, str]:
     """What is in effect; StepError where ranks train alone."""
     world = dist.get_world_size()
     processes = trainer.accelerator.num_processes
@@ -304,7 +321,7 @@ def _facts(trainer: Any) -> dict[str, str]:
 
 def _finish(
     job: Job,
-    trainer: Any,
+    trainer: Trainer,
     shards: Shards,
     last_step: int,
     facts: Mapping[str, str],

@@ -4,7 +4,7 @@ Order of the axes, slowest first: pp, dp, shard, cp, tp (spec/layout.py says why
 are sharded over shard x cp, because context-parallel ranks hold the same weights, too."""
 
 import dataclasses
-from typing import Any, Self
+from typing import Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rekindle.spec.layout import Layout
 
+T = TypeVar("T")
 Ranks = dist.ProcessGroup | None
 """Some of the ranks. As a result, None says that there are no others; as an argument of
 torch.distributed, it stands for all ranks."""
@@ -71,14 +72,14 @@ class Mesh:
         return self.ranks[axes]
 
 
-def of_all(value: Any, group: Ranks = None) -> list[Any]:
+def of_all(value: T, group: Ranks = None) -> list[T]:
     """The `value` of each rank, in the order of ranks (a collective on the host)."""
     values = [value] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
 
 
-def of_first(value: Any, group: Ranks = None) -> Any:
+def of_first(value: T, group: Ranks = None) -> T:
     """The `value` of rank 0 (a collective on the host)."""
     # one element, because torch broadcasts into a list
     values = [value]

@@ -91,9 +91,9 @@ def backbone(network: nn.Module) -> nn.Module:
     prefix = getattr(network, "base_model_prefix", "")
     body = getattr(network, prefix, network) if prefix else network
     if body is network:  # Llama 4's prefix names what only its kin with pictures have
-        inside = [child for child in network.children() if hasattr(child, "base_model_prefix")]
-        if len(inside) == 1:
-            body = inside[0]
+        networks = [child for child in network.children() if hasattr(child, "base_model_prefix")]
+        if len(networks) == 1:
+            body = networks[0]
     assert isinstance(body, nn.Module)
     return body
 
@@ -170,13 +170,13 @@ def unfused(network: nn.Module) -> dict[str, Origin]:
     for name, module in list(network.named_modules()):
         if not isinstance(module, Conv1D):
             continue
-        inside, out = module.weight.shape
+        inputs, outputs = module.weight.shape  # Conv1D keeps its matrix transposed
         if not name.endswith("attn.c_attn"):
-            network.set_submodule(name, _linear(module, inside, out))
+            network.set_submodule(name, _linear(module, inputs, outputs))
             origins[f"{name}.weight"] = Origin(f"{name}.weight", transposed=True)
             continue
-        size = out // 3
-        parts = {part: _linear(module, inside, size) for part in "qkv"}
+        size = outputs // 3
+        parts = {part: _linear(module, inputs, size) for part in "qkv"}
         network.set_submodule(name, FusedColumns(parts))
         for number, part in enumerate(parts):
             start = number * size
@@ -185,10 +185,10 @@ def unfused(network: nn.Module) -> dict[str, Origin]:
     return origins
 
 
-def _linear(like: nn.Module, inside: int, out: int) -> nn.Linear:
+def _linear(like: nn.Module, inputs: int, outputs: int) -> nn.Linear:
     weight = like.weight
     assert isinstance(weight, torch.Tensor)
-    return nn.Linear(inside, out, device="meta", dtype=weight.dtype)
+    return nn.Linear(inputs, outputs, device="meta", dtype=weight.dtype)
 
 
 def tied(network: nn.Module) -> dict[str, str]:
@@ -222,8 +222,8 @@ def cut(network: nn.Module, index: int, layout: Layout) -> nn.Module:
     if isinstance(piece, nn.Sequential):
         _cut_sequential(piece, names_of_stages, index)
     else:
-        others = set(names) - set(names_of_stages[index])
-        _cut_transformer(piece, others, index, layout.stages)
+        names_elsewhere = set(names) - set(names_of_stages[index])
+        _cut_transformer(piece, names_elsewhere, index, layout.stages)
     return piece
 
 
@@ -238,10 +238,10 @@ def _cut_sequential(network: nn.Sequential, names_of_stages: list[list[str]], in
             network.set_submodule(name, Skip())
 
 
-def _cut_transformer(network: nn.Module, others: set[str], index: int, count: int) -> None:
-    """Put stand-ins in place of the blocks of `others`, and of what other stages alone run."""
+def _cut_transformer(network: nn.Module, elsewhere: set[str], index: int, count: int) -> None:
+    """Put stand-ins in place of the blocks that lie `elsewhere`, and of what other stages run."""
     names = required(network, "pipeline")
-    for name in others:
+    for name in elsewhere:
         network.set_submodule(name, Skip())
     body = backbone(network)
     is_last = index == count - 1

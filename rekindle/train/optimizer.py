@@ -32,7 +32,7 @@ from rekindle.train.weights import local_of
 
 
 @dataclasses.dataclass(frozen=True)
-class _Held:
+class _Trained:
     """A trainable parameter, and this rank's part of it."""
 
     name: str
@@ -49,18 +49,21 @@ class Optimizer:
     def __init__(self, parts: Parts, spec: TrainSpec) -> None:
         self.parts = parts
         self.spec = spec
-        self.held = [
-            _Held(name, parameter, local_of(parameter).detach(), _holders(name, parameter, parts))
-            for name, parameter in parts.parameters()
-            if parameter.requires_grad
-        ]
-        self.tied = _TiedPairs(parts, {held.name: held for held in self.held})
+        self.trained: list[_Trained] = []
+        for name, parameter in parts.parameters():
+            if parameter.requires_grad:
+                local = local_of(parameter).detach()
+                holders = _holders(name, parameter, parts)
+                self.trained.append(_Trained(name, parameter, local, holders))
+        self.tied = _TiedPairs(parts, {weight.name: weight for weight in self.trained})
         self.scale = _LossScale(parts.mesh.device) if spec.precision == "fp16" else None
         self.update: Update = self._new_update()
         # what this rank adds to the norm
-        self.counted = [held for held in self.held if held.holders and held.local.numel()]
+        self.counted = [
+            weight for weight in self.trained if weight.holders and weight.local.numel()
+        ]
         # each of the holders counts its part of a squared norm: summed over ranks they are one
-        shares = [1 / held.holders for held in self.counted]
+        shares = [1 / weight.holders for weight in self.counted]
         self.shares = torch.tensor(shares, dtype=torch.float64, device=parts.mesh.device)
 
     def _new_update(self) -> Update:
@@ -72,13 +75,13 @@ class Optimizer:
         if name != "adamw":
             for stage in self.parts.stages:
                 names_of_matrices |= modules.matrices(stage.part.network)
-        matrices = [held.local for held in self.held if held.name in names_of_matrices]
+        matrices = [weight.local for weight in self.trained if weight.name in names_of_matrices]
         if name != "adamw" and not matrices:
             kind = modules.model_type(self.parts.network)
             message = f"{name} updates matrices of transformer blocks, and {kind} has none to train"
             fix = "remove it: AdamW updates any network"
             raise UnsupportedError(message, where="train.optimizer", fix=fix)
-        others = [held.local for held in self.held if held.name not in names_of_matrices]
+        others = [weight.local for weight in self.trained if weight.name not in names_of_matrices]
         return UPDATES[name](matrices, others, self.spec)
 
     def facts(self) -> dict[str, str]:
@@ -112,13 +115,13 @@ class Optimizer:
 
         The norm is that of scaled gradients, if losses are scaled."""
         partial = []
-        for held in self.held:
-            held.local.grad = _local_gradient(held.parameter)
-            if held.name in self.parts.partial:
-                partial.append(held.local.grad)
+        for weight in self.trained:
+            weight.local.grad = _local_gradient(weight.parameter)
+            if weight.name in self.parts.partial:
+                partial.append(weight.local.grad)
         _add_up(partial, self.parts.mesh.group("tp"))
         self.tied.add_up()
-        gradients = [held.local.grad for held in self.counted if held.local.grad is not None]
+        gradients = [weight.local.grad for weight in self.counted if weight.local.grad is not None]
         if not gradients:
             return torch.zeros((), dtype=torch.float64, device=self.parts.mesh.device)
         has_halves = any(gradient.dtype in HALVES for gradient in gradients)
@@ -150,9 +153,9 @@ class Optimizer:
 
     def clear(self) -> None:
         """Forget all gradients."""
-        for held in self.held:
-            held.local.grad = None
-            held.parameter.grad = None
+        for weight in self.trained:
+            weight.local.grad = None
+            weight.parameter.grad = None
 
     def finish_restore(self, loss_scale: Sequence[float] | None) -> None:
         """Set what `tensors` and the weights, filled from a checkpoint, leave open.
@@ -177,20 +180,20 @@ class Optimizer:
     def weights(self) -> dict[str, Any]:
         """What is trained, named after the parameter in the whole network."""
         has_adapters = self.parts.scaling is not None
-        trained = {}
+        weights = {}
         for name, parameter in self.parts.parameters():
             # what stays as it was under adapters is filled from the source, not from a checkpoint
             if parameter.requires_grad or not has_adapters:
-                trained[self.parts.tied.get(name, name)] = parameter.detach()
-        return trained
+                weights[self.parts.tied.get(name, name)] = parameter.detach()
+        return weights
 
     def tensors(self) -> dict[str, Any]:
         """Moments and step counts by parameter, sharded as it is; of a tied pair once."""
         state: dict[str, torch.Tensor] = {}
-        for held in self.held:
-            name = self.parts.tied.get(held.name, held.name)
-            for key, value in self.update.state[held.local].items():
-                whole = value if key == "step" else _like(held.parameter, value)
+        for weight in self.trained:
+            name = self.parts.tied.get(weight.name, weight.name)
+            for key, value in self.update.state[weight.local].items():
+                whole = value if key == "step" else _like(weight.parameter, value)
                 state[f"{name}.{key}"] = whole
         return state
 
@@ -248,11 +251,13 @@ class _TiedPairs:
     The gradient of either copy is the sum over both, so that the copies stay equal. A pair
     has None for a copy that another rank holds."""
 
-    def __init__(self, parts: Parts, held: Mapping[str, _Held]) -> None:
+    def __init__(self, parts: Parts, trained: Mapping[str, _Trained]) -> None:
         layout = parts.mesh.layout
-        self.pairs: list[tuple[_Held | None, _Held | None]] = []
+        self.pairs: list[tuple[_Trained | None, _Trained | None]] = []
         if layout.pp > 1:
-            self.pairs = [(held.get(source), held.get(copy)) for copy, source in parts.tied.items()]
+            self.pairs = [
+                (trained.get(source), trained.get(copy)) for copy, source in parts.tied.items()
+            ]
         indices_here = {stage.index for stage in parts.stages}
         self.both_here = {0, layout.stages - 1} <= indices_here
         # in zero bubble's V the first rank of a pipeline holds both ends
@@ -267,9 +272,9 @@ class _TiedPairs:
                 source.local.grad = total
                 copy.local.grad = total.clone()
                 continue
-            held = source or copy
-            if held is not None and self.group is not None:
-                dist.all_reduce(held.local.grad, group=self.group)
+            weight = source or copy
+            if weight is not None and self.group is not None:
+                dist.all_reduce(weight.local.grad, group=self.group)
 
 
 def _group_of_ends(mesh: Mesh) -> Ranks:
@@ -310,8 +315,10 @@ def _local_gradient(parameter: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(local_of(parameter))
     if isinstance(gradient, DTensor):
         assert isinstance(parameter, DTensor)
-        placements = tuple(p if divides(p) else Replicate() for p in parameter.placements)
-        if gradient.placements != placements:
+        placements = []
+        for placement in parameter.placements:
+            placements.append(placement if divides(placement) else Replicate())
+        if gradient.placements != tuple(placements):
             gradient = gradient.redistribute(placements=placements)
         return gradient._local_tensor
     return gradient

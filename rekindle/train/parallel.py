@@ -206,7 +206,9 @@ def _selective() -> Any:
         saved.add(getattr(torch.ops.torch_attn, _VARLEN).default)
     policies = checkpoint.CheckpointPolicy
 
-    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> checkpoint.CheckpointPolicy:
+    def policy(
+        ctx: object, op: object, *args: object, **kwargs: object
+    ) -> checkpoint.CheckpointPolicy:
         return policies.MUST_SAVE if op in saved else policies.PREFER_RECOMPUTE
 
     return checkpoint.create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]

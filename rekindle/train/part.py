@@ -13,6 +13,7 @@ classes."""
 import functools
 import inspect
 import zlib
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,7 +93,7 @@ class Part(nn.Module):
                 place = zlib.crc32(name.encode())
                 block.register_forward_pre_hook(functools.partial(self._reseed, place))
 
-    def _reseed(self, place: int, module: nn.Module, args: Any) -> None:
+    def _reseed(self, place: int, module: nn.Module, args: object) -> None:
         if module.training:
             seed(_mixed(self.key, place), self.device)
 
@@ -207,10 +208,14 @@ def _summarise_each(network: nn.Module, part: Part) -> None:
             )
         return hidden_BTH[0, : part.text_count, None]
 
-    def before_summary(module: nn.Module, args: Any) -> Any:
+    def before_summary(
+        module: nn.Module, args: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
         return (texts_of(args[0]), *args[1:])
 
-    def after_body(module: nn.Module, args: Any, output: Any) -> Any:
+    def after_body(
+        module: nn.Module, args: object, output: MutableMapping[str, torch.Tensor]
+    ) -> MutableMapping[str, torch.Tensor]:
         output["last_hidden_state"] = texts_of(output["last_hidden_state"])
         return output
 
@@ -231,10 +236,10 @@ def _compute_only_firsts(block: nn.Module, known: Modules) -> None:
     # micro-batch.
     documents: list[Documents | None] = [None]
 
-    def keep_documents(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def keep_documents(module: nn.Module, args: object, kwargs: Mapping[str, Any]) -> None:
         documents[0] = kwargs.get("documents")
 
-    def keep_firsts(module: nn.Module, args: tuple[torch.Tensor, ...]) -> Any:
+    def keep_firsts(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         if documents[0] is None:
             return args
         firsts = documents[0].starts[:-1]

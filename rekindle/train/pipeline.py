@@ -23,6 +23,7 @@ _SCHEDULES = {
     "interleaved": schedules.ScheduleInterleaved1F1B,
     "zero_bubble": schedules.ScheduleZBVZeroBubble,
 }
+_ShapeKey = tuple[int, torch.Size]
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -37,8 +38,8 @@ class Pipeline:
         self.owns_last = any(stage.index == stage.count - 1 for stage in parts.stages)
         self._schedules: dict[Any, Any] = {}
         # whose shapes were sent and received, see `_send`
-        self._sent: set[Any] = set()
-        self._shapes: dict[Any, tuple[list[int], torch.dtype]] = {}
+        self._sent: set[_ShapeKey] = set()
+        self._shapes: dict[_ShapeKey, tuple[list[int], torch.dtype]] = {}
 
     def train(self, micro: Sequence[Micro]) -> torch.Tensor:
         """Forward and backward of all micro-batches; float64 [3], zeros without the last stage."""
@@ -94,7 +95,7 @@ class Pipeline:
                 if index + 1 < self.layout.stages and owners[index + 1] != this_rank:
                     self._send(carried, owners[index + 1], (index + 1, first.shape))
 
-    def _send(self, hidden: torch.Tensor, to: int, key: Any) -> None:
+    def _send(self, hidden: torch.Tensor, to: int, key: _ShapeKey) -> None:
         """Send hidden states, with their shape ahead of them where it has not been sent
         before.
 
@@ -108,7 +109,7 @@ class Pipeline:
             dist.send(torch.tensor(header, device=hidden.device), group=self.group, group_dst=to)
         dist.send(hidden.contiguous(), group=self.group, group_dst=to)
 
-    def _receive(self, source: int, key: Any) -> torch.Tensor:
+    def _receive(self, source: int, key: _ShapeKey) -> torch.Tensor:
         """Waits for the device to learn a shape, the first time it comes by."""
         device = self.parts.mesh.device
         if key not in self._shapes:

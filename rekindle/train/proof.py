@@ -351,7 +351,7 @@ def _embedding_gradient(parts: Parts, evaluation: Evaluation, micro: Micro) -> t
     (stage,) = parts.stages
     embedded: list[torch.Tensor] = []
 
-    def keep(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+    def keep(module: object, args: object, output: torch.Tensor) -> torch.Tensor:
         watched = output.detach().requires_grad_()
         embedded.append(watched)
         return watched.clone()  # which may be written to
@@ -385,15 +385,15 @@ def _precision_of_states(train: TrainSpec) -> str:
 
 
 def _same_bits(states: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    return all(torch.equal(mine, other) for mine, other in zip(states, others, strict=True))
+    return all(torch.equal(*pair) for pair in zip(states, others, strict=True))
 
 
 def _relative_gap(states: list[torch.Tensor], others: list[torch.Tensor]) -> float:
     if not states:
         return 0.0
-    ours = torch.cat([tensor.double().flatten() for tensor in states])
-    theirs = torch.cat([tensor.double().flatten() for tensor in others])
-    return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
+    values = torch.cat([tensor.double().flatten() for tensor in states])
+    other_values = torch.cat([tensor.double().flatten() for tensor in others])
+    return float((values - other_values).norm() / other_values.norm().clamp_min(1e-30))
 
 
 class _ForwardProbe:

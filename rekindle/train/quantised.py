@@ -83,7 +83,7 @@ class _Product(torch.autograd.Function):
         return functional.linear(x, layer.whole(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient @ ctx.layer.whole(gradient.dtype), None
 
 

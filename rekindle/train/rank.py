@@ -168,11 +168,11 @@ def _in_full(module: nn.Module) -> None:
     """Have a module's forward pass multiply in full fp32, whatever holds around it."""
     before: list[str] = []
 
-    def enter(*_: Any) -> None:
+    def enter(*_: object) -> None:
         before.append(torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision("highest")
 
-    def leave(*_: Any) -> None:
+    def leave(*_: object) -> None:
         torch.set_float32_matmul_precision(before.pop())
 
     module.register_forward_pre_hook(enter)

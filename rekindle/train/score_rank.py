@@ -85,7 +85,7 @@ def _score(job: ScoreJob, rank: int, stop: StopFlag, vitals: Vitals) -> dict[str
 
 def _refuse_other_precisions(train: TrainSpec) -> None:
     """Each node decides `auto` by its own GPUs: UnsupportedError where they decide differently."""
-    numbers_of_ranks: list[tuple[str, str]] = of_all((train.precision, train.weights))
+    numbers_of_ranks = of_all((train.precision, train.weights))
     if len(set(numbers_of_ranks)) > 1:
         precisions = " and ".join(sorted({precision for precision, _ in numbers_of_ranks}))
         message = f"the nodes that score differ: they would compute in {precisions}"
@@ -172,12 +172,12 @@ class Scoring:
 
     def _unwritten(self, turn: ScoringTurn) -> tuple[str, list[pieces.Opening]] | None:
         """The texts that the candidate has not gone on with yet, and their name."""
-        unwritten = None
+        unwritten: tuple[str, list[pieces.Opening]] | None = None
         if self.leads:
             name, openings = pieces.openings_of(self.job)
             if openings and turn.samples(name) is None:
                 unwritten = name, openings
-        return of_first(unwritten)  # type: ignore[no-any-return]
+        return of_first(unwritten)
 
     def _write_samples(self, turn: ScoringTurn, model: "LoadedModel") -> None:
         """Have the candidate go on with a few texts, and keep what it writes."""
@@ -369,7 +369,11 @@ class TokenWriter:
         self.config: Any = model.parts.network.config
 
     def generate(
-        self, input_ids: torch.Tensor, max_new_tokens: int, eos_token_id: int | list[int], **_: Any
+        self,
+        input_ids: torch.Tensor,
+        max_new_tokens: int,
+        eos_token_id: int | list[int],
+        **_: object,
     ) -> torch.Tensor:
         """[1, T]: the tokens given and those behind them, up to one that ends the text."""
         stops = [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id
@@ -404,7 +408,8 @@ def _cuts(lengths_N: np.ndarray, rows: int | None) -> Iterator[tuple[int, int]]:
 def _parts(opened: ModelFolder, train: TrainSpec, device: torch.device) -> Parts:
     """The trained weights in place, each rank its share of them: no engine takes part in it."""
     train = train.model_copy(update={"engine": "rekindle"})
-    task, folder = opened.task, opened.path
+    task = opened.task
+    folder = opened.path
     as_source = ModelSpec(source=str(folder))
     source = None
     if not opened.own_task and task.weights(as_source) is not None:

@@ -47,10 +47,10 @@ class Snapshot:
         list(self.copiers.map(_copy, [share for share in shares if share]))
         if any(not piece.local.is_cpu for piece in pieces.values()):
             torch.accelerator.synchronize()
-        return {
-            name: dataclasses.replace(piece, local=self.places[name])
-            for name, piece in pieces.items()
-        }
+        pieces_of_copies = {}
+        for name, piece in pieces.items():
+            pieces_of_copies[name] = dataclasses.replace(piece, local=self.places[name])
+        return pieces_of_copies
 
     def release(self) -> None:
         """Give the memory back; the copies of the last `take` are gone."""
@@ -88,13 +88,15 @@ def check_host_memory(pieces: Mapping[str, Piece]) -> None:
     its ranks; before the first save, in which the kernel would kill a rank."""
     machine = process.memory_identity()
     needs_of_ranks = of_all((machine, snapshot_bytes(pieces), process.available_bytes()))
-    for place in sorted({machine for machine, _, _ in needs_of_ranks}):
-        sizes = [size for machine, size, _ in needs_of_ranks if machine == place]
-        available = min(left for machine, _, left in needs_of_ranks if machine == place)
-        needed = sum(sizes)
+    needs_of_machines: dict[str, list[tuple[int, int]]] = {}
+    for machine, snapshot_size, available_bytes in needs_of_ranks:
+        needs_of_machines.setdefault(machine, []).append((snapshot_size, available_bytes))
+    for _, needs in sorted(needs_of_machines.items()):
+        needed = sum(snapshot_size for snapshot_size, _ in needs)
+        available = min(available_bytes for _, available_bytes in needs)
         if needed > available:
             message = f"a checkpoint needs {formats.binary(needed)} of host memory for the copies "
-            message += f"of {len(sizes)} ranks on one machine, and {formats.binary(available)} are "
+            message += f"of {len(needs)} ranks on one machine, and {formats.binary(available)} are "
             message += "left there"
             fix = "raise the container's memory limit, use machines with more memory, or shard "
             fix += "the model over more machines (train.layout.shard); model.lora and "

@@ -78,22 +78,29 @@ class Stepped:
 
     def weights(self) -> dict[str, Any]:
         """Weights in full precision, as flat pieces."""
-        names = self._names()
-        return {key: piece for key, piece in self._pieces().items() if _parameter_of(key) in names}
+        weights, _ = self._weights_and_others()
+        return weights
 
     def tensors(self) -> dict[str, Any]:
         """The engine's state beside the weights, as flat pieces."""
-        names = self._names()
-        return {
-            key: piece for key, piece in self._pieces().items() if _parameter_of(key) not in names
-        }
+        _, others = self._weights_and_others()
+        return others
 
     def facts(self) -> dict[str, str]:
         """What the engine says is in effect."""
         return dict(self.stepper.facts())
 
-    def _names(self) -> set[str]:
-        return {name for name, parameter in self.parts.parameters() if parameter.requires_grad}
+    def _weights_and_others(self) -> tuple[dict[str, Piece], dict[str, Piece]]:
+        """The engine's state, that of trained parameters apart from the rest."""
+        trained = {name for name, parameter in self.parts.parameters() if parameter.requires_grad}
+        weights = {}
+        others = {}
+        for key, piece in self._pieces().items():
+            if _parameter_of(key) in trained:
+                weights[key] = piece
+            else:
+                others[key] = piece
+        return weights, others
 
     def _pieces(self) -> dict[str, Piece]:
         pieces = {}

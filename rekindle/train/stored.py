@@ -18,13 +18,15 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rekindle.errors import DataError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from transformers import PreTrainedModel
+    from transformers.core_model_loading import WeightTransform
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -150,9 +152,11 @@ class JoinedTensors:
 
     first: str
     sources: tuple[tuple[str, str], ...]
-    rule: Any
+    rule: WeightTransform
 
-    def made(self, tensors: Mapping[str, torch.Tensor], network: Any) -> dict[str, torch.Tensor]:
+    def made(
+        self, tensors: Mapping[str, torch.Tensor], network: PreTrainedModel
+    ) -> dict[str, torch.Tensor]:
         """The parameters by name, made of stored tensors by name."""
         rule = copy.deepcopy(self.rule)
         for stored, pattern in self.sources:
@@ -176,7 +180,7 @@ class Match:
     joined: Mapping[str, JoinedTensors]
     fresh: tuple[str, ...]
     unused: tuple[str, ...]
-    rules: tuple[Any, ...]
+    rules: tuple[WeightTransform, ...]
 
 
 def match(
@@ -188,10 +192,11 @@ def match(
     wanted = _shapes_of(network)
     renamings, groups, unused, rules = _assigned(network, stored, wanted)
     state = network.state_dict()
-    read = [source for name, source in renamings.items() if state[name].is_floating_point()]
-    read += [source for group in groups for source, _ in group.sources]
-    _refuse_quantised(network, {name: stored[name].dtype for name in read}, unused, folder)
-    _refuse_more_layers(network, read, unused, folder)
+    used = [source for name, source in renamings.items() if state[name].is_floating_point()]
+    for group in groups:
+        used += [source for source, _ in group.sources]
+    _refuse_quantised(network, {name: stored[name].dtype for name in used}, unused, folder)
+    _refuse_more_layers(network, used, unused, folder)
     shapes = {name: stored[source].shape for name, source in renamings.items()}
     joined: dict[str, JoinedTensors] = {}
     for group in groups:
@@ -210,21 +215,14 @@ def match(
                     copied[name] = copied[alias]
     missing = [name for name in wanted if name not in shapes and not _may_miss(network, name)]
     misshapen = [name for name in wanted if name in shapes and shapes[name] != wanted[name]]
-    own = _own_shapes(network, folder) if makes_head and (missing or misshapen) else None
-    fresh = []
-    if own is not None:
-        fresh += [name for name in missing if not _has(own, name, network)]
-        fresh += [name for name in misshapen if _is_new_head(name, shapes[name], own, network)]
+    fresh: list[str] = []
+    if makes_head and (missing or misshapen):
+        stored_shapes = {name: shapes[name] for name in misshapen}
+        fresh = _new_head(network, folder, missing, stored_shapes)
     lost = [name for name in missing if name not in fresh]
     if lost:
         raise _missing(lost, wanted, stored, folder)
-    of_another_shape = [name for name in misshapen if name not in fresh]
-    if of_another_shape:
-        name = of_another_shape[0]
-        message = f"{folder} holds {counted(of_another_shape)} in another shape than"
-        message += f" config.json asks for: {_sized(shapes[name])} for {_sized(wanted[name])}"
-        fix = "correct config.json (a vocabulary that was resized?), or fetch the checkpoint again"
-        raise DataError(message, where="model.source", fix=fix)
+    _refuse_other_shapes([name for name in misshapen if name not in fresh], shapes, wanted, folder)
     return Match(
         copied={name: source for name, source in copied.items() if name not in fresh},
         joined={name: group for name, group in joined.items() if name not in fresh},
@@ -235,8 +233,8 @@ def match(
 
 
 def _assigned(
-    network: Any, stored: Mapping[str, StoredTensor], wanted: Mapping[str, Shape]
-) -> tuple[dict[str, str], list[JoinedTensors], list[str], list[Any]]:
+    network: PreTrainedModel, stored: Mapping[str, StoredTensor], wanted: Mapping[str, Shape]
+) -> tuple[dict[str, str], list[JoinedTensors], list[str], list[WeightTransform]]:
     """Parameters that are copied, groups, stored names without use, and the rules that
     were used: what `convert_and_load_state_dict_in_model` of transformers does with
     names."""
@@ -251,7 +249,9 @@ def _assigned(
     mapping = get_model_conversion_mapping(network)
     renamings = [rule for rule in mapping if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in mapping if isinstance(rule, WeightConverter)]
-    by_pattern = {p: rule for rule in converters for p in rule.source_patterns}
+    by_pattern: dict[str, WeightConverter] = {}
+    for rule in converters:
+        by_pattern |= dict.fromkeys(rule.source_patterns, rule)
     prefix = network.base_model_prefix
     copied: dict[str, str] = {}
     sources: dict[str, list[tuple[str, str]]] = {}
@@ -266,7 +266,10 @@ def _assigned(
             copied[renamed] = name
         else:
             sources.setdefault(renamed, []).append((name, pattern))
-    groups = [JoinedTensors(first, tuple(m), by_pattern[m[0][1]]) for first, m in sources.items()]
+    groups = []
+    for first, members in sources.items():
+        _, pattern = members[0]
+        groups.append(JoinedTensors(first, tuple(members), by_pattern[pattern]))
     return copied, groups, unused, [rule for rule in mapping if rule.was_used()]
 
 
@@ -282,12 +285,12 @@ def _shapes_made(
 
     empty = {name: torch.empty(stored[name].shape, device="meta") for name, _ in group.sources}
     try:
-        made = group.made(empty, network)
+        parameters = group.made(empty, network)
     except Exception as error:
         message = f"the tensors of {folder} that make `{group.first}` do not fit together: "
         message += f"{type(error).__name__}: {error}"
         raise DataError(message, where="model.source", fix="fetch the checkpoint again") from error
-    return {name: tuple(tensor.shape) for name, tensor in made.items()}
+    return {name: tuple(tensor.shape) for name, tensor in parameters.items()}
 
 
 def _aliases(network: nn.Module) -> dict[str, list[str]]:
@@ -295,10 +298,14 @@ def _aliases(network: nn.Module) -> dict[str, list[str]]:
     names: dict[int, list[str]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    return {name: [n for n in same if n != name] for same in names.values() for name in same}
+    aliases = {}
+    for names_of_one in names.values():
+        for name in names_of_one:
+            aliases[name] = [other for other in names_of_one if other != name]
+    return aliases
 
 
-def _may_miss(network: Any, name: str) -> bool:
+def _may_miss(network: PreTrainedModel, name: str) -> bool:
     """Whether transformers computes this tensor itself where a checkpoint lacks it."""
     patterns = network._keys_to_ignore_on_load_missing or ()
     return any(re.search(pattern, name) for pattern in patterns)
@@ -322,24 +329,52 @@ def _own_shapes(network: nn.Module, folder: Path) -> dict[str, Shape] | None:
     return _shapes_of(own)
 
 
-def _has(own: Mapping[str, Shape], name: str, network: Any) -> bool:
-    return any(each in own for each in _spellings(name, network))
+def _new_head(
+    network: PreTrainedModel, folder: Path, missing: Sequence[str], misshapen: Mapping[str, Shape]
+) -> list[str]:
+    """Names of those that a checkpoint for another task cannot have: what its own
+    architecture has not, or in the shape in which it is stored (`misshapen`)."""
+    own = _own_shapes(network, folder)
+    if own is None:
+        return []
+    names = [name for name in missing if not _has(own, name, network)]
+    for name, shape in misshapen.items():
+        if _is_new_head(name, shape, own, network):
+            names.append(name)
+    return names
 
 
-def _spellings(name: str, network: Any) -> list[str]:
+def _has(own: Mapping[str, Shape], name: str, network: PreTrainedModel) -> bool:
+    return any(spelling in own for spelling in _spellings(name, network))
+
+
+def _spellings(name: str, network: PreTrainedModel) -> list[str]:
     """A parameter's name with the backbone's own in front, and without."""
     prefix = f"{network.base_model_prefix}."
     return [name, name.removeprefix(prefix), f"{prefix}{name}"]
 
 
-def _is_new_head(name: str, shape: Shape, own: Mapping[str, Shape], network: Any) -> bool:
+def _is_new_head(
+    name: str, shape: Shape, own: Mapping[str, Shape], network: PreTrainedModel
+) -> bool:
     """Whether a stored tensor is the head for other classes: right for its own
     configuration, of which the task changes nothing else."""
-    return any(own.get(each) == shape for each in _spellings(name, network))
+    return any(own.get(spelling) == shape for spelling in _spellings(name, network))
+
+
+def _refuse_other_shapes(
+    names: Sequence[str], shapes: Mapping[str, Shape], wanted: Mapping[str, Shape], folder: Path
+) -> None:
+    """Raise DataError if there are names of tensors that are stored in another shape."""
+    if names:
+        message = f"{folder} holds {counted(names)} in another shape than config.json asks for: "
+        message += f"{_sized(shapes[names[0]])} for {_sized(wanted[names[0]])}"
+        fix = "correct config.json (a vocabulary that was resized?), or fetch the checkpoint again"
+        raise DataError(message, where="model.source", fix=fix)
 
 
 def _refuse_quantised(
-    network: Any, types: Mapping[str, str], unused: Sequence[str], folder: Path
+    network: PreTrainedModel, types: Mapping[str, str], unused: Sequence[str], folder: Path
 ) -> None:
     """Raise DataError where the configuration says that weights are quantised; where one
     that is read has a type (of `types`, by name) of fewer bits, whose scale would be
@@ -351,8 +386,8 @@ def _refuse_quantised(
         return
     method = f"`{scales[0]}` stands beside them" if scales else ""
     if settings:
-        asked = settings if isinstance(settings, dict) else settings.to_dict()
-        method = asked.get("quant_method", "by a method that it does not name")
+        fields = settings if isinstance(settings, dict) else settings.to_dict()
+        method = fields.get("quant_method", "by a method that it does not name")
     elif short:
         method = f"`{short[0]}` is {types[short[0]]}"
     message = f"the weights in {folder} are quantised ({method}), and cannot be trained"
@@ -363,7 +398,7 @@ def _refuse_quantised(
 
 
 def _refuse_more_layers(
-    network: Any, read: Sequence[str], unused: Sequence[str], folder: Path
+    network: PreTrainedModel, read: Sequence[str], unused: Sequence[str], folder: Path
 ) -> None:
     """Raise DataError where the file holds whole layers, or experts, beyond those of
     config.json: names without use that differ from names that are read by a number under
@@ -427,19 +462,23 @@ def _missing(
 
 def _wrapped_by(lost: Iterable[str], stored: Mapping[str, StoredTensor]) -> str | None:
     """What stands in front of the stored names of all that is lost."""
-    first, *others = lost
+    first, *remaining = lost
     for name in stored:
         prefix = name.removesuffix(first)
-        if prefix and prefix != name and all(f"{prefix}{each}" in stored for each in others):
+        is_in_front_of_first = prefix not in ("", name)
+        if is_in_front_of_first and all(f"{prefix}{other}" in stored for other in remaining):
             return prefix
     return None
 
 
 def counted(names: Sequence[str]) -> str:
+    """The first of the names, and how many there are, for a message."""
     shown = ", ".join(names[:SHOWN])
+    if len(names) == 1:
+        return shown
     if len(names) > SHOWN:
-        return f"{len(names)} weights ({shown}, ...)"
-    return f"{shown}" if len(names) == 1 else f"{len(names)} weights ({shown})"
+        shown += ", ..."
+    return f"{len(names)} weights ({shown})"
 
 
 def _sized(shape: Shape) -> str:
@@ -454,7 +493,7 @@ class Saving:
     which the network was loaded, else its architecture's own: `revert_weight_conversion`
     of transformers."""
 
-    def __init__(self, network: Any, names: Iterable[str]) -> None:
+    def __init__(self, network: PreTrainedModel, names: Iterable[str]) -> None:
         self.network = network
         self.ignored = frozenset(getattr(network, "_keys_to_ignore_on_save", None) or ())
         self._groups, self._renamings = _reversed_rules(network, names)
@@ -479,8 +518,8 @@ class Saving:
 
 
 def _reversed_rules(
-    network: Any, names: Iterable[str]
-) -> tuple[dict[str, JoinedTensors], list[Any]]:
+    network: PreTrainedModel, names: Iterable[str]
+) -> tuple[dict[str, JoinedTensors], list[WeightTransform]]:
     """The group that writes a parameter, of those that are not copied; and the renamings."""
     if not hasattr(network, "config"):
         return {}, []
@@ -501,7 +540,9 @@ def _reversed_rules(
     reverse = [rule.reverse_transform() for rule in rules[::-1]]
     renamings = [rule for rule in reverse if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in reverse if isinstance(rule, WeightConverter)]
-    by_pattern = {p: rule for rule in converters for p in rule.source_patterns}
+    by_pattern: dict[str, WeightConverter] = {}
+    for rule in converters:
+        by_pattern |= dict.fromkeys(rule.source_patterns, rule)
     sources: dict[str, list[tuple[str, str]]] = {}
     for name in sorted(names, key=dot_natural_key):
         first, pattern = apply_converters(name, converters)
@@ -511,6 +552,7 @@ def _reversed_rules(
             sources.setdefault(first, []).append((name, pattern))
     groups: dict[str, JoinedTensors] = {}
     for first, members in sources.items():
-        group = JoinedTensors(first, tuple(members), by_pattern[members[0][1]])
+        _, pattern = members[0]
+        group = JoinedTensors(first, tuple(members), by_pattern[pattern])
         groups |= dict.fromkeys((name for name, _ in members), group)
     return groups, renamings

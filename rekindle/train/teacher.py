@@ -83,14 +83,15 @@ def arrange(network: nn.Module, train: TrainSpec, mesh: Mesh, divided: bool) -> 
 
 def goal_of(job: Job, task: Task, shards: Shards, mesh: Mesh) -> Goal:
     """What the job minimises. UnsupportedError for a teacher in a layout that splits examples."""
-    teacher, layout = job.model.teacher, mesh.layout
+    teacher = job.model.teacher
+    layout = mesh.layout
     counts = class_weights(job, shards, mesh.device)
     plain = Goal(job.train.label_smoothing, class_weights=counts)
     if teacher is None:
         return plain
     if layout.tp * layout.pp * layout.cp > 1:
-        what = f"a teacher needs whole examples and scores, which no rank of {layout} has"
-        raise UnsupportedError(what, where="model.teacher", fix="use dp and shard")
+        message = f"a teacher needs whole examples and scores, which no rank of {layout} has"
+        raise UnsupportedError(message, where="model.teacher", fix="use dp and shard")
     folder = task.weights(ModelSpec(source=teacher.source)) or Path(teacher.source)
     if (folder / modelfolder.DESCRIPTION).exists():
         modelfolder.check_start(folder, shards, "model.teacher.source", job.code)

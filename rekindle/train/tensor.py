@@ -221,7 +221,9 @@ def _become(
             module.register_parameter(name, nn.Parameter(divided, parameter.requires_grad))
 
 
-def _entering(peers: TensorPeers, module: nn.Module, args: Any, kwargs: Any) -> Any:
+def _entering(
+    peers: TensorPeers, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     """The arguments of a module, with the stream whole."""
     if args:
         return (peers.enter(args[0]), *args[1:]), kwargs
@@ -246,7 +248,7 @@ class _Turn(torch.autograd.Function):
         return _WAYS[way](x, group, size)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         return _WAYS[ctx.way_back](grad, ctx.group, ctx.size), None, None, None, None
 
 

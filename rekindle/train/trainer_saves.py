@@ -39,7 +39,7 @@ class TrainerSaves:
         """The newest complete checkpoint, on this machine; incomplete ones are removed."""
         if self.is_away and self.is_first_here:
             shutil.rmtree(self.folder, ignore_errors=True)
-        newest = None
+        newest: str | None = None
         if dist.get_rank() == 0:
             newest = max(self._complete_ones(), key=step_of, default=None)
         name = of_first(newest)
@@ -61,19 +61,19 @@ class TrainerSaves:
         """Bring all files of a checkpoint to this machine, `complete.json` last."""
         complete = self.store.read(f"{name}/{COMPLETE}")
         assert complete is not None, "rank 0 has seen it"
-        here = self.folder / name
-        here.mkdir(parents=True, exist_ok=True)
+        local_folder = self.folder / name
+        local_folder.mkdir(parents=True, exist_ok=True)
         for file in json.loads(complete)["files"]:
             if Path(file).name != file:
                 message = f"the checkpoint {name} names a file outside of it: {file}"
                 raise CheckpointError(message, where=f"{self.store.root}/{name}", fix=_FOREIGN)
-            if not self.store.download(f"{name}/{file}", here / file):
+            if not self.store.download(f"{name}/{file}", local_folder / file):
                 where = f"{self.store.root}/{name}"
                 fix = "delete it: the same command goes on from the checkpoint before"
                 raise CheckpointError(
                     f"{file} of the checkpoint {name} is gone", where=where, fix=fix
                 )
-        (here / COMPLETE).write_bytes(complete)
+        (local_folder / COMPLETE).write_bytes(complete)
 
     def curve_of(self, checkpoint: Path) -> str:
         """The loss curve up to a checkpoint, as JSON lines."""
@@ -87,15 +87,15 @@ class TrainerSaves:
     def complete(self, step: int, facts: Mapping[str, str]) -> None:
         """Have the checkpoint of a step count from now on; older ones than are kept go."""
         name = f"checkpoint-{step}"
-        here = self.folder / name
+        local_folder = self.folder / name
         if dist.get_rank() == 0:
-            shutil.copyfile(self.curve, here / CURVE)
+            shutil.copyfile(self.curve, local_folder / CURVE)
         dist.barrier()
         files_here: list[str] = []
         if self.is_away and self.is_first_here:
-            files_here = sorted(path.name for path in here.iterdir() if path.is_file())
+            files_here = sorted(path.name for path in local_folder.iterdir() if path.is_file())
             for file in files_here:
-                self.store.upload(here / file, f"{name}/{file}")
+                self.store.upload(local_folder / file, f"{name}/{file}")
         files = [file for files_of_rank in of_all(files_here) for file in files_of_rank]
         if dist.get_rank() > 0:
             return

@@ -13,10 +13,10 @@ from tests.cli.world import World
 from tests.cli.world import compiled as compiled
 from tests.cli.world import served as served
 from tests.cli.world import world as world
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.quick import first
 from tests.support.cli_killed import account as account
+from tests.support.moto import aws as aws
+from tests.support.moto import s3 as s3
 
 pytest.importorskip("azure.ai.ml", reason="azure-ai-ml is a developer's dependency")
 OWN = {"kubeflow": "kfp", "sagemaker": "boto3"}  # what those are asked with, which is light

@@ -19,7 +19,7 @@ from tests.servers.google import project as google_project
 from tests.servers.google.rest import PROJECT, REGION, Project, key_file
 from tests.servers.kubeflow import rest as kfp_rest
 from tests.servers.tls_hosts import Answer, Hosts, identity
-from tests.support.sagemaker_compile import pipeline as two_steps
+from tests.support.two_steps import pipeline as two_steps
 
 DIGEST = "sha256:" + "0" * 64
 ACCOUNT = aws_account.ACCOUNT

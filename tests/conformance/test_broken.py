@@ -20,9 +20,10 @@ from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.platforms.sagemaker import compile as sagemaker
 from rekindle.platforms.vertex import compile as vertex
 from tests.quick import first
-from tests.support.conformance import AMAZON, AZURE, GOOGLE, VALUES
+from tests.support.conformance import AMAZON, AZURE, GOOGLE
 from tests.support.conformance_broken import broken
 from tests.support.samples import files, needs_samples
+from tests.support.values import VALUES
 
 pytestmark = needs_samples
 

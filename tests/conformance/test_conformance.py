@@ -13,8 +13,9 @@ from rekindle.catalog.tables import feature_rows
 from rekindle.errors import Problem, UnsupportedError
 from rekindle.ir.features import uses
 from rekindle.ir.read.pipeline import read
-from tests.support.conformance import PLATFORMS, arguments, feature_of, on
+from tests.support.conformance import PLATFORMS, feature_of, on
 from tests.support.samples import SAMPLES, files, needs_samples
+from tests.support.values import arguments
 
 pytestmark = needs_samples
 

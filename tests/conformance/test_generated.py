@@ -27,8 +27,6 @@ from rekindle.platforms.sagemaker.section import SageMakerSpec
 from tests.conformance.generated import source
 from tests.platforms.local.runs import PIPELINES, left_by, plain, run, unnamed
 from tests.platforms.sagemaker.conftest import PLACE, stored
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.conftest import service as service
 from tests.servers.aws.sagemaker import Pipelines
 from tests.servers.azure.jobs import Workspace
@@ -36,6 +34,8 @@ from tests.support.azureml_compile import IMAGE
 from tests.support.azureml_compile import stored as stored_for_azure
 from tests.support.azureml_compile import what_came_of_it as left_on_azure
 from tests.support.conformance import PLATFORMS, feature_of, on
+from tests.support.moto import aws as aws
+from tests.support.moto import s3 as s3
 from tests.support.results import outputs
 from tests.support.sagemaker_execution import what_came_of_it as left_on_sagemaker
 

@@ -24,9 +24,7 @@ from rekindle.platforms.sagemaker.compile import compile as for_sagemaker
 from rekindle.platforms.sagemaker.jobs import names_of
 from rekindle.platforms.sagemaker.section import SageMakerSpec
 from tests.platforms.local.runs import module
-from tests.platforms.sagemaker.conftest import PLACE, can_mount, stored
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
+from tests.platforms.sagemaker.conftest import PLACE, stored
 from tests.platforms.sagemaker.conftest import service as service
 from tests.quick import only
 from tests.servers.aws.container import Failed
@@ -36,6 +34,9 @@ from tests.servers.azure.jobs import Workspace
 from tests.support.azureml_compile import IMAGE as ACR
 from tests.support.azureml_compile import stored as stored_for_azure
 from tests.support.azureml_compile import what_came_of_it as left_on_azure
+from tests.support.moto import aws as aws
+from tests.support.moto import can_mount
+from tests.support.moto import s3 as s3
 from tests.support.recorded import (
     CORE,
     EXCEPTIONS,

@@ -8,8 +8,8 @@ import pytest
 
 from rekindle.data import quarantine
 from rekindle.data.examples import SUMMARY
+from rekindle.data.files import MOST_ROW_BYTES
 from rekindle.data.quarantine import QUARANTINE
-from rekindle.data.readers import MOST_LINE_BYTES
 from rekindle.errors import DataError, SpecError
 from rekindle.launch.events import parse
 from rekindle.spec.load import load_target
@@ -95,7 +95,7 @@ TABLE = "text,label\n" + "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(300)
         "a quote that takes the rest": ("x.csv", TABLE + 'c,"d\ne,f\n', "never closed"),
         "a quote before all values": ("x.csv", TABLE + '"c,d\ne,f\n', "1 values for 2 columns"),
         "a row beyond bounds": ("x.csv", TABLE + '"' + "a" * 9_000_000, "never closed"),
-        "a line beyond bounds": ("x.jsonl", GOOD + "a" * (MOST_LINE_BYTES + 1), "a line of over"),
+        "a line beyond bounds": ("x.jsonl", GOOD + "a" * (MOST_ROW_BYTES + 1), "a line of over"),
         "a file that is no Parquet": ("x.parquet", TABLE, "no Parquet file"),
         "a missing column": ("x.csv", TABLE.replace("text,", "txt,"), "no column `text`"),
         "all rows": ("x.csv", "text,label\n,b\n,c\n", "2 of 2 rows have faults"),

@@ -47,10 +47,10 @@ def check_optimizer(here: Here) -> Iterator[Row]:
         case = Case(plain("llama", here), train={"clip_norm": 1.0, "weight_decay": 0.1})
         ours, theirs = (trainer_of(case, device).optimizer for device in (here.device, CPU))
         draw = torch.Generator().manual_seed(0)
-        before = [held.local.clone() for held in theirs.held]
+        before = [held.local.clone() for held in theirs.trained]
         norms: list[list[float]] = [[], []]
         for _ in range(3):
-            for a, b in zip(ours.held, theirs.held, strict=True):
+            for a, b in zip(ours.trained, theirs.trained, strict=True):
                 made = torch.randn(b.local.shape, generator=draw)
                 a.parameter.grad, b.parameter.grad = made.to(here.device), made.clone()
             for optimizer, found in zip((ours, theirs), norms, strict=True):
@@ -58,7 +58,7 @@ def check_optimizer(here: Here) -> Iterator[Row]:
                 loss = torch.ones((), dtype=torch.float64, device=squares.device)
                 found.append(float(optimizer.step(1e-2, loss, squares)[1]))
                 optimizer.clear()
-        pairs = list(zip(ours.held, theirs.held, strict=True))
+        pairs = list(zip(ours.trained, theirs.trained, strict=True))
         weights = max(gap(a.local, b.local) for a, b in pairs)
         updates = max(
             gap(a.local.cpu() - old, b.local - old)
@@ -112,10 +112,11 @@ def check_fp16(here: Here) -> Iterator[Row]:
         optimizer, scale = trainer.optimizer, trainer.optimizer.scale
         assert scale is not None
         scale.value.fill_(2.0**40)
-        before = [held.local.clone() for held in optimizer.held]
+        before = [held.local.clone() for held in optimizer.trained]
         norms = [step(trainer, number)[1] for number in range(2)]
         untouched = all(
-            torch.equal(held.local, old) for held, old in zip(optimizer.held, before, strict=True)
+            torch.equal(held.local, old)
+            for held, old in zip(optimizer.trained, before, strict=True)
         )
         right = untouched and not any(map(math.isfinite, norms))
         yield here.judged(

@@ -15,8 +15,8 @@ from rekindle.ir.read.pipeline import read
 from tests.kubeflow_cluster.cluster import Suite
 from tests.kubeflow_cluster.shown import shown, with_shown_outputs
 from tests.platforms.local.runs import module
-from tests.support.conformance import arguments as usual_arguments
 from tests.support.recorded import CORE, run_here
+from tests.support.values import arguments as usual_arguments
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -20,12 +20,12 @@ from rekindle.spec.model import Spec
 from rekindle.spec.platforms import PlatformsSpec
 from tests.docs.blocks import ROOT
 from tests.platforms.azureml.conftest import service as azure_service  # noqa: F401 - a fixture
-from tests.platforms.sagemaker.conftest import aws as aws
 from tests.quick import first
 from tests.servers.google.monitoring import Monitored
 from tests.servers.google.rest import HOSTS, PROJECT, REGION, key_file
 from tests.servers.tls_hosts import Hosts
 from tests.support.azureml_client import PLACE as AZURE
+from tests.support.moto import aws as aws
 from tests.support.sagemaker_compile import PLACE as AWS
 
 TOPIC = "arn:aws:sns:eu-central-1:123456789012:on-call"

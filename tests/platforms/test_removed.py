@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,52 @@ for name in names:
 from rekindle.spec.installed import installed_platforms, platform_names
 print(len(names), *platform_names(), *(str(one) for one in installed_platforms().left_out))
 """
+
+
+def imported_when_loaded(file: Path) -> Iterator[str]:
+    """The modules, and the names in modules, that a file imports outside of functions."""
+    nodes: list[ast.AST] = [ast.parse(file.read_text("utf-8"))]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        nodes += ast.iter_child_nodes(node)
+
+
+def file_of(name: str) -> Path | None:
+    """Where a module of the tests lies, given its name or that of something in it."""
+    for dotted in (name, name.rpartition(".")[0]):
+        file = ROOT.joinpath(*dotted.split(".")).with_suffix(".py")
+        if file.is_file():
+            return file
+    return None
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_no_test_of_another_platform_loads_its_folders(platform):
+    unread_files = []
+    for other in (*PLATFORMS, "local"):
+        if other != platform:
+            unread_files += (ROOT / "tests" / "platforms" / other).rglob("*.py")
+    assert len(unread_files) > 50
+    its_folders = (f"rekindle.platforms.{platform}.", f"tests.platforms.{platform}.")
+    read_files: set[Path] = set()
+    imports_of_its_folders: list[str] = []
+    while unread_files:
+        file = unread_files.pop()
+        read_files.add(file)
+        for name in imported_when_loaded(file):
+            if f"{name}.".startswith(its_folders):
+                imports_of_its_folders.append(f"{file.relative_to(ROOT)} imports {name}")
+                continue
+            imported_file = file_of(name) if name.startswith("tests.") else None
+            if imported_file is not None and imported_file not in read_files:
+                unread_files.append(imported_file)
+    assert not imports_of_its_folders
 
 
 @pytest.fixture(params=PLATFORMS)

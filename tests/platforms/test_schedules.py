@@ -21,13 +21,13 @@ from tests.platforms.azureml import test_client as azureml
 from tests.platforms.azureml.conftest import service as service
 from tests.platforms.kubeflow import test_client as kubeflow
 from tests.platforms.sagemaker import test_client as sagemaker
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.vertex import test_client as vertex
 from tests.platforms.vertex.project import project as project
 from tests.quick import first
 from tests.servers.troubles import Fault
 from tests.support.kubeflow_client import server as server
+from tests.support.moto import aws as aws
+from tests.support.moto import s3 as s3
 from tests.support.sagemaker_client import account as account
 from tests.support.sagemaker_schedules import scheduler as scheduler
 

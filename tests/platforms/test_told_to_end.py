@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from rekindle.platforms.kubeflow.trainjob import packed
-from tests.platforms.sagemaker.conftest import can_mount
 from tests.quick import first
 from tests.servers.aws.container import Host, start
+from tests.support.moto import can_mount
 
 ROOT = Path(__file__).parents[2]
 Container = Callable[[Sequence[str], Mapping[str, str]], Host]

@@ -6,7 +6,7 @@ from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.submission import Definition
 from tests.servers.azure.rest import SUBSCRIPTION
 from tests.support.azureml_compile import IMAGE, compiled
-from tests.support.sagemaker_compile import pipeline as two_steps
+from tests.support.two_steps import pipeline as two_steps
 
 PLACE = AzureMLSpec(
     subscription=SUBSCRIPTION,

@@ -15,8 +15,8 @@ from rekindle.platforms.azureml.compile import compile, identifiers
 from rekindle.platforms.azureml.section import AzureMLSpec
 from rekindle.platforms.submission import Definition
 from tests.platforms.local.runs import content, module
-from tests.platforms.sagemaker.conftest import can_mount
 from tests.servers.azure.jobs import Workspace
+from tests.support.moto import can_mount
 
 SAME, BEHAVIOUR = module("same"), module("behaviour")
 

@@ -10,10 +10,10 @@ from tests.cli.world import World
 from tests.cli.world import compiled as compiled
 from tests.cli.world import served as served
 from tests.cli.world import world as world
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.servers.aws import rest as sagemaker_rest
 from tests.servers.troubles import Troubled
+from tests.support.moto import aws as aws
+from tests.support.moto import s3 as s3
 
 Runs = tuple[Troubled, Callable[[], set[str]]]
 

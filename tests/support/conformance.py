@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from azure.ai.ml import load_job
 from google.protobuf import json_format
@@ -28,18 +27,9 @@ from rekindle.platforms.submission import Definition
 from rekindle.platforms.vertex import compile as vertex
 from rekindle.platforms.vertex.section import VertexSpec
 from tests.support.azureml_compile import stored
+from tests.support.values import arguments
 
 PLATFORMS = ("local", "kubeflow", "vertex", "sagemaker", "azureml")
-
-
-VALUES = {
-    "STRING": "text",
-    "NUMBER_INTEGER": 3,
-    "NUMBER_DOUBLE": 0.5,
-    "BOOLEAN": True,
-    "LIST": [],
-    "STRUCT": {},
-}
 
 
 AMAZON = SageMakerSpec(
@@ -67,11 +57,6 @@ ANOTHER_FORM = {
     "one_of",
     "retries",
 }
-
-
-def arguments(graph: Graph) -> dict[str, Any]:
-    """A value for each parameter that needs one."""
-    return {n: VALUES[p.type] for n, p in graph.inputs.parameters.items() if p.required}
 
 
 def on(platform: str, text: str, graph: Graph) -> None:

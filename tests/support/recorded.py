@@ -23,7 +23,7 @@ from rekindle.ir.graph import Graph
 from rekindle.ir.read.pipeline import read
 from rekindle.records import RunRecord
 from tests.platforms.local.runs import module, run, stored
-from tests.support.conformance import arguments as usual_arguments
+from tests.support.values import arguments as usual_arguments
 
 SHARED = Path(os.environ.get("REKINDLE_SHARED") or Path(__file__).parents[3] / "shared")
 TABLE = SHARED / "facts" / "kubeflow-recorded" / "pipelines.jsonl"

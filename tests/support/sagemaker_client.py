@@ -9,12 +9,12 @@ import pytest
 
 from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import Definition
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.servers.aws.rest import Account, serving
+from tests.support.moto import aws as aws
+from tests.support.moto import s3 as s3
 from tests.support.sagemaker_compile import PLACE as KWARGS
 from tests.support.sagemaker_compile import compiled
-from tests.support.sagemaker_compile import pipeline as two_steps
+from tests.support.two_steps import pipeline as two_steps
 
 PLACE = SageMakerSpec(**KWARGS)
 

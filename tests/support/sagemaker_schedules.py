@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.platforms.sagemaker.conftest import KEYS
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.servers.aws.rest import REGION, Account
+from tests.support.moto import KEYS
+from tests.support.moto import aws as aws
+from tests.support.moto import s3 as s3
 from tests.support.sagemaker_client import account as account
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.conftest import service as service
 from tests.servers.aws import account as aws_account
 from tests.servers.aws.rest import Account, serving
 from tests.servers.aws.sagemaker import Pipelines
+from tests.support.moto import aws as aws
+from tests.support.moto import s3 as s3
 from tests.support.sagemaker_compile import IMAGE
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.cli.main import invoke
-from tests.platforms.sagemaker.conftest import can_mount, stored
+from tests.platforms.sagemaker.conftest import stored
 from tests.servers.aws.container import Failed, Host, read
 from tests.servers.aws.sagemaker import Execution, Pipelines
 from tests.servers.mlflow_server import mlflow_server
+from tests.support.moto import can_mount
 from tests.support.sagemaker_compile import IMAGE
 from tests.torture import chaos, oracle
 from tests.torture.chaos import Chaos

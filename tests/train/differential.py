@@ -195,12 +195,13 @@ def run(case: dict) -> dict:
         found["norms"].append(float(shared[1]) ** 0.5 / scale)
         if step == 0:
             found["gradients"] = whole(
-                trainer, {h.name: _like(h.parameter, h.local.grad / scale) for h in optimizer.held}
+                trainer,
+                {h.name: _like(h.parameter, h.local.grad / scale) for h in optimizer.trained},
             )
-        for held in optimizer.held:
+        for held in optimizer.trained:
             held.local.sub_(held.local.grad, alpha=0.1 / scale)
         optimizer.clear()
-    found["weights"] = whole(trainer, {h.name: h.parameter.detach() for h in optimizer.held})
+    found["weights"] = whole(trainer, {h.name: h.parameter.detach() for h in optimizer.trained})
     found["validation"] = trainer.validate()[0]
     stop, nothing_saved = StopFlag(60), types.SimpleNamespace(pending=None, written=lambda: True)
     found["adamw"] = [

@@ -135,7 +135,7 @@ def test_gradients_of_norms_that_tp_ranks_share_are_added_up_at_once():
         trainer._backward(trainer.batches.make(0))
         with Collectives() as collectives:
             trainer.optimizer.collect()
-        shared = [h for h in trainer.optimizer.held if h.name in trainer.parts.partial]
+        shared = [h for h in trainer.optimizer.trained if h.name in trainer.parts.partial]
         assert len(shared) > 2
         assert collectives.found == [(torch.float32, sum(h.local.numel() for h in shared))]
 
@@ -199,8 +199,8 @@ def test_all_state_of_the_optimizer_lies_where_its_parameter_does():
     """CUDA's fused kernel refuses a step counter on the host; `meta` stands for the device."""
     parts, spec = parts_of(case(), "meta", precision="fp16")
     optimizer = Optimizer(parts, spec)
-    state = [t for held in optimizer.held for t in optimizer.update.state[held.local].values()]
-    assert len(state) == 3 * len(optimizer.held)
+    state = [t for held in optimizer.trained for t in optimizer.update.state[held.local].values()]
+    assert len(state) == 3 * len(optimizer.trained)
     assert {
         t.device.type
         for t in [*state, optimizer.shares, optimizer.scale.value, optimizer.scale.finite_steps]
@@ -212,18 +212,19 @@ def test_a_step_whose_gradient_is_not_finite_is_skipped_without_asking():
         trainer = trainer_of(case(precision="fp16"))
         optimizer = trainer.optimizer
         optimizer.scale.value.fill_(2.0**40)  # overflows
-        before = [held.local.clone() for held in optimizer.held]
+        before = [held.local.clone() for held in optimizer.trained]
         for step in range(2):
             _, norm, *_ = trainer._launch(
                 step, trainer.batches.make(step), StopFlag(60), UNSAVED
             ).numbers.read()
             assert not np.isfinite(norm)
         assert all(
-            torch.equal(held.local, old) for held, old in zip(optimizer.held, before, strict=True)
+            torch.equal(held.local, old)
+            for held, old in zip(optimizer.trained, before, strict=True)
         )
-        assert {float(optimizer.update.state[held.local]["step"]) for held in optimizer.held} == {
-            0.0
-        }
+        assert {
+            float(optimizer.update.state[held.local]["step"]) for held in optimizer.trained
+        } == {0.0}
         assert optimizer.loss_scale == 2.0**38, "halved twice"
 
 

@@ -223,15 +223,15 @@ def test_matrices_of_blocks_are_theirs_and_all_else_is_adamws(name, lora):
         trainer = trainer_of({**case(lora=lora), "optimizer": name})
         optimizer = trainer.optimizer
         theirs = {
-            h.name for h in optimizer.held if "exp_avg" not in optimizer.update.state[h.local]
+            h.name for h in optimizer.trained if "exp_avg" not in optimizer.update.state[h.local]
         }
-        wanted = {h.name for h in optimizer.held if "layers" in h.name and h.parameter.ndim == 2}
+        wanted = {h.name for h in optimizer.trained if "layers" in h.name and h.parameter.ndim == 2}
         assert theirs == wanted
         assert len(wanted) == 2 * 7 * (1 + lora)
-        before = {h.name: h.local.clone() for h in optimizer.held}
+        before = {h.name: h.local.clone() for h in optimizer.trained}
         losses = steps_of(trainer, 8)
         assert losses[-1] < losses[0]
-        assert all(not torch.equal(before[h.name], h.local) for h in optimizer.held)
+        assert all(not torch.equal(before[h.name], h.local) for h in optimizer.trained)
         assert optimizer.facts()["optimizer"].startswith(name)
 
 
@@ -251,10 +251,10 @@ def test_a_step_reads_nothing_and_one_that_is_not_finite_changes_nothing(name, d
         trainer = trainer_of({**case(precision="fp16"), "optimizer": name})
         optimizer = trainer.optimizer
         steps_of(trainer, done)
-        kept = [h.local.clone() for h in optimizer.held]
+        kept = [h.local.clone() for h in optimizer.trained]
         state = [
             {k: v.clone() for k, v in optimizer.update.state[h.local].items()}
-            for h in optimizer.held
+            for h in optimizer.trained
         ]
         assert all(float(s["step"]) == done for s in state if "step" in s)
         optimizer.scale.value.fill_(2.0**40)
@@ -266,7 +266,7 @@ def test_a_step_reads_nothing_and_one_that_is_not_finite_changes_nothing(name, d
             ]
         assert (reads.found, collectives.found) == ([], [])
         assert not any(np.isfinite(one.numbers.read()[1]) for one in launched)
-        for held, weight, before in zip(optimizer.held, kept, state, strict=True):
+        for held, weight, before in zip(optimizer.trained, kept, state, strict=True):
             assert torch.equal(held.local, weight), held.name
             for key, value in optimizer.update.state[held.local].items():
                 assert torch.equal(value, before[key]), (held.name, key)

@@ -119,7 +119,7 @@ def error_of_step(case: dict) -> float:
     work = trainer.batches.make(0)
     loss = trainer._backward(work)[0] / trainer.mesh.layout.tp
     shared = trainer.add_over_ranks(torch.stack([loss, trainer.optimizer.collect()]))
-    held = trainer.optimizer.held
+    held = trainer.optimizer.trained
     gradients = differential.whole(
         trainer, {h.name: _like(h.parameter, h.local.grad) for h in held}
     )

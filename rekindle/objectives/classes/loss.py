@@ -63,18 +63,21 @@ class Classes(Loss, Scoring):
     def alike(self, batches: BatchContext, micro: list[Micro]) -> list[Micro]:
         """Texts of the same length in all micro-batches of a pipeline."""
         pad = int(batches.settings.get("pad_token_id", 0))
-        lengths = [
-            each.inputs["input_ids"].shape[1] for each in micro if "input_ids" in each.inputs
-        ]
+        lengths = []
+        for micro_batch in micro:
+            if "input_ids" in micro_batch.inputs:
+                lengths.append(micro_batch.inputs["input_ids"].shape[1])
         if batches.joined:
             texts = micro[0].labels.numel()
             length_of_a_text = -(-max(lengths) // texts)
             longest = texts * batches.rounded(length_of_a_text)
-            return [_filled(each, longest, pad) for each in micro]
+            return [_filled(micro_batch, longest, pad) for micro_batch in micro]
         longest = batches.rounded(max(lengths, default=1))
-        return [
-            dataclasses.replace(each, inputs=_padded(each.inputs, longest, pad)) for each in micro
-        ]
+        padded_batches = []
+        for micro_batch in micro:
+            inputs = _padded(micro_batch.inputs, longest, pad)
+            padded_batches.append(dataclasses.replace(micro_batch, inputs=inputs))
+        return padded_batches
 
     def loss(self, stage: Stage, batch: Tensors, micro: Micro) -> torch.Tensor:
         if not stage.last:

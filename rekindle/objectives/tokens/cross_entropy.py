@@ -161,12 +161,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss * factor, right
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
-        grads: list[Tensor | None] = [
-            None if saved is None else saved * grad.to(saved.dtype) for saved in ctx.saved_tensors
-        ]
-        others = 6  # arguments of `forward` behind the two
-        return *grads, *[None] * others
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        grads: list[Tensor | None] = []
+        for saved in ctx.saved_tensors:
+            grads.append(None if saved is None else saved * grad.to(saved.dtype))
+        further_arguments = 6  # of `forward`, behind the two
+        return *grads, *[None] * further_arguments
 
 
 def _aligned(weight_VH: Tensor, dtype: torch.dtype, may_pad: bool = True) -> Tensor:
@@ -192,7 +192,7 @@ class _Padded(torch.autograd.Function):
         return head_WH
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad[: ctx.count].to(ctx.dtype), None, None
 
 

@@ -22,9 +22,9 @@ from tests.support.azureml_compile import (
     what_came_of_it,
 )
 from tests.support.azureml_compile import workspace as workspace
-from tests.support.sagemaker_compile import changed, spread
-from tests.support.sagemaker_compile import pipeline as two_steps
 from tests.support.sagemaker_execution import what_came_of_it_here
+from tests.support.two_steps import changed, spread
+from tests.support.two_steps import pipeline as two_steps
 
 
 def here(home: Path, pipeline: Any, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -18,14 +18,14 @@ import httpx
 from rekindle.cli.main import invoke
 from rekindle.records import Evidence
 from tests.platforms.azureml.conftest import service as service
-from tests.platforms.sagemaker.conftest import can_mount
 from tests.servers import impatient
 from tests.servers.azure import lake
 from tests.servers.azure.jobs import Workspace as Jobs
 from tests.servers.azure.rest import SUBSCRIPTION, Workspace, token_for
 from tests.support.azureml_compile import IMAGE
+from tests.support.moto import can_mount
 from tests.support.otherwise import words_of
-from tests.support.sagemaker_digits import mlflow as mlflow
+from tests.support.registry import mlflow as mlflow
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from tests.platforms.kubeflow.launching import until
-from tests.platforms.sagemaker.conftest import KEYS
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.servers.kubeflow.kubernetes import ADMIN, FakeCluster
 from tests.servers.kubeflow.rest import TOKEN, Server, serving
 from tests.servers.kubeflow.trainer import Job
 from tests.support.kubeconfig import write_kubeconfig
-from tests.support.sagemaker_digits import mlflow as mlflow
+from tests.support.moto import KEYS
+from tests.support.moto import aws as aws
+from tests.support.moto import s3 as s3
+from tests.support.registry import mlflow as mlflow
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]

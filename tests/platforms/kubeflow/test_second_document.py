@@ -22,8 +22,8 @@ from rekindle.platforms.kubeflow.compile import compile
 from rekindle.platforms.kubeflow.second_document import refused_fields
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from tests.platforms.local.runs import module
-from tests.support.conformance import arguments
 from tests.support.recorded import SHARED
+from tests.support.values import arguments
 
 EVERY_KIND: dict[str, Any] = {
     "platforms": {

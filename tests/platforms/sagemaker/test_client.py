@@ -18,11 +18,11 @@ from rekindle.platforms.sagemaker.section import SageMakerSpec
 from rekindle.platforms.submission import Definition
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.quick import only
 from tests.servers.aws.rest import REGION, Account
 from tests.servers.troubles import Fault
+from tests.support.moto import aws as aws
+from tests.support.moto import s3 as s3
 from tests.support.sagemaker_client import PLACE, definition
 from tests.support.sagemaker_client import account as account
 from tests.support.sagemaker_compile import compiled

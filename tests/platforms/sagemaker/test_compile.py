@@ -13,17 +13,8 @@ from rekindle.ir.compile import compile_function
 from rekindle.ir.flatten import Given
 from rekindle.platforms import bundle
 from tests.platforms.local.runs import module
-from tests.support.sagemaker_compile import (
-    ECR,
-    IMAGE,
-    changed,
-    compiled,
-    component,
-    definition,
-    make,
-    pipeline,
-    spread,
-)
+from tests.support.sagemaker_compile import ECR, IMAGE, compiled, definition
+from tests.support.two_steps import changed, component, make, pipeline, spread
 
 
 def test_a_definition_of_two_steps_and_a_condition() -> None:

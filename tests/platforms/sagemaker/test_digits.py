@@ -16,17 +16,17 @@ import pytest
 from rekindle.cli.main import invoke
 from rekindle.records import RunRecord
 from rekindle.report.collect import collect
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.servers import impatient
 from tests.servers.aws import account as aws_account
 from tests.servers.aws import hosting
 from tests.servers.aws.hosting import Hosting
 from tests.servers.aws.rest import Account
 from tests.servers.aws.sagemaker import Pipelines
+from tests.support.moto import aws as aws
+from tests.support.moto import s3 as s3
 from tests.support.otherwise import OTHERWISE, skip_without, words_of
+from tests.support.registry import mlflow as mlflow
 from tests.support.sagemaker_compile import IMAGE, PLACE
-from tests.support.sagemaker_digits import mlflow as mlflow
 from tests.support.sagemaker_watch import account as account
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

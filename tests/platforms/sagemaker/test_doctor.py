@@ -10,8 +10,8 @@ from rekindle.platforms.checks import Needs, run_checks
 from rekindle.platforms.sagemaker.doctor import checks, statements
 from rekindle.platforms.sagemaker.limits import limits
 from rekindle.platforms.sagemaker.section import SageMakerSpec
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
+from tests.support.moto import aws as aws
+from tests.support.moto import s3 as s3
 from tests.support.sagemaker_compile import ECR, PLACE
 
 HERE = "eu-central-1:123456789012"

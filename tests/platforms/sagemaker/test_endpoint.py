@@ -23,8 +23,6 @@ from rekindle.serve.rollout import Rollout, RolloutLog, serving
 from rekindle.serve.smoke import prove
 from rekindle.spec.deploy import DeploySpec
 from rekindle.spec.model import Spec
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.shadowing import goes_through_the_shadow
 from tests.quick import first
 from tests.serve.models import champion, made, own
@@ -34,6 +32,8 @@ from tests.servers.aws.hosting import Hosting
 from tests.servers.troubles import Fault
 from tests.support.cli import rekindle
 from tests.support.cli_compile import ROOT
+from tests.support.moto import aws as aws
+from tests.support.moto import s3 as s3
 from tests.support.sagemaker_compile import PLACE
 
 FAST = DeploySpec(canary=(10, 50), step_minutes=0, min_requests=100, machine="ml.m5.xlarge")

@@ -15,8 +15,8 @@ from tests.quick import first
 from tests.servers.aws.container import Failed
 from tests.servers.aws.sagemaker import Pipelines
 from tests.support.sagemaker_compile import compiled, named_result
-from tests.support.sagemaker_compile import pipeline as two_steps
 from tests.support.sagemaker_execution import what_came_of_it, what_came_of_it_here
+from tests.support.two_steps import pipeline as two_steps
 
 SAME, BEHAVIOUR = module("same"), module("behaviour")
 

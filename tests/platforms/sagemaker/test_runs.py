@@ -16,12 +16,12 @@ from rekindle.platforms.snapshot import ENDED_RUN, RunSnapshot
 from rekindle.records import StepRecord
 from tests.platforms.local.runs import module
 from tests.platforms.marks import mark
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.platforms.sagemaker.conftest import service as service
 from tests.servers.aws.rest import Account, Run
 from tests.servers.aws.sagemaker import Turn
 from tests.servers.troubles import Fault
+from tests.support.moto import aws as aws
+from tests.support.moto import s3 as s3
 from tests.support.sagemaker_compile import PLACE as KWARGS
 from tests.support.sagemaker_compile import compiled
 from tests.support.sagemaker_watch import account as account

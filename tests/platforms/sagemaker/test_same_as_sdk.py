@@ -11,7 +11,8 @@ import pytest
 from kfp import dsl
 
 import rekindle
-from tests.support.sagemaker_compile import IMAGE, PLACE, compiled, component, definition
+from tests.support.sagemaker_compile import IMAGE, PLACE, compiled, definition
+from tests.support.two_steps import component
 
 AWS = {
     "AWS_DEFAULT_REGION": "eu-central-1",

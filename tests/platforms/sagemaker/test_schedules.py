@@ -13,9 +13,9 @@ from rekindle.platforms.sagemaker.client import submit
 from rekindle.platforms.sagemaker.schedule import lowered, schedule_id
 from rekindle.spec.schedule import ScheduleSpec
 from tests.platforms.marks import mark
-from tests.platforms.sagemaker.conftest import aws as aws
-from tests.platforms.sagemaker.conftest import s3 as s3
 from tests.servers.aws.rest import Account
+from tests.support.moto import aws as aws
+from tests.support.moto import s3 as s3
 from tests.support.sagemaker_client import PLACE, definition
 from tests.support.sagemaker_client import account as account
 from tests.support.sagemaker_schedules import scheduler as scheduler

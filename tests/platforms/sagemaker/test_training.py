@@ -10,11 +10,13 @@ import pytest
 
 from rekindle.errors import UnsupportedError
 from tests.platforms.local.runs import module
-from tests.platforms.sagemaker.conftest import KEYS, Submit
+from tests.platforms.sagemaker.conftest import Submit
 from tests.servers.aws.container import Failed
 from tests.servers.aws.sagemaker import Pipelines
-from tests.support.sagemaker_compile import compiled, definition, spread
+from tests.support.moto import KEYS
+from tests.support.sagemaker_compile import compiled, definition
 from tests.support.sagemaker_execution import what_came_of_it, what_came_of_it_here
+from tests.support.two_steps import spread
 
 BEHAVIOUR = module("behaviour")
 

@@ -28,7 +28,7 @@ from tests.servers.google.gcs_driver import installed
 from tests.servers.google.pipeline import Pipelines
 from tests.servers.google.rest import PARENT, PROJECT, REGION, Project
 from tests.servers.google.vertex import ROOT, Vertex
-from tests.support.sagemaker_digits import mlflow as mlflow
+from tests.support.registry import mlflow as mlflow
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,4 +1,4 @@
-"""What tests share with platforms/sagemaker/test_digits.py."""
+"""A registry that a pipeline on any platform can reach."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.servers.mlflow_server import mlflow_server
-from tests.support.sagemaker_watch import account as account
 
 
 @pytest.fixture(scope="module")
