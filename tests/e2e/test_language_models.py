@@ -37,11 +37,11 @@ def test_plain_texts_beat_the_frequency_of_their_tokens(cli):
 def test_a_layout_composed_of_proven_pairs_is_checked_or_refused_before_it_trains(cli):
     composed = [
         "platforms.local.ranks=2",
-        "train.layout={shard: 2}",
-        "model.lora={rank: 4}",
+        "train.layout={pp: 2, schedule: interleaved}",
+        "train.precision=bf16",
+        "model.source.num_hidden_layers=4",
         "train.steps=4",
         "train.epochs=null",
-        "train.activation_checkpointing=selective",
         "evaluate.floor={}",
     ]
     words = [word for setting in composed for word in ("--set", setting)]
