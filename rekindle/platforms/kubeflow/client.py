@@ -72,9 +72,12 @@ class KfpServer:
         path: str,
         values: Mapping[str, str] | None = None,
         query: Sequence[tuple[str, str]] = (),
+        *,
         patience_seconds: float = ANSWER_SECONDS,
+        most_bytes: int | None = None,
     ) -> bytes:
-        """The body of an answer of a path that the generated client does not know."""
+        """The body of an answer of a path that the generated client does not know; of a
+        longer one the first `most_bytes`."""
         answer = self.runs.api_client.call_api(
             path,
             "GET",
@@ -85,7 +88,11 @@ class KfpServer:
             _return_http_data_only=True,
             _request_timeout=patience_seconds,
         )
-        return bytes(answer.data)
+        if most_bytes is None:
+            return bytes(answer.data)
+        body = bytes(answer.read(most_bytes))
+        answer.close()
+        return body
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of a call that may be made twice, repeated some times where it may

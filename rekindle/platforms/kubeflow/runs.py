@@ -25,7 +25,6 @@ from rekindle.ir.edit.rewrite import executors
 from rekindle.platforms.kubeflow import store, ui
 from rekindle.platforms.kubeflow.argo import ArgoNode, ArgoNodes
 from rekindle.platforms.kubeflow.client import (
-    ANSWER_SECONDS,
     KfpServer,
     connected,
     page,
@@ -63,6 +62,9 @@ _PHASES: Mapping[str, StepStatus] = {
 _ABOUT_TO_START = ("ContainerCreating", "PodInitializing")
 # for a log that is only read to say more of a step: `status` does not wait longer for it
 _PATIENCE_WITH_LOGS_SECONDS = 10.0
+_LONG_LOG_BYTES = 1 << 20  # far more than a launcher prints before its nodes run
+# a path beside the API proper (main.go), which the generated client does not know
+_LOG = "/apis/v1alpha1/runs/{run_id}/nodes/{node_id}/log"
 _NOT_REACHED = "a step before it failed, or a condition chose otherwise"
 # `minio://` is the cluster's own store, of which KFP's UI hands out files
 _READABLE = ("s3://", "gs://", "abfs://", "file://", "/")
@@ -336,18 +338,26 @@ def _with_obstacle_of_nodes(server: KfpServer, run: str, step: StepRecord) -> St
     """A step on several nodes, with what its launcher says that they wait for.
 
     Where the log cannot be read the step is as it was: whatever serves the log, the machine
-    of the pod among it, has no part in how the run stands."""
+    of the pod among it, has no part in how the run stands. KFP serves logs from their
+    beginning only, so of a long one, whose nodes have run for long, the end is not read."""
     from kfp_server_api import OpenApiException
     from urllib3.exceptions import HTTPError
 
     if not step.log:
         return step
     try:
-        text = _pod_log(server, run, step.log, _PATIENCE_WITH_LOGS_SECONDS)
+        body = server.get(
+            _LOG,
+            {"run_id": run, "node_id": step.log},
+            patience_seconds=_PATIENCE_WITH_LOGS_SECONDS,
+            most_bytes=_LONG_LOG_BYTES,
+        )
     except (OpenApiException, HTTPError, PlatformError) as error:
         log.info("what the nodes of %s wait for is not known: %s", step.name, error)
         return step
-    obstacle = waits_for(text)
+    obstacle = ""
+    if len(body) < _LONG_LOG_BYTES:
+        obstacle = waits_for(body.decode("utf-8", errors="replace"))
     if not obstacle:
         return step
     return step.model_copy(update={"reason": f"{WAITING}{obstacle}"})
@@ -380,13 +390,8 @@ def _workflow(server: KfpServer, run: str) -> Json:
     return workflow
 
 
-def _pod_log(
-    server: KfpServer, run: str, pod: str, patience_seconds: float = ANSWER_SECONDS
-) -> str:
-    # a path beside the API proper (main.go), which the generated client does not know
-    path = "/apis/v1alpha1/runs/{run_id}/nodes/{node_id}/log"
-    values = {"run_id": run, "node_id": pod}
-    body = server.get(path, values, patience_seconds=patience_seconds)
+def _pod_log(server: KfpServer, run: str, pod: str) -> str:
+    body = server.get(_LOG, {"run_id": run, "node_id": pod})
     return _without_refusal(body.decode("utf-8", errors="replace"))
 
 

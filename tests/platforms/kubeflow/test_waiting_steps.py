@@ -85,6 +85,15 @@ def test_a_step_says_what_its_launcher_waits_for_with_one_look_at_its_log() -> N
     assert len([path for path in replay.asked if path.endswith("/log")]) == 1
 
 
+def test_of_a_long_log_only_the_beginning_is_fetched() -> None:
+    """Of a training of days it would be fetched again at each look."""
+    waiting = f"TrainJob slow-1f, waiting: {QUOTA_OF_NODES}\n"
+    recording, replay = launched(waiting + "step 1\n" * (1 << 18))
+    assert step_of(replay, recording).reason == ""
+    recording, replay = launched(waiting + "step 1\n" * 1000)
+    assert step_of(replay, recording).reason == f"waiting: {QUOTA_OF_NODES}"
+
+
 def test_the_log_of_a_step_that_launches_nothing_is_not_read() -> None:
     recording = recorded("kfp-running")
     replay = replay_of(recording, STEPS["slow"])
