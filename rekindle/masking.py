@@ -54,11 +54,17 @@ _STEERS = re.compile(
 )
 _STEERS_BUT_COLOUR = re.compile(rf"(\x1b\[[0-9;]{{0,20}}m|\r)|{_STEERS.pattern}")
 _named: set[str] = set()  # variables; one process reads one config, or a few
+_read: set[str] = set()  # values of files that a config names
 
 
 def name_secret(variable: str) -> None:
     """From now on the value of this variable of the environment is a secret."""
     _named.add(variable)
+
+
+def mask_value(value: str) -> None:
+    """From now on this value is a secret."""
+    _read.add(value)
 
 
 def masked(text: str, environment: Mapping[str, str] | None = None) -> str:
@@ -143,6 +149,9 @@ def _forms(environment: Mapping[str, str] | None) -> list[str]:
 
 
 def _values(environment: Mapping[str, str]) -> Iterable[str]:
+    for value in _read:
+        if len(value) >= _SHORTEST_NAMED:
+            yield value
     for name, value in environment.items():
         if name in _named:
             is_secret = len(value) >= _SHORTEST_NAMED

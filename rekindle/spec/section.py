@@ -20,6 +20,12 @@ def _secret(name: str) -> str:
 SecretReference = Annotated[
     str, StringConstraints(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_secret)
 ]
+TokenReference = Annotated[
+    str,
+    StringConstraints(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:/\S+)$"),
+    AfterValidator(_secret),
+]
+"""Of a token that may also stand in a file, where it rotates."""
 VariableName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_secret)
 ]

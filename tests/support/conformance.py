@@ -54,6 +54,7 @@ ANOTHER_FORM = {
     "concatenations",
     "defaults_in_arguments",
     "final_status",
+    "machines_of_outputs",
     "one_of",
     "retries",
 }

@@ -62,6 +62,8 @@ def without_absent_inputs(spec: Json, graph: Graph, arguments: Mapping[str, Any]
                     del component["inputDefinitions"][kind][name]
         if "/" not in node.path:
             no_longer_read |= _read_of_pipeline(node, absent)
+    if not no_longer_read:
+        return []
     read_elsewhere = no_longer_read & _inputs_read(spec["root"]["dag"])
     for name in no_longer_read - read_elsewhere:
         del spec["root"]["inputDefinitions"]["parameters"][name]

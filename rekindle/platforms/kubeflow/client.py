@@ -22,6 +22,7 @@ from rekindle.errors import PlatformError, SpecError, UnreachableError, first_li
 from rekindle.ir.edit.rewrite import asked_of, executors, launched
 from rekindle.ir.read.pipeline import read
 from rekindle.ir.read.raw import LOADER
+from rekindle.masking import mask_value
 from rekindle.outputs import PlannedStep
 from rekindle.platforms.cache_diff import CacheKey, of_graph
 from rekindle.platforms.kubeflow.compile import LAUNCHER
@@ -237,6 +238,7 @@ def _token_in(file: Path) -> str:
         ) from None
     if not token:
         raise SpecError(f"{file} is empty", where="platforms.kubeflow.token", fix="log in again")
+    mask_value(token)
     return token
 
 

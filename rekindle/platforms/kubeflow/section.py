@@ -4,12 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from rekindle.spec.section import Needed, PlatformSection, SecretReference, VariableName
+from rekindle.spec.section import Needed, PlatformSection, TokenReference, VariableName
 
 ClusterName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)
 ]
-TokenFile = Annotated[str, StringConstraints(pattern=r"^file:/\S+$")]
 ClusterSecret = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._A-Za-z0-9]+$")
 ]
@@ -32,7 +31,7 @@ class KubeflowSpec(PlatformSection):
     ] = Field("", pattern=r"^(https?://\S+)?$")
     """API of Kubeflow Pipelines: `https://kubeflow.example.com/pipeline`, or
     `http://localhost:8080` behind `kubectl port-forward`."""
-    token: SecretReference | TokenFile | None = None
+    token: TokenReference | None = None
     """Token for `host`, by reference: `env:KFP_TOKEN`, or a file that is read for each
     request, such as `file:/var/run/secrets/kubeflow/pipelines/token` in a notebook of a
     Kubeflow for several users."""

@@ -12,6 +12,7 @@ import pytest
 from rekindle.errors import PlatformError, RequestError, SpecError, UnreachableError
 from rekindle.ir.compile import compile_function
 from rekindle.ir.read.pipeline import read
+from rekindle.masking import masked
 from rekindle.outputs import PlannedStep
 from rekindle.platforms.kubeflow import client, doctor, runs, schedule
 from rekindle.platforms.kubeflow.client import run_name, submit
@@ -210,6 +211,7 @@ def test_a_token_in_a_file_may_rotate_while_a_run_is_followed(
         runs.describe(rotating, placed.id)
     file.write_text(api.token)
     assert runs.describe(rotating, placed.id).status == "running"
+    assert masked(f"what {api.token} may do") == "what *** may do"
 
 
 @pytest.mark.parametrize(
