@@ -48,6 +48,8 @@ _RUN_STATES: Mapping[str, RunStatus] = {
     "CANCELED": "cancelled",
 }
 _CANCELING = "CANCELING"
+# pods have two minutes to end; a Workflow that was deleted is never reported to have ended
+_LONGEST_END = datetime.timedelta(hours=1)
 # phases of Argo's nodes from the worst on: of the turns of a step the worst counts
 _PHASES: Mapping[str, StepStatus] = {
     "Failed": "failed",
@@ -86,6 +88,7 @@ class StateChange(Protocol):
     """A state of a run's past: a V2beta1RuntimeStatus."""
 
     state: object
+    update_time: datetime.datetime | None
 
 
 class KfpRun(Protocol):
@@ -100,8 +103,8 @@ def describe(place: KubeflowSpec, id: str) -> RunSnapshot:
     with connected(place) as server:
         run = server.call(server.kfp.get_run, id)
         nodes = ArgoNodes(server.call(_workflow, server, id))
-        status = _status(run)
         now = datetime.datetime.now(datetime.UTC)
+        status = _status(run, now)
         steps = list(_steps(run, status, nodes, now))
         if status == "running":
             launchers = _launchers(_spec(run))
@@ -112,14 +115,19 @@ def describe(place: KubeflowSpec, id: str) -> RunSnapshot:
     return RunSnapshot(status, tuple(steps), _message(run.error), ended)
 
 
-def _status(run: KfpRun) -> RunStatus:
+def _status(run: KfpRun, now: datetime.datetime) -> RunStatus:
     """The state of a run in our words.
 
     KFP stores of a run that was terminated that it failed, as Argo does: that it was to
     be cancelled stands in its history alone, before its end. A run that was retried since
-    has other states there."""
+    has other states there. One whose Workflow was deleted stays CANCELING."""
     status = _RUN_STATES.get(str(run.state), "running")
-    states = [str(change.state) for change in run.state_history or ()]
+    history = run.state_history or ()
+    states = [str(change.state) for change in history]
+    if str(run.state) == _CANCELING and states[-1:] == [_CANCELING]:
+        cancelled_at = _moment(history[-1].update_time)
+        if cancelled_at and now - cancelled_at > _LONGEST_END:
+            return "cancelled"
     before_its_end = [state for state in states if state not in _RUN_STATES]
     if status == "failed" and before_its_end[-1:] == [_CANCELING]:
         return "cancelled"
@@ -256,8 +264,8 @@ def _steps(
                 yield StepRecord(name=path, reason=reason)
             continue
         step = _step(path, turns, nodes.pods(path), now)
-        # Argo says of a pod that it stopped that it failed
-        if step.status == "failed" and status == "cancelled":
+        # Argo says of a pod that it stopped that it failed, and nothing more of one that is gone
+        if step.status in ("failed", "running", "pending") and status == "cancelled":
             step = step.model_copy(update={"status": "cancelled"})
         # and leaves out what is behind one that failed as it does what a condition leaves out
         if step.status == "skipped" and status == "failed":

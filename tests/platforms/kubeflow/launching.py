@@ -44,6 +44,7 @@ def train(
 ) -> bool:
     """Every node tells node 0 how long the dataset is; node 0 writes the sum into the model."""
     import os
+    import signal
     import socket
     import sys
     import time
@@ -57,6 +58,9 @@ def train(
     assert not [name for name in os.environ if name.startswith("PET_")]
     rows = len(Path(data.path).read_text().split())
     deadline = time.monotonic() + 60
+    told_to_end = []
+    if behave == "saves for long":
+        signal.signal(signal.SIGTERM, lambda *_: told_to_end.append(True))
     while gate and not Path(gate).exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     if behave == "fail" and place.node_rank == 1:
@@ -66,7 +70,8 @@ def train(
         sys.exit(75)  # as ranks do that lost those of another node
     if behave == "needs its peer" and place.node_rank == 1 and os.environ["RESTARTS"] == "0":
         raise ConnectionResetError("node 0 is gone")
-    if behave == "preempted once" and place.node_rank == 1 and os.environ["RESTARTS"] == "0":
+    first_of_node_1 = place.node_rank == 1 and os.environ["RESTARTS"] == "0"
+    if told_to_end or (behave == "preempted once" and first_of_node_1):
         sys.exit(75)
     if place.node_rank:
         while True:

@@ -436,6 +436,26 @@ def test_an_attempt_waits_for_the_nodes_of_the_one_before(
 
 
 @pytest.mark.slow
+def test_after_a_deadline_the_next_attempt_waits_for_nodes_that_still_save(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    gate = tmp_path / "saved"
+    values = {"gate": str(gate), "behave": "saves for long"}
+    step = Step(tmp_path, cluster, source=pipeline_retried, **values)
+    launcher = step.pod()
+    until(lambda: "node 0 of 2 begins" in step.said(), "the first line")
+    (job,) = cluster.jobs.values()
+    job.exceed_deadline()
+    looks = len(cluster.requests)
+    until(lambda: sum("/pods?" in line for line in cluster.requests[looks:]) > 5, "looks")
+    assert len(cluster.created) == 1
+    gate.touch()
+    assert launcher.wait(60) == 0, step.said()
+    assert len(cluster.created) == 2
+    assert "TrainJob exceeded its active deadline" in step.said()
+
+
+@pytest.mark.slow
 def test_a_step_with_a_long_source_is_packed_and_runs(cluster: FakeCluster, tmp_path: Path) -> None:
     rows = "\n".join(f'#   row {number}: "{number * 7}",' for number in range(6_000))
     assert len(rows) > 90_000
@@ -580,10 +600,13 @@ POD_SECONDS = 8  # to be scheduled, and to read the state of the job
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("hours", [0, -7])
 def test_a_log_that_breaks_off_again_and_again_is_streamed_whole_and_once(
-    cluster: FakeCluster, tmp_path: Path
+    hours: int, cluster: FakeCluster, tmp_path: Path
 ) -> None:
+    """Whatever the time zone of the machine is, by which its kubelet writes times."""
     cluster.longest_log = 3
+    cluster.log_offset_hours = hours
     step = Step(tmp_path, cluster)
     assert step.pod().wait(60) == 0, step.said()
     (pod,) = [n for n, p in cluster.pods.items() if "-node-0-0-" in n]

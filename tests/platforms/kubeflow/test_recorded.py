@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import gzip
 import json
 
@@ -169,3 +170,19 @@ def test_a_run_that_was_cancelled_retried_and_failed_has_failed() -> None:
     with replay_of(recording, STEPS["slow"]).serving() as place:
         snapshot = runs.describe(place, recording["run"]["run_id"])
     assert (snapshot.status, snapshot.steps[0].status) == ("failed", "failed")
+
+
+@pytest.mark.parametrize(("hours", "status"), [(0.5, "running"), (2, "cancelled")])
+def test_a_run_whose_workflow_was_deleted_is_cancelled_in_the_end(
+    hours: float, status: str
+) -> None:
+    """KFP stores CANCELING, does not find the Workflow, and hears of no end (TerminateRun in
+    resource_manager.go)."""
+    recording = recorded("kfp-running")
+    moment = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=hours)
+    change = {"state": "CANCELING", "update_time": moment.isoformat()}
+    recording["run"] |= {"state": "CANCELING"}
+    recording["run"]["state_history"] += [change]
+    with replay_of(recording, STEPS["slow"]).serving() as place:
+        snapshot = runs.describe(place, recording["run"]["run_id"])
+    assert (snapshot.status, snapshot.steps[0].status) == (status, status)

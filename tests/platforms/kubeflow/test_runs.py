@@ -111,3 +111,28 @@ def test_a_server_that_does_not_answer_may_be_asked_later(server: Served) -> Non
     with pytest.raises(PlatformError, match="what is there") as caught:
         runs.describe(place, "x")
     assert not isinstance(caught.value, UnreachableError)
+
+
+@pytest.mark.slow
+def test_a_run_whose_workflow_is_gone_after_an_hour_is_shown_and_tried_again(
+    server: Served, tmp_path: Path
+) -> None:
+    """KFP has its last report, and makes another Workflow of it; pods are gone with their logs."""
+    api, place = server
+    flag = tmp_path / "flag"
+    text = compile_function(module("watched").watched)
+    values = {"flag": str(flag), "stay": str(tmp_path / "none")}
+    made = compile(text, read(text), values, place)
+    id = submit(made, place, mark("a")).id
+    failed = until(place, id, lambda seen: seen.status in ENDED_RUN)
+    assert failed.status == "failed"
+
+    api.workflows[id].expire()
+    assert runs.describe(place, id) == failed
+    assert runs.read_log(place, id, step(failed, "count"), "").text == ""
+
+    flag.touch()
+    runs.resume(made, place, id, mark("a"))
+    done = until(place, id, lambda seen: seen.status in ENDED_RUN)
+    assert done.status == "succeeded"
+    assert "line 6" in runs.read_log(place, id, step(done, "tell"), "").text

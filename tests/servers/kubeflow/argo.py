@@ -93,12 +93,17 @@ class Workflow:
                     task.pop("retryPolicy", None)
         self.spec = spec
         self.history: list[str] = []
+        self.has_expired = False
         self.go()
 
     def go(self) -> None:
         """Run what has not succeeded."""
         self.state, self.ended, self.terminating = "RUNNING", "", False
         self.history += ["PENDING", "RUNNING"]
+        if self.has_expired:
+            self.has_expired = False
+            if self.cluster:  # another one of that name, with a uid of its own
+                self.cluster.start_run(self.name)
         if self.cluster:
             self.cluster.retry_run(self.name)
         for step, container in self.launchers.items() if self.cluster else ():
@@ -263,8 +268,18 @@ class Workflow:
         """Argo's: a hash of the name; the Workflow's own for its first node."""
         return self.name if name == self.name else f"{self.name}-{_hash(name)}"
 
+    def expire(self) -> None:
+        """Its time to live is over, an hour after its end (ttlStrategy in KFP's defaults): it is
+        gone with its pods; KFP has what was last reported of it."""
+        assert self.ended
+        self.has_expired = True
+        if self.cluster:
+            self.cluster.delete_run(self.name)
+
     def log(self, pod: str) -> str | None:
         """What a pod printed; None where there is no such pod."""
+        if self.has_expired:
+            return None
         record = self.record()
         for step in record.steps if record else ():
             pods = dict[str, dict[str, Any]]()

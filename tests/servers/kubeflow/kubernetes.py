@@ -14,6 +14,7 @@ import base64
 import contextlib
 import copy
 import dataclasses
+import datetime
 import functools
 import json
 import re
@@ -102,6 +103,7 @@ class FakeCluster:
             "limitranges": {},
             "localqueues": {},
         }
+        self.log_offset_hours = 0  # of the clocks of machines, by which kubelets stamp lines
         # lines after which a log that is followed breaks off, twice as many each time
         self.longest_log: int | None = None
         self.tokens = {
@@ -564,10 +566,20 @@ def lines_of(cluster: FakeCluster, pod: str, query: dict[str, str]) -> Any:
         lines = iter(whole[len(whole) - min(len(whole), int(query["tailLines"])) :])
     if query.get("timestamps") != "true":
         lines = (line.partition(b" ")[2] for line in lines)
+    elif cluster.log_offset_hours:
+        lines = (_by_clock(line, cluster.log_offset_hours) for line in lines)
     if follow and cluster.longest_log is not None:
         cluster.longest_log *= 2
         lines = _breaking_off(lines, cluster.longest_log)
     return lines
+
+
+def _by_clock(line: bytes, hours: int) -> bytes:
+    """A line with its time as a machine of another time zone writes it (cri-client/pkg/logs)."""
+    time_of_line, space, text = line.partition(b" ")
+    zone = datetime.timezone(datetime.timedelta(hours=hours))
+    moment = datetime.datetime.fromisoformat(time_of_line.decode()).astimezone(zone)
+    return moment.isoformat().encode() + space + text
 
 
 def _breaking_off(lines: Any, most: int) -> Any:

@@ -74,6 +74,13 @@ class Job:
         self.signal_all(signal.SIGKILL)
         self.thread.join(10)
 
+    def exceed_deadline(self) -> None:
+        """Its activeDeadlineSeconds are over: the job has failed at once, and nodes are only told
+        to end (recorded: trainjob-deadline)."""
+        self.conclude("Failed", "DeadlineExceeded", "TrainJob exceeded its active deadline")
+        self.ended.set()
+        self.signal_all(signal.SIGTERM)
+
     def signal_all(self, number: int) -> None:
         for process in list(self.processes):
             if process.poll() is None:
@@ -84,6 +91,7 @@ class Job:
         while True:
             judged = self.attempt()
             if self.ended.is_set():
+                self.remove_pods()
                 break
             # words as recorded: trainjob-complete, -exit-1, -max-restarts
             if not judged:
@@ -192,6 +200,14 @@ class Job:
             message = f'Error creating: pods "{pod}" is forbidden: {why}'
             self.cluster.warn("Job", f"{self.name}-node-0", "FailedCreate", message)
             self.ended.wait(0.1)
+
+    def remove_pods(self) -> None:
+        with self.cluster.lock:
+            pods = self.cluster.pods
+            for name in [
+                name for name, pod in pods.items() if labels(pod).get(JOBSET) == self.name
+            ]:
+                del pods[name]
 
     def finish(self, pod: str, code: int) -> None:
         with self.cluster.lock:
