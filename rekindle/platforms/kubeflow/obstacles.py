@@ -27,8 +27,9 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_POLLS = 6  # half a minute
 _FOR_GOOD_POLLS = 120  # ten minutes: an account may be created, an image pushed
 _LOOKS_WITHOUT_PODS = 3  # a restart takes its pods away for some seconds, too
-# of events; the others are steps on the way
-_REASONS = ("FailedCreate", "JobCreationFailed", "FailedScheduling", "FailedMount")
+# of events; the others are steps on the way. FailedScheduling is said by the pod, too, and
+# no longer once it has a machine
+_REASONS = ("FailedCreate", "JobCreationFailed", "FailedMount")
 # of a container that waits. One more, CreateContainerConfigError, is usual for some seconds:
 # nodes wait for the Secret that the launcher creates behind their job
 _WAITING_FOR_GOOD = ("InvalidImageName", "ErrImagePull", "ImagePullBackOff")
