@@ -8,6 +8,7 @@ what is done with its values, and scopes.py what they stand in."""
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,13 @@ from rekindle.ir.scopes import (
     is_watched,
 )
 
+ARGO_TAG = re.compile(
+    r"\{\{\s*(=|(item|retries)\s*\}\}|(item|steps|inputs|outputs|pod|workflow|tasks|lastRetry|node)\.)"
+)
+"""What Argo fills in wherever it stands in a Workflow, or takes no Workflow with: an
+expression, or a name that it knows (common.go: GlobalVarValidWorkflowVariablePrefix, and
+operator.go: processNodeRetries in argo-workflows 4.0.5)."""
+_IN_BRACKETS = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 # the shells that a command may start with, so that something can stand in front of it
 _SHELLS = ("sh", "bash")
 _PARAMETERS = ("inputs", "parameters")
@@ -43,8 +51,10 @@ def features_of_values(
 ) -> Iterator[tuple[str, str]]:
     """The features of a node's values, with their places; `loops` is `loop_origins`."""
     yield from _features_of_facts(node)
-    if _has_two_dollars(node, scope):
+    if _is_changed_by_kubernetes(node, scope):
         yield "dollars", node.where
+    if any(ARGO_TAG.search(text) for text in _texts_given(node, scope)):
+        yield "tags_of_argo", node.where
     if any(True for _ in absent_artifacts(node, scope)):
         yield "absent_inputs", f"{node.where}.inputs"
     if node.always and not is_exit_task(node):
@@ -138,10 +148,23 @@ def _arguments_of(container: ir.Container) -> Iterator[Argument]:
     yield from container.env.values()
 
 
-def _has_two_dollars(node: ir.AnyNode, scope: Scope) -> bool:
-    """Whether there are two dollar signs, one behind the other, in what a node is given.
+def _is_changed_by_kubernetes(node: ir.AnyNode, scope: Scope) -> bool:
+    """Whether Kubernetes changes a text that a node is given.
 
-    KFP hands it on in arguments of pods, in which Kubernetes makes one of two."""
+    KFP hands it on in arguments of pods, in which Kubernetes makes one dollar sign of two,
+    and fills in `$(NAME)` of the pod's variables."""
+    names = {"KFP_POD_NAME", "KFP_POD_UID"}  # of every pod (argocompiler/common.go)
+    if isinstance(node, ir.Step):
+        names |= node.container.env.keys()
+    for text in _texts_given(node, scope):
+        if "$$" in text or names & set(_IN_BRACKETS.findall(text)):
+            return True
+    return False
+
+
+def _texts_given(node: ir.AnyNode, scope: Scope) -> Iterator[str]:
+    """The texts that a node is given before a run: values of its inputs, as far as they are
+    known, items of its loop, and what its container says itself."""
     values: list[Any] = []
     for name, port in node.inputs.parameters.items():
         if name not in node.parameters:
@@ -152,9 +175,14 @@ def _has_two_dollars(node: ir.AnyNode, scope: Scope) -> bool:
                 values.append(value)
             case ir.FromInput(name, ()):
                 values.append(scope.known.get(name))
-    if isinstance(node, ir.Step) and not node.container.source and node.distribution is None:
-        values += _arguments_of(node.container)
-    return any("$$" in text for text in _texts_in(values))
+    if isinstance(node, ir.SubDag) and node.loop is not None:
+        values.append(node.loop.items)
+    # the source of a Python component is packed; what a launcher gets is escaped
+    if isinstance(node, ir.Step) and node.distribution is None:
+        values += node.container.env.values()
+        if not node.container.source:
+            values += [*node.container.command, *node.container.args]
+    yield from _texts_in(values)
 
 
 def _texts_in(value: Any) -> Iterator[str]:
@@ -172,7 +200,8 @@ def _texts_in(value: Any) -> Iterator[str]:
             for item in value:
                 yield from _texts_in(item)
         case dict():
-            yield from _texts_in(list(value.values()))
+            for pair in value.items():
+                yield from _texts_in(pair)
 
 
 # what may have failed

@@ -3,8 +3,8 @@ not here.
 
 KFP's backend hands outputs on as protobuf's JSON and through Argo's templates, and takes
 artifacts from its own store only. A step gets its inputs in arguments of its pod, in which
-Kubernetes makes one dollar sign of two. What an output is, is known when a step has ended, so a
-run here says it then.
+Kubernetes makes one dollar sign of two, and Argo fills in names that it knows. What an
+output is, is known when a step has ended, so a run here says it then.
 
 Authority: kubeflow/pipelines 2.17.0, backend/src/v2/component/launcher_v2.go and
 objectstore/config.go; recorded on it: `invalid value NaN`, Argo's `cannot finish template
@@ -14,6 +14,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from rekindle.ir.dataflow import ARGO_TAG
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _DELETE = "\x7f"
@@ -29,8 +31,15 @@ def sentences(parameters: Mapping[str, Any], uris: Mapping[str, str]) -> Iterato
         reason = _reason(value)
         if reason:
             yield f"the output `{name}` has {reason}: the step fails with it on Kubeflow"
-        if _has_two_dollars(value):
+        texts = list(_texts_in(value))
+        if any(_TWO_DOLLARS in text for text in texts):
             yield f"the output `{name}` has `$$`: a step that reads it on Kubeflow gets `$`"
+        tags = [tag for text in texts for tag in ARGO_TAG.finditer(text)]
+        if tags:
+            yield (
+                f"the output `{name}` has `{tags[0].group()}...`: on Kubeflow Argo fills it in, or "
+                "fails at it"
+            )
     for name, uri in uris.items():
         if uri.startswith(_STORES):
             yield (
@@ -57,13 +66,13 @@ def _reason(value: Any) -> str:
     return next((reason for reason in reasons if reason), "")
 
 
-def _has_two_dollars(value: Any) -> bool:
+def _texts_in(value: Any) -> Iterator[str]:
     match value:
         case str():
-            return _TWO_DOLLARS in value
+            yield value
         case Mapping():
-            return any(_has_two_dollars(item) for pair in value.items() for item in pair)
+            for pair in value.items():
+                yield from _texts_in(list(pair))
         case list():
-            return any(_has_two_dollars(item) for item in value)
-        case _:
-            return False
+            for item in value:
+                yield from _texts_in(item)

@@ -391,6 +391,15 @@ REFUSED = {
     "importer_https": "KFP opens gs://, s3:// and minio:// only",
     "dollars_in_argument": "Kubernetes makes one dollar sign of two",
     "dollars_in_constant": "Kubernetes makes one dollar sign of two",
+    "dollars_in_items": "Kubernetes makes one dollar sign of two",
+    "dollars_in_variable": "Kubernetes makes one dollar sign of two",
+    "name_of_pod": "and fills in their variables",
+    "name_of_variable": "and fills in their variables",
+    "tag_in_constant": "Argo fills it in wherever it stands in a Workflow",
+    "tag_in_default": "Argo fills it in wherever it stands in a Workflow",
+    "tag_in_items": "Argo fills it in wherever it stands in a Workflow",
+    "tag_in_variable": "Argo fills it in wherever it stands in a Workflow",
+    "expression_in_key": "Argo fills it in wherever it stands in a Workflow",
     "fact_in_variable": "KFP hands them on as they are",
     "fact_in_items": "KFP hands it on as it is written",
     "image_with_tag": "takes the value alone, without the text around it",
@@ -474,3 +483,7 @@ def test_what_fails_sometimes_is_said(name: str) -> None:
 )
 def test_what_is_known_to_be_right_is_not_said(name: str, arguments: dict[str, Any]) -> None:
     assert compiled(name, arguments).notices == ()
+
+
+def test_brackets_that_neither_kubernetes_nor_argo_knows_stay() -> None:
+    assert compiled("other_brackets").notices == ()

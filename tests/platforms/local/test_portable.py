@@ -36,7 +36,16 @@ def test_a_value_with_two_dollar_signs_is_named(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["$5 for $6", 1.5, "x\x1b \U0001f389", None, True, [], {"a": {"b": "é"}}]
+    "value", ["run {{workflow.name}}", ["{{ item }}"], {"{{=1}}": 1}, "{{tasks.a.outputs}}"]
+)
+def test_a_value_that_argo_fills_in_is_named(value: Any) -> None:
+    (sentence,) = sentences({"Output": value}, {})
+    assert "on Kubeflow Argo fills it in, or fails at it" in sentence
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["{{name}} {{$.x}}", "$5 for $6", 1.5, "x\x1b \U0001f389", None, True, [], {"a": {"b": "é"}}],
 )
 def test_what_kfp_carries_is_not(value: Any) -> None:
     assert list(sentences({"Output": value}, {})) == []

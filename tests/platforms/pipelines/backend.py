@@ -24,6 +24,11 @@ def as_str(v: str) -> str:
 
 
 @component
+def keys_of(v: dict) -> str:
+    return " ".join(v)
+
+
+@component
 def number() -> float:
     return 0.00001
 
@@ -467,6 +472,58 @@ def dollars_in_argument(v: str = "a$$b"):
 @dsl.pipeline(name="dollars-in-constant")
 def dollars_in_constant():
     as_str(v="a$$b")
+
+
+@dsl.pipeline(name="dollars-in-items")
+def dollars_in_items():
+    with dsl.ParallelFor(["a", "a$$b"]) as item:
+        as_str(v=item)
+
+
+@dsl.pipeline(name="dollars-in-variable")
+def dollars_in_variable():
+    as_str(v="a").set_env_variable("PASSWORD", "pa$$word")
+
+
+@dsl.pipeline(name="name-of-pod")
+def name_of_pod(v: str = "$(KFP_POD_NAME)"):
+    as_str(v=v)
+
+
+@dsl.pipeline(name="name-of-variable")
+def name_of_variable():
+    as_str(v="at $(HERE)").set_env_variable("HERE", "home")
+
+
+@dsl.pipeline(name="other-brackets")
+def other_brackets():
+    as_str(v="$(date) $(HOME) {{name}} {{ user.name }} {{{x}}} {{#each items}}")
+
+
+@dsl.pipeline(name="tag-in-constant")
+def tag_in_constant():
+    as_str(v="run {{workflow.name}}")
+
+
+@dsl.pipeline(name="tag-in-default")
+def tag_in_default(v: str = "{{ inputs.parameters.q }}"):
+    as_str(v=v)
+
+
+@dsl.pipeline(name="tag-in-items")
+def tag_in_items():
+    with dsl.ParallelFor([{"prompt": "{{item}}"}]) as item:
+        as_str(v=item.prompt)
+
+
+@dsl.pipeline(name="tag-in-variable")
+def tag_in_variable():
+    as_str(v="a").set_env_variable("TRY", "{{retries}}")
+
+
+@dsl.pipeline(name="expression-in-key")
+def expression_in_key():
+    keys_of(v={"{{=1+1}}": 1})
 
 
 # more that has no other form

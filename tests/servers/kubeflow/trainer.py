@@ -183,7 +183,7 @@ class Job:
                 self.ended.wait(0.1)
                 continue
             pod = f"{self.name}-node-0-0-"
-            account = self.template["spec"]["serviceAccountName"]
+            account = self.template["spec"].get("serviceAccountName", "default")
             quota = self.cluster.quota
             if self.cluster.quotas and "nvidia.com/gpu" in str(trainer.get("resourcesPerNode")):
                 quota = 0
@@ -265,7 +265,9 @@ class Job:
         args = trainer["args"]
         if trainer["command"][-1] == "rekindle.platforms.kubeflow.node":  # its account's token
             task = unpacked(args)
-            account = self.cluster.accounts[self.template["spec"]["serviceAccountName"]]
+            account = self.cluster.accounts[
+                self.template["spec"].get("serviceAccountName", "default")
+            ]
             args = packed({**task, "leash": {**task["leash"], "account": str(account)}})
         words = [_expanded(word, env) for word in (*trainer["command"], *args)]
         return subprocess.Popen(
