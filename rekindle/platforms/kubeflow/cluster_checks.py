@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from rekindle.errors import Problem, RequestError, StepError
+from rekindle.errors import Problem, RequestError, StepError, first_line
 from rekindle.platforms.checks import CurableError, NotChecked
 from rekindle.platforms.kubeflow.cluster import ApiServer
 from rekindle.platforms.kubeflow.section import KubeflowSpec
@@ -285,8 +285,7 @@ def argo(place: KubeflowSpec, cluster: ApiServer) -> str:
         raise NotChecked(error.problems[0].what) from None
     if config is None:
         raise NotChecked("the namespace kubeflow has no workflow-controller-configmap")
-    text = (config.get("data") or {}).get("workflowDefaults") or ""
-    spec = (yaml.safe_load(text) or {}).get("spec") or {}
+    spec = _workflow_defaults(config).get("spec") or {}
     retry = (spec.get("templateDefaults") or {}).get("retryStrategy") or {}
     policy = retry.get("retryPolicy") or "OnFailure"
     sentence = f"Argo retries steps by its policy {policy}"
@@ -301,6 +300,22 @@ def argo(place: KubeflowSpec, cluster: ApiServer) -> str:
     if seconds:
         sentences.append(f"pods and logs of a run go {int(seconds):,} s after its end")
     return "; ".join(sentences)
+
+
+def _workflow_defaults(config: Json) -> Json:
+    """Argo's workflowDefaults, a key of the ConfigMap or of the YAML in its key `config`
+    (config/controller.go of argo-workflows 4.0.5)."""
+    data = config.get("data") or {}
+    try:
+        defaults = yaml.safe_load(data.get("workflowDefaults") or "")
+        if "config" in data:
+            defaults = (yaml.safe_load(data["config"]) or {}).get("workflowDefaults")
+        if isinstance(defaults, str):
+            defaults = yaml.safe_load(defaults)
+    except (yaml.YAMLError, AttributeError) as error:
+        reason = first_line(error)
+        raise NotChecked(f"workflow-controller-configmap is not YAML: {reason}") from None
+    return defaults if isinstance(defaults, dict) else {}
 
 
 def gateway(place: KubeflowSpec, cluster: ApiServer) -> str:

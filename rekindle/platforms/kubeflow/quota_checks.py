@@ -17,6 +17,12 @@ from rekindle.platforms.kubeflow.cluster import ApiServer
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 from rekindle.protojson import Json
 
+# of a step on several nodes there is one of each
+_ONE_OF_EACH = (
+    "count/trainjobs.trainer.kubeflow.org",
+    "count/jobsets.jobset.x-k8s.io",
+    "count/jobs.batch",
+)
 _COMPUTE = ("cpu", "memory")  # of which a quota wants a figure from each pod
 
 
@@ -55,7 +61,7 @@ def quota(place: KubeflowSpec, cluster: ApiServer, demands: Sequence[NodeDemand]
         for item in quotas:
             if _is_for_some_pods(item):
                 continue
-            problems += _beyond_quota(item, demand, has_defaults=bool(ranges))
+            problems += _beyond_quota(item, demand, _defaults_of(ranges))
             waits += _waits(item, demand)
     if problems:
         raise RequestError(problems)
@@ -66,19 +72,34 @@ def quota(place: KubeflowSpec, cluster: ApiServer, demands: Sequence[NodeDemand]
     return f"{place.namespace} has room for the nodes of each step"
 
 
+def _defaults_of(ranges: Sequence[Json]) -> frozenset[str]:
+    """The resources, as quotas call them, that limit ranges give containers without any."""
+    names = set()
+    for item in ranges:
+        for limit in item["spec"].get("limits") or ():
+            if limit.get("type") != "Container":
+                continue
+            for resource in limit.get("default") or ():
+                # a limit by default is a request by default, too
+                names |= {f"limits.{resource}", f"requests.{resource}", resource}
+            for resource in limit.get("defaultRequest") or ():
+                names |= {f"requests.{resource}", resource}
+    return frozenset(names)
+
+
 def _is_for_some_pods(item: Json) -> bool:
     """Whether a quota counts only pods of some kind; whether nodes are of it is not known
     here."""
     return bool(item["spec"].get("scopes") or item["spec"].get("scopeSelector"))
 
 
-def _beyond_quota(item: Json, demand: NodeDemand, *, has_defaults: bool) -> Iterator[Problem]:
+def _beyond_quota(item: Json, demand: NodeDemand, defaults: frozenset[str]) -> Iterator[Problem]:
     name = item["metadata"]["name"]
     for resource, most in (item["spec"].get("hard") or {}).items():
         wanted = _wanted(resource, demand)
         if wanted is None:
             kind, _, compute = resource.rpartition(".")
-            if compute in _COMPUTE and not has_defaults:
+            if compute in _COMPUTE and resource not in defaults:
                 field = f"set_{compute}_{(kind or 'requests').removesuffix('s')}"
                 yield Problem(
                     f"the quota {name} takes no pod without {resource}, and the nodes of "
@@ -114,6 +135,8 @@ def _wanted(resource: str, demand: NodeDemand) -> Decimal | None:
     """How much of what a quota counts all nodes take; None for what they do not ask for."""
     if resource in ("pods", "count/pods"):
         return Decimal(demand.nodes)
+    if resource in _ONE_OF_EACH:
+        return Decimal(1)
     kind, dot, name = resource.partition(".")
     amounts = demand.requests
     if dot and kind == "limits":
@@ -126,7 +149,8 @@ def _wanted(resource: str, demand: NodeDemand) -> Decimal | None:
 
 
 def _beyond_limits(item: Json, demand: NodeDemand) -> Iterator[Problem]:
-    """Where one node asks for more than a limit range lets a container or a pod have."""
+    """Where one node asks for more or less than a limit range lets a container or a pod
+    have."""
     name = item["metadata"]["name"]
     for limit in item["spec"].get("limits") or ():
         if limit.get("type") not in ("Container", "Pod"):
@@ -139,6 +163,15 @@ def _beyond_limits(item: Json, demand: NodeDemand) -> Iterator[Problem]:
                     f"{resource}, and a node of `{demand.step}` asks for {wanted}",
                     f"limitrange {name}",
                     "ask for less, or have it raised",
+                )
+        for resource, least in (limit.get("min") or {}).items():
+            wanted = demand.requests.get(resource)
+            if wanted is not None and _amount(wanted) < _amount(least):
+                yield Problem(
+                    f"the limit range {name} wants at least {least} of {resource} in a "
+                    f"{limit['type'].lower()}, and a node of `{demand.step}` asks for {wanted}",
+                    f"limitrange {name}",
+                    "ask for more, or have it lowered",
                 )
 
 

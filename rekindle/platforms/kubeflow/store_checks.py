@@ -10,11 +10,11 @@ Authority: backend/src/v2/config/{env,s3,minio}.go of kubeflow/pipelines 2.17.0.
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 
-from rekindle.errors import RequestError, StepError
+from rekindle.errors import RequestError, StepError, first_line
 from rekindle.platforms.checks import Answer, CurableError, NotChecked
 from rekindle.platforms.kubeflow import store
 from rekindle.platforms.kubeflow.cluster import ApiServer
@@ -25,6 +25,8 @@ _PATH = "platforms.kubeflow"
 _DEFAULT_ROOT = "minio://mlpipeline/v2/artifacts"
 # the Service of that store in KFP's manifests before 2.15, and beside the new one since
 _MINIO = "minio-service"
+# what KFP opens (objectstore/config.go, ParseBucketPathToConfig)
+_ROOTS = ("s3://", "gs://", "minio://")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +45,7 @@ def store_for_nodes(place: KubeflowSpec, cluster: ApiServer) -> str | Answer:
     """Whether nodes can open the store of artifacts."""
     root, providers = _configured(place, cluster)
     scheme, _, path = root.partition("://")
-    session = _session(providers.get(scheme) or {}, path)
+    session = _session(_mapping(providers.get(scheme), f"providers.{scheme}"), path)
     if scheme == "minio":
         return _own_store(place, cluster, root, session)
     if scheme == "s3":
@@ -65,15 +67,46 @@ def _configured(place: KubeflowSpec, cluster: ApiServer) -> tuple[str, dict[str,
     except StepError as error:
         raise NotChecked(error.problems[0].what) from None
     data = config.get("data") or {}
-    root = place.pipeline_root or data.get("defaultPipelineRoot") or _DEFAULT_ROOT
-    providers = yaml.safe_load(data.get("providers") or "")
-    return root, providers if isinstance(providers, dict) else {}
+    root = str(place.pipeline_root or data.get("defaultPipelineRoot") or _DEFAULT_ROOT)
+    if not root.startswith(_ROOTS):
+        raise _unusable(f"its defaultPipelineRoot is {root!r}, which KFP cannot open")
+    try:
+        providers = yaml.safe_load(str(data.get("providers") or ""))
+    except yaml.YAMLError as error:
+        raise _unusable(f"its providers are not YAML: {first_line(error)}") from None
+    return root, _mapping(providers, "providers")
+
+
+def _mapping(value: object, name: str) -> dict[str, Any]:
+    """A part of the ConfigMap that has to be a mapping; empty where it is not there.
+
+    KFP's launcher ends where it is something else, and so does each step."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _unusable(f"its {name} should be a mapping, not {value!r:.80}")
+    return value
+
+
+def _unusable(reason: str) -> RequestError:
+    return RequestError(
+        f"KFP's launcher cannot use the ConfigMap kfp-launcher: {reason}",
+        where="configmap kfp-launcher",
+        fix="correct it: backend/src/v2/config of kubeflow/pipelines says how it is read",
+    )
 
 
 def _session(provider: Mapping[str, Any], path: str) -> StoreSession | None:
     """What the ConfigMap says of a path in a store of the provider; None where it says
     nothing. As ProvideSessionInfo in s3.go does it."""
-    default = provider.get("default") or {}
+    path, _, query = path.partition("?")
+    if query:  # goes before what the ConfigMap says, with credentials of the environment
+        options = dict(parse_qsl(query))
+        is_plain = options.get("disableSSL") == "true"
+        return StoreSession(
+            _url(options.get("endpoint", ""), is_plain=is_plain), options.get("region", ""), {}
+        )
+    default = _mapping(provider.get("default"), "default of a provider")
     if not default:
         return None
     bucket, _, prefix = path.partition("/")
@@ -84,11 +117,9 @@ def _session(provider: Mapping[str, Any], path: str) -> StoreSession | None:
             override = candidate
             break
     values = {**default, **{name: value for name, value in override.items() if value is not None}}
-    endpoint = str(values.get("endpoint") or "")
-    if endpoint and "://" not in endpoint:
-        endpoint = f"{'http' if values.get('disableSSL') else 'https'}://{endpoint}"
-    credentials = values.get("credentials") or {}
-    reference = credentials.get("secretRef") or {}
+    endpoint = _url(str(values.get("endpoint") or ""), is_plain=bool(values.get("disableSSL")))
+    credentials = _mapping(values.get("credentials"), "credentials of a provider")
+    reference = _mapping(credentials.get("secretRef"), "secretRef of a provider")
     keys = {}
     if not credentials.get("fromEnv") and reference:
         secret = reference.get("secretName")
@@ -97,6 +128,13 @@ def _session(provider: Mapping[str, Any], path: str) -> StoreSession | None:
             "secret": f"{secret}/{reference.get('secretKeyKey')}",
         }
     return StoreSession(endpoint, str(values.get("region") or ""), keys)
+
+
+def _url(endpoint: str, *, is_plain: bool) -> str:
+    """An endpoint with the scheme that it is reached by."""
+    if not endpoint or "://" in endpoint:
+        return endpoint
+    return f"http://{endpoint}" if is_plain else f"https://{endpoint}"
 
 
 def _own_store(

@@ -31,6 +31,7 @@ spec:
   ttlStrategy: {secondsAfterCompletion: 3600}
   templateDefaults: {retryStrategy: {limit: "2", retryPolicy: OnError}}
 """
+IN_ONE_KEY = yaml.safe_dump({"workflowDefaults": yaml.safe_load(ARGO)})
 
 
 @pytest.fixture
@@ -243,6 +244,45 @@ CASES: dict[str, Case] = {
         section={"pipeline_root": "s3://b/kfp"},
         change=configure(
             providers=provider("s3", None, endpoint="s3.amazonaws.com", region="eu-west-1")
+        ),
+    ),
+    "a root that KFP cannot open": Case(
+        "store",
+        "problem",
+        "its defaultPipelineRoot is 'azblob://b/x', which KFP cannot open",
+        change=configure(defaultPipelineRoot="azblob://b/x"),
+    ),
+    "providers that are a list": Case(
+        "store",
+        "problem",
+        "its providers should be a mapping, not ['a', 'b']",
+        change=configure(providers="- a\n- b"),
+    ),
+    "providers that are no YAML": Case(
+        "store", "problem", "its providers are not YAML", change=configure(providers="a: [")
+    ),
+    "a provider that is a text": Case(
+        "store",
+        "problem",
+        "its default of a provider should be a mapping, not 'x'",
+        change=configure(providers="minio: {default: x}"),
+    ),
+    "a root with a query": Case(
+        "store",
+        "problem",
+        "nodes would not open s3://b/x?endpoint=minio:9000&disableSSL=true as KFP's launcher does",
+        {
+            f"{PATH}.s3_endpoint": "http://minio:9000",
+            f"{PATH}.pipeline_root": "s3://b/x?endpoint=minio:9000&disableSSL=true",
+        },
+        change=configure(defaultPipelineRoot="s3://b/x?endpoint=minio:9000&disableSSL=true"),
+    ),
+    "Argo with its settings in one key": Case(
+        "retries",
+        "ok",
+        "(retryPolicy OnError)",
+        change=lambda cluster: cluster.configmaps.update(
+            {"workflow-controller-configmap": {"data": {"config": IN_ONE_KEY}}}
         ),
     ),
     "a store that speaks S3": Case(

@@ -61,6 +61,14 @@ CASES: dict[str, tuple[NodeDemand, dict[str, str], dict[str, str], str, str]] = 
         "problem",
         "takes no pod without cpu, and the nodes of `train` have none",
     ),
+    "jobs": (TWO_NODES, {"count/jobs.batch": "0"}, {}, "problem", "has 0 of count/jobs.batch"),
+    "trainings": (
+        TWO_NODES,
+        {"count/trainjobs.trainer.kubeflow.org": "3"},
+        {"count/trainjobs.trainer.kubeflow.org": "3"},
+        "ok",
+        "`train` waits while others use 3 of 3",
+    ),
     "what is no machine": (TWO_NODES, {"services": "0", "count/jobs.batch": "5"}, {}, "ok", "room"),
 }
 
@@ -110,10 +118,17 @@ def test_the_job_that_was_recorded_is_found_to_wait_for_ever(cluster: FakeCluste
 def test_a_limit_range_bounds_one_node_and_gives_defaults(cluster: FakeCluster) -> None:
     cluster.objects["limitranges"]["team"] = {
         "metadata": {"name": "team"},
-        "spec": {"limits": [{"type": "Container", "max": {"memory": "4Gi"}, "default": {}}]},
+        "spec": {"limits": [{"type": "Container", "max": {"memory": "4Gi"}}]},
     }
     state, said = verdict(cluster, TWO_NODES)
     assert state == "problem"
     assert "lets a container have 4Gi of memory, and a node of `train` asks for 8Gi" in said
     cluster.quotas["team"] = {"metadata": {"name": "team"}, "spec": {"hard": {"cpu": "64"}}}
-    assert verdict(cluster, BARE)[0] == "ok", "it has defaults"
+    assert verdict(cluster, BARE)[0] == "problem", "it has no defaults"
+    (limit,) = cluster.objects["limitranges"]["team"]["spec"]["limits"]
+    limit["defaultRequest"] = {"cpu": "1"}
+    assert verdict(cluster, BARE)[0] == "ok"
+    limit |= {"max": {}, "min": {"cpu": "6"}}
+    state, said = verdict(cluster, TWO_NODES)
+    assert state == "problem"
+    assert "wants at least 6 of cpu in a container, and a node of `train` asks for 4" in said
