@@ -21,7 +21,7 @@ from rekindle.ir.placeholders import (
     references,
     templates,
 )
-from rekindle.ir.scopes import scopes
+from rekindle.ir.scopes import Scope, scopes
 
 # The image of steps that KFP's driver does itself on its cluster (kfp-kubernetes)
 _STUBS = "argostub/"
@@ -66,7 +66,7 @@ def uses(graph: ir.Graph, arguments: Mapping[str, Any] | None = None) -> tuple[U
                     node = _without_absent(node, inputs_of_dags[node.path.rpartition("/")[0]])
                 features += _features_of_step(node)
             case ir.Importer():
-                features += _features_of_importer(node, inputs_of_dags)
+                features += _features_of_importer(node, inputs_of_dags, scope)
             case ir.SubDag():
                 features += _features_of_sub_dag(node, loops)
         all_uses += [Use(feature, node.path, where) for feature, where in features]
@@ -74,7 +74,7 @@ def uses(graph: ir.Graph, arguments: Mapping[str, Any] | None = None) -> tuple[U
 
 
 def _features_of_importer(
-    node: ir.Importer, inputs_of_dags: Mapping[str, Mapping[str, Any]]
+    node: ir.Importer, inputs_of_dags: Mapping[str, Mapping[str, Any]], scope: Scope
 ) -> Iterator[tuple[str, str]]:
     """The features of an importer, by the store of its URI: a platform mounts its own only."""
     uri = node.uri.literal
@@ -89,6 +89,17 @@ def _features_of_importer(
         known_uri = _known_uri(node, inputs_of_dags)
         if known_uri:
             yield _feature_of_uri(node, known_uri), node.where
+    for uri in _uris_of_turns(node, scope):
+        yield _feature_of_uri(node, uri), node.where
+
+
+def _uris_of_turns(node: ir.Importer, scope: Scope) -> Iterator[str]:
+    """The URIs of an importer in a loop over a list that is written in it."""
+    for binding in node.parameters.values():
+        if isinstance(binding, ir.FromInput) and not binding.keys:
+            for item in scope.items.get(binding.name, ()):
+                if isinstance(item, str) and "://" in item:
+                    yield item
 
 
 def _feature_of_uri(node: ir.Importer, uri: str) -> str:

@@ -389,6 +389,7 @@ REFUSED = {
     "metadata": "KFP hands them on in another form",
     "metadata_of_run": "KFP records the placeholders",
     "importer_https": "KFP opens gs://, s3:// and minio:// only",
+    "importer_https_in_loop": "KFP opens gs://, s3:// and minio:// only",
     "dollars_in_argument": "Kubernetes makes one dollar sign of two",
     "dollars_in_constant": "Kubernetes makes one dollar sign of two",
     "dollars_in_items": "Kubernetes makes one dollar sign of two",

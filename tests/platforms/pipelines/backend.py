@@ -287,6 +287,12 @@ def importer_https():
     reads(a=dsl.importer(artifact_uri="https://example.com/m", artifact_class=dsl.Model).output)
 
 
+@dsl.pipeline(name="importer-https-in-loop")
+def importer_https_in_loop():
+    with dsl.ParallelFor(["gs://bucket/m", "https://example.com/m"]) as uri:
+        reads(a=dsl.importer(artifact_uri=uri, artifact_class=dsl.Model).output)
+
+
 @dsl.pipeline(name="long-argument")
 def long_argument(text: str):
     as_str(v=text)
