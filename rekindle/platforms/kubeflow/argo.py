@@ -24,8 +24,10 @@ import functools
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 
+from rekindle.errors import PlatformError
 from rekindle.protojson import Json
 
 EXECUTOR = "executor"
@@ -82,8 +84,17 @@ class ArgoNodes:
     """The nodes of one Workflow, by the steps of its pipeline."""
 
     def __init__(self, workflow: Json) -> None:
+        """PlatformError for one that Argo did not write so, or that is damaged."""
         self._by_path: dict[tuple[str, ...], list[ArgoNode]] = {}
-        for node in _nodes(workflow):
+        try:
+            nodes = list(_nodes(workflow))
+        except (KeyError, TypeError, ValueError, AttributeError, EOFError, OSError, zlib.error):
+            raise PlatformError(
+                "the Workflow of the run, as KFP's server has it, cannot be read",
+                where="workflow_manifest",
+                fix="look at it in KFP's UI; what runs, runs on",
+            ) from None
+        for node in nodes:
             self._by_path.setdefault(node.path, []).append(node)
 
     def turns(self, step: str) -> list[ArgoNode]:

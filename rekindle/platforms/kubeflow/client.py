@@ -122,7 +122,7 @@ class KfpServer:
 def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> SubmittedRun:
     name = run_name(definition, mark.token)
     with connected(place) as server:
-        experiment = experiment_of(server, definition)
+        experiment = experiment_of(server, definition, place)
 
         def runs_of_name() -> list[Any]:
             query = {"experiment_id": experiment, "filter": equals("display_name", name)}
@@ -140,7 +140,9 @@ def submit(definition: Definition, place: KubeflowSpec, mark: RunTag) -> Submitt
         # Another process may have submitted it, too. `created_at` has whole seconds, and of
         # one second the order is by chance: only when it is over both see the same order.
         time.sleep(FIRST_PAUSE_SECONDS)
-        oldest_run = server.call(runs_of_name)[0]
+        oldest_run = next(iter(server.call(runs_of_name)), None)
+        if oldest_run is None:
+            raise no_answer("run, or the run is gone already", place)
         is_ours = oldest_run.run_id == created_run.run_id
         if not is_ours:
             server.call(server.kfp.terminate_run, created_run.run_id)
@@ -263,7 +265,7 @@ def _run(
     )
 
 
-def experiment_of(server: KfpServer, definition: Definition) -> str:
+def experiment_of(server: KfpServer, definition: Definition, place: KubeflowSpec) -> str:
     """The experiment of the pipeline's runs, looked for and else made."""
     from kfp_server_api import ApiException
 
@@ -276,6 +278,8 @@ def experiment_of(server: KfpServer, definition: Definition) -> str:
             raise
         # another process made it after that look
         experiment = server.call(server.kfp.create_experiment, pipeline)
+    if not getattr(experiment, "experiment_id", None):
+        raise no_answer("experiment", place)
     return str(experiment.experiment_id)
 
 
@@ -324,6 +328,16 @@ def _explained(error: Exception, place: KubeflowSpec) -> PlatformError:
         return UnreachableError(message, where=where(place), fix=fix)
     fix = f"the service rejected the request; {BUG}"
     return PlatformError(message, where=where(place), fix=fix)
+
+
+def no_answer(what: str, place: KubeflowSpec) -> PlatformError:
+    """The error for an answer without what KFP's server puts into each of its kind."""
+    return PlatformError(
+        f"KFP's server answered something that is no {what}",
+        where=where(place),
+        fix="see whether platforms.kubeflow.host is the API of Kubeflow Pipelines, and whether "
+        "something stands before it",
+    )
 
 
 def _message(error: Exception) -> str:

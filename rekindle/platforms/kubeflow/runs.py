@@ -27,6 +27,7 @@ from rekindle.platforms.kubeflow.argo import ArgoNode, ArgoNodes
 from rekindle.platforms.kubeflow.client import (
     KfpServer,
     connected,
+    no_answer,
     page,
     where,
 )
@@ -48,6 +49,16 @@ _RUN_STATES: Mapping[str, RunStatus] = {
     "CANCELED": "cancelled",
 }
 _CANCELING = "CANCELING"
+# of a V2beta1RuntimeState; without one a run has not been reported on
+_ALL_STATES = (
+    *_RUN_STATES,
+    _CANCELING,
+    "PENDING",
+    "RUNNING",
+    "PAUSED",
+    "RUNTIME_STATE_UNSPECIFIED",
+    "None",
+)
 # pods have two minutes to end; a Workflow that was deleted is never reported to have ended
 _LONGEST_END = datetime.timedelta(hours=1)
 # phases of Argo's nodes from the worst on: of the turns of a step the worst counts
@@ -101,11 +112,14 @@ class KfpRun(Protocol):
 
 def describe(place: KubeflowSpec, id: str) -> RunSnapshot:
     with connected(place) as server:
-        run = server.call(server.kfp.get_run, id)
-        nodes = ArgoNodes(server.call(_workflow, server, id))
+        run = _run_of(server, place, id)
+        workflow = server.call(_workflow, server, place, id)
+        nodes = ArgoNodes(workflow or {})
         now = datetime.datetime.now(datetime.UTC)
         status = _status(run, now)
         steps = list(_steps(run, status, nodes, now))
+        if workflow is None and status != "running":
+            steps = [_unknown(path) for path, _ in executors(_spec(run))]
         if status == "running":
             launchers = _launchers(_spec(run))
             for index, step in enumerate(steps):
@@ -113,6 +127,27 @@ def describe(place: KubeflowSpec, id: str) -> RunSnapshot:
                     steps[index] = _with_obstacle_of_nodes(server, id, step)
     ended = _moment(run.finished_at) if status != "running" else None
     return RunSnapshot(status, tuple(steps), _message(run.error), ended)
+
+
+def _run_of(server: KfpServer, place: KubeflowSpec, id: str) -> Any:
+    """The run; PlatformError where KFP has none of this id, or answers with something else."""
+    from kfp_server_api import ApiException
+
+    try:
+        run = server.call(server.kfp.get_run, id)
+    except ApiException as error:
+        if error.status != 404:
+            raise
+        raise PlatformError(
+            f"KFP has no run {id}",
+            where=where(place),
+            fix="it was deleted there, or platforms.kubeflow.host is another server now",
+        ) from None
+    # a state that it has just been given stands in no answer yet
+    has_known_state = run is not None and str(getattr(run, "state", "?")) in _ALL_STATES
+    if not has_known_state or not run.run_id:
+        raise no_answer("run", place)
+    return run
 
 
 def _status(run: KfpRun, now: datetime.datetime) -> RunStatus:
@@ -152,7 +187,7 @@ def cancel(place: KubeflowSpec, id: str) -> None:
     from kfp_server_api import ApiException
 
     def has_ended() -> bool:
-        state = str(server.call(server.kfp.get_run, id).state)
+        state = str(_run_of(server, place, id).state)
         return state in _RUN_STATES or state == _CANCELING
 
     with connected(place) as server:
@@ -170,7 +205,7 @@ def resume(definition: Definition, place: KubeflowSpec, id: str, mark: RunTag) -
     """The same run, trying again what failed or was stopped; PlatformError if it did not
     end so."""
     with connected(place) as server:
-        state = str(server.call(server.kfp.get_run, id).state)
+        state = str(_run_of(server, place, id).state)
         if state not in _RUN_STATES:  # tried again by the same call, whose answer was lost
             return SubmittedRun(id, page(place, id), anew=False)
         check_resumable(_RUN_STATES[state], f"the run is {state}", where(place))
@@ -185,7 +220,7 @@ def artifacts(place: KubeflowSpec, id: str, step: StepRecord) -> Mapping[str, Ar
     """The step's artifacts that hold records, as their files show: KFP keeps no
     metadata."""
     with connected(place) as server:
-        run = server.call(server.kfp.get_run, id)
+        run = _run_of(server, place, id)
     spec = _spec(run)
     root = run.runtime_config and run.runtime_config.pipeline_root
     root = root or spec.get("defaultPipelineRoot", "")
@@ -216,7 +251,8 @@ def _artifacts_from_ui(
     they cannot be read."""
     artifacts = {}
     with connected(place) as server:
-        outputs = ArgoNodes(server.call(_workflow, server, id)).outputs(step.name)
+        workflow = server.call(_workflow, server, place, id)
+        outputs = ArgoNodes(workflow or {}).outputs(step.name)
         for name, uri in outputs.items():
             kind = _kind_in_ui(server, place, uri) if uri.startswith(store.SCHEME) else ""
             if kind:
@@ -381,20 +417,31 @@ def _ended_at(turns: Sequence[ArgoNode]) -> datetime.datetime | None:
     return max(ends) if len(ends) == len(turns) else None
 
 
-def _workflow(server: KfpServer, run: str) -> Json:
-    """The Workflow of a run, as it was last reported to the API server."""
+def _unknown(path: str) -> StepRecord:
+    """A step of a run that is over, of which no server tells what became."""
+    return StepRecord(name=path, reason="what became of it is not known")
+
+
+def _workflow(server: KfpServer, place: KubeflowSpec, run: str) -> Json | None:
+    """The Workflow of a run, as it was last reported to the API server; {} before its first
+    report, None where the server has no such API."""
     from kfp_server_api import ApiException
 
     # of the older API, which the generated client does not know
     try:
-        answer = json.loads(server.get("/apis/v1beta1/runs/{run_id}", {"run_id": run}))
+        body = server.get("/apis/v1beta1/runs/{run_id}", {"run_id": run})
     except ApiException as error:
         if error.status != 404:
             raise
         log.warning("this server has no API v1beta1: what the steps of the run do is not known")
-        return {}
-    runtime = answer.get("pipeline_runtime") or {}
-    workflow: Json = json.loads(runtime.get("workflow_manifest") or "{}")
+        return None
+    try:
+        runtime = json.loads(body).get("pipeline_runtime") or {}
+        workflow = json.loads(runtime.get("workflow_manifest") or "{}")
+    except (ValueError, AttributeError):
+        raise no_answer("Workflow", place) from None
+    if not isinstance(workflow, dict):
+        raise no_answer("Workflow", place)
     return workflow
 
 

@@ -65,7 +65,7 @@ def set_schedule(
     settings = f"{policy} {place.pipeline_root} {place.service_account}"
     description = f"{_MARK} {digest_of(definition.files, settings)} {schedule.cron}"
     with client.connected(place) as server, definition.written() as file:
-        experiment = client.experiment_of(server, definition)
+        experiment = client.experiment_of(server, definition, place)
 
         def usable() -> Any:
             """The newest of that name, if it is this schedule and may go on as it is."""
@@ -93,6 +93,8 @@ def set_schedule(
 
         for _ in range(_TURNS):
             recurring_run = server.call(usable) or server.created(create, usable)
+            if not recurring_run.recurring_run_id:
+                raise client.no_answer("recurring run", place)
             if str(recurring_run.status) == "DISABLED":
                 server.call(server.kfp.enable_recurring_run, recurring_run.recurring_run_id)
             remaining_run = _remove_older(server, name)

@@ -196,6 +196,28 @@ def test_in_a_kubeflow_for_several_users_all_is_in_the_namespace_of_the_config(
         submit(made, strangers, mark("a"))
 
 
+def set_nightly(place: KubeflowSpec) -> object:
+    wanted = ScheduleSpec(cron="0 3 * * *", overlap="queue")
+    return schedule.set_schedule(definition(), place, wanted, "nightly")
+
+
+@pytest.mark.parametrize(
+    ("request_name", "call"),
+    [
+        ("POST experiments", CALLS["submit"]),
+        ("POST runs", CALLS["submit"]),
+        ("POST recurringruns", set_nightly),
+    ],
+)
+def test_what_was_made_and_has_no_id_is_no_answer(
+    request_name: str, call: Callable[[KubeflowSpec], object], server: Served
+) -> None:
+    api, place = server
+    api.answers_nothing = request_name
+    with pytest.raises(PlatformError, match="KFP's server answered something that is no"):
+        call(place)
+
+
 def test_a_token_in_a_file_may_rotate_while_a_run_is_followed(
     server: Served, tmp_path: Path
 ) -> None:

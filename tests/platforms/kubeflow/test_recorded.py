@@ -9,6 +9,7 @@ import json
 
 import pytest
 
+from rekindle.errors import PlatformError
 from rekindle.platforms.kubeflow import client, runs
 from rekindle.records import StepRecord
 from tests.support.kubeflow_recorded import STEPS, recorded, replay_of
@@ -138,7 +139,7 @@ def test_a_run_that_is_being_cancelled_is_not_cancelled_twice(
     assert replay.asked.count(terminate) == 1
 
 
-def test_a_server_without_the_older_api_has_runs_without_steps(
+def test_a_server_without_the_older_api_knows_nothing_of_steps(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     recording = recorded("kfp-success")
@@ -147,7 +148,11 @@ def test_a_server_without_the_older_api_has_runs_without_steps(
     del replay.answers[f"GET /apis/v1beta1/runs/{id}"]
     with replay.serving() as place:
         snapshot = runs.describe(place, id)
-    assert (snapshot.status, snapshot.steps) == ("succeeded", ())
+    assert snapshot.status == "succeeded"
+    assert {step.name: step.reason for step in snapshot.steps} == {
+        "greet": "what became of it is not known",
+        "shout": "what became of it is not known",
+    }
     assert "has no API v1beta1" in caplog.text
 
 
@@ -186,3 +191,47 @@ def test_a_run_whose_workflow_was_deleted_is_cancelled_in_the_end(
     with replay_of(recording, STEPS["slow"]).serving() as place:
         snapshot = runs.describe(place, recording["run"]["run_id"])
     assert (snapshot.status, snapshot.steps[0].status) == (status, status)
+
+
+NO_RUNS = ["{}", "[]", "null", '{"run_id": "r", "state": "SINGING"}']
+NO_WORKFLOWS = [
+    "[]",
+    '{"metadata": {"name": "w"}, "status": {"nodes": {"a": {"type": "Pod"}}}}',
+    '{"metadata": {"name": "w"}, "status": {"nodes": {"a": "b"}}}',
+    '{"metadata": {"name": "w"}, "status": {"compressedNodes": "H4sIAAAAAAAA"}}',
+    '{"metadata": {"name": "w"}, "status": {"compressedNodes": "no"}}',
+    "no JSON",
+]
+
+
+@pytest.mark.parametrize("answer", NO_RUNS)
+def test_an_answer_that_is_no_run_is_no_run_that_goes_on(answer: str) -> None:
+    recording = recorded("kfp-running")
+    id = recording["run"]["run_id"]
+    replay = replay_of(recording, STEPS["slow"])
+    replay.answers[f"GET /apis/v2beta1/runs/{id}"] = (200, answer)
+    with replay.serving() as place:
+        for ask in (runs.describe, runs.cancel):
+            with pytest.raises(PlatformError, match="answered something that is no run"):
+                ask(place, id)
+
+
+@pytest.mark.parametrize("manifest", NO_WORKFLOWS)
+def test_a_workflow_that_cannot_be_read_is_an_error(manifest: str) -> None:
+    recording = recorded("kfp-running")
+    id = recording["run"]["run_id"]
+    replay = replay_of(recording, STEPS["slow"])
+    answer = json.dumps({"pipeline_runtime": {"workflow_manifest": manifest}})
+    replay.answers[f"GET /apis/v1beta1/runs/{id}"] = (200, answer)
+    with replay.serving() as place, pytest.raises(PlatformError, match="Workflow"):
+        runs.describe(place, id)
+
+
+def test_a_run_that_was_deleted_is_said_to_be_gone() -> None:
+    recording = recorded("kfp-running")
+    replay = replay_of(recording, STEPS["slow"])
+    with replay.serving() as place, pytest.raises(PlatformError) as caught:
+        runs.describe(place, "other")
+    (problem,) = caught.value.problems
+    assert problem.what == "KFP has no run other"
+    assert "it was deleted there" in problem.fix
