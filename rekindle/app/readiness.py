@@ -80,19 +80,29 @@ def write_settings(config: Path, settings: Mapping[str, str], overrides: Sequenc
             f"{config} is not a YAML config",
             fix="add the lines to the config that names the pipeline: " + ", ".join(settings),
         )
+    if not file.stat().st_mode & 0o222:
+        fix = f"chmod u+w {config}, or add the lines by hand"
+        raise RequestError(f"{config} is read-only, and was left as it is", fix=fix)
     before = file.read_bytes().decode()  # as it is, with its ends of lines
-    mode = file.stat().st_mode
     try:
-        write_atomically(file, with_values(before, settings, str(config)))
-        file.chmod(mode)
+        _rewrite(file, with_values(before, settings, str(config)))
         load_target(config, overrides)
     except RequestError:
-        write_atomically(file, before)
-        file.chmod(mode)
+        _rewrite(file, before)
         raise
     except OSError as error:
         message = f"cannot write {config}: {error.strerror}"
         raise RequestError(message, fix="add the lines by hand") from error
+
+
+def _rewrite(file: Path, text: str) -> None:
+    """Give a file another text; its mode stays, and so do its other names."""
+    status = file.stat()
+    if status.st_nlink > 1:
+        file.write_bytes(text.encode())
+        return
+    write_atomically(file, text)
+    file.chmod(status.st_mode)
 
 
 def needs_of(spec: Spec, platform: str) -> Needs:

@@ -55,6 +55,7 @@ def command(
         _print_written(config, settings)
         readiness = _ask(config, overrides, platform, home)
         readiness = readiness.model_copy(update={"written": settings})
+        _print_overridden(settings, settings_of(readiness))
         settings = {}
     no_answer = _no_answer(platform, readiness.checks)
     if no_answer is not None:
@@ -108,6 +109,14 @@ def _print_settings(config: Path | None, settings: dict[str, str]) -> None:
     hint = "; --write adds them" if config is not None else ""
     click.echo(f"lines for {target}, as the platform says{hint}:", err=True)
     click.echo(plain(textwrap.indent(as_lines(settings), "    ")), err=True)
+
+
+def _print_overridden(written: dict[str, str], lacking: dict[str, str]) -> None:
+    """Say which of the lines that were written `--set` overrides."""
+    overridden = sorted(lacking.keys() & written.keys())
+    if overridden:
+        names = ", ".join(overridden)
+        click.echo(f"--set says otherwise of {names}, and wins: leave it out", err=True)
 
 
 def _print_written(config: Path, settings: dict[str, str]) -> None:

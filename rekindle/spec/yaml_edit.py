@@ -14,6 +14,7 @@ import yaml
 from rekindle.errors import RequestError
 from rekindle.spec.yaml_document import compose, parse_document
 
+_NULLS = ("~", "null", "Null", "NULL")
 _STEP = "  "  # of indentation, below a section that is not there yet
 
 
@@ -23,6 +24,12 @@ def with_values(text: str, values: Mapping[str, str], origin: str) -> str:
 
     Raises RequestError where that cannot be done without changing anything else, such as a
     section that is an alias of another one."""
+    if "\r" in text.replace("\r\n", ""):
+        raise RequestError(
+            f"{origin} has lines that end with a carriage return alone",
+            where=origin,
+            fix="save it with the ends of lines of Unix or Windows",
+        )
     expected = copy.deepcopy(parse_document(text, origin).values)
     changed_text = text
     for path, value in values.items():
@@ -67,13 +74,11 @@ def _with_value(text: str, keys: list[str], value: str, origin: str) -> str:
         child = _child(section, key)
         if child is None:
             return _added(text, section, _nested(keys[depth:], value))
-        if _is_empty(child):
-            indent = " " * _column_of(section) + _STEP
-            remaining = keys[depth + 1 :]
-            if remaining:
-                return _after_line(
-                    text, child.start_mark.index, _block(_nested(remaining, value), indent)
-                )
+        remaining = keys[depth + 1 :]
+        if remaining and _is_null(child):
+            return _with_value(_without_null(text, child), keys, value, origin)
+        if remaining and _is_empty(child):
+            return _with_section(text, section, child, _nested(remaining, value))
         section = child
     assert section is not None
     start = section.start_mark.index
@@ -92,6 +97,27 @@ def _child(section: yaml.MappingNode, key: str) -> yaml.Node | None:
 def _is_empty(node: yaml.Node) -> bool:
     """Whether a key has nothing behind it."""
     return isinstance(node, yaml.ScalarNode) and node.start_mark.index == node.end_mark.index
+
+
+def _is_null(node: yaml.Node) -> bool:
+    """Whether a key has a word for nothing behind it."""
+    return isinstance(node, yaml.ScalarNode) and not node.style and node.value in _NULLS
+
+
+def _with_section(
+    text: str, section: yaml.MappingNode, place: yaml.Node, values: Mapping[str, Any]
+) -> str:
+    """The text with values behind a key of a section that has nothing behind it."""
+    index = place.start_mark.index
+    if section.flow_style:
+        return f"{text[:index]} {{{_flow(values)}}}{text[index:]}"
+    indent = " " * _column_of(section) + _STEP
+    return _after_line(text, index, _block(values, indent))
+
+
+def _without_null(text: str, node: yaml.Node) -> str:
+    """The text without a word for nothing, `~` or `null`, that stands in place of a section."""
+    return text[: node.start_mark.index].rstrip(" ") + text[node.end_mark.index :]
 
 
 def _column_of(section: yaml.MappingNode) -> int:
@@ -132,14 +158,16 @@ def _after_line(text: str, index: int, lines: list[str]) -> str:
     if end < 0:
         text = _ended(text)
         end = len(text) - 1
-    newline = "\r\n" if text[:end].endswith("\r") else "\n"
+    newline = "\r\n" if "\r\n" in text else "\n"
     added = "".join(line + newline for line in lines)
     return text[: end + 1] + added + text[end + 1 :]
 
 
 def _ended(text: str) -> str:
-    """The text with a newline at its end."""
-    return text if not text or text.endswith("\n") else text + "\n"
+    """The text with a newline at its end, as its others are."""
+    if not text or text.endswith("\n"):
+        return text
+    return text + ("\r\n" if "\r\n" in text else "\n")
 
 
 def _nested(keys: list[str], value: str) -> dict[str, Any]:

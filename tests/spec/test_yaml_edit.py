@@ -69,6 +69,21 @@ CASES: dict[str, tuple[str, dict[str, str], str]] = {
         {VERSION: "2.16.1"},
         "platforms:\r\n  kubeflow:\r\n    host: http://h\r\n    version: 2.16.1\r\n",
     ),
+    "lines of Windows, and none at the end": (
+        "platforms:\r\n  kubeflow:\r\n    host: http://h",
+        {VERSION: "2.16.1"},
+        "platforms:\r\n  kubeflow:\r\n    host: http://h\r\n    version: 2.16.1\r\n",
+    ),
+    "a section that is null": (
+        "platforms:\n  kubeflow: ~  # later\nname: c\n",
+        {VERSION: "2.16.1"},
+        "platforms:\n  kubeflow:  # later\n    version: 2.16.1\nname: c\n",
+    ),
+    "a section that is null, in braces": (
+        "platforms: {kubeflow: null, local: {}}\n",
+        {VERSION: "2.16.1"},
+        "platforms: {kubeflow: {version: 2.16.1}, local: {}}\n",
+    ),
     "what would be a number": (
         "platforms:\n  kubeflow:\n    host: http://h\n",
         {VERSION: "2.16"},
@@ -108,3 +123,8 @@ def test_lines_to_add_by_hand_say_the_same() -> None:
 def test_what_would_change_something_else_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="cannot be written without changing something else"):
         with_values(text, {VERSION: "2.16.1"}, "c.yaml")
+
+
+def test_lines_of_old_machines_are_refused() -> None:
+    with pytest.raises(RequestError, match="carriage return alone"):
+        with_values("name: c\rtask: t\r", {VERSION: "2.16.1"}, "c.yaml")

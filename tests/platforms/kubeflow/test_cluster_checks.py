@@ -455,6 +455,21 @@ def test_a_value_that_the_config_does_not_take_leaves_it_as_it_was(tmp_path: Pat
     assert config.stat().st_mode & 0o777 == 0o640
 
 
+def test_a_file_that_is_read_only_or_has_two_names_stays_so(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("name: c\ntask: image_classification\ndata: {source: 'sklearn:digits'}\n")
+    before = config.read_text()
+    config.chmod(0o444)
+    with pytest.raises(RequestError, match="is read-only, and was left as it is"):
+        write_settings(config, {f"{PATH}.version": "2.16.1"}, ())
+    assert config.read_text() == before
+    config.chmod(0o644)
+    other = tmp_path / "other.yaml"
+    other.hardlink_to(config)
+    write_settings(config, {f"{PATH}.version": "2.16.1"}, ())
+    assert "version: 2.16.1" in other.read_text()
+
+
 def test_nothing_is_written_without_a_config(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rekindle.cli.main", "doctor", "--platform", "kubeflow"]
     done = subprocess.run([*command, "--write"], cwd=tmp_path, capture_output=True, text=True)
