@@ -108,7 +108,7 @@ def test_a_server_that_does_not_answer_may_be_asked_later(server: Served) -> Non
     api.faults = [Fault("GET runs", 503) for _ in range(4)]
     with pytest.raises(UnreachableError):
         runs.describe(place, "x")
-    with pytest.raises(PlatformError, match="what is there") as caught:
+    with pytest.raises(PlatformError, match="KFP has no run x") as caught:
         runs.describe(place, "x")
     assert not isinstance(caught.value, UnreachableError)
 
