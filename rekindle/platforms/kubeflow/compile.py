@@ -50,8 +50,6 @@ _RELAUNCHING = {
 # above this many bytes what the nodes run is packed: Argo's templates have room for 131,072,
 # with everything escaped twice
 _LONG_TASK = 32_768
-# backend/src/v2/objectstore/config.go, ParseBucketPathToConfig
-_ROOTS = ("s3://", "gs://", "minio://")
 # a dollar sign that Kubernetes takes for an escape or a variable in arguments of pods
 _FILLED_BY_KUBERNETES = re.compile(r"\$(?=\$|\([\w.-]+\))")
 # KFP opens its database with MySQL's older UTF-8 (backend/src/apiserver/client/sql.go)
@@ -219,7 +217,7 @@ def _honoured(graph: Graph, place: KubeflowSpec) -> set[tuple[str, str]]:
 
 def _place_problems(graph: Graph, place: KubeflowSpec) -> Iterator[Problem]:
     root = graph.pipeline_root
-    if root and not place.pipeline_root and not root.startswith(_ROOTS):
+    if root and not place.pipeline_root and not root.startswith(store.ROOTS):
         yield Problem(
             f"the pipeline's own root, {root}, is in a store that KFP cannot open",
             "defaultPipelineRoot",

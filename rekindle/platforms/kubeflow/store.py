@@ -11,6 +11,8 @@ variables; those of S3 are AWS's own, which botocore reads."""
 
 from rekindle.platforms.kubeflow.section import KubeflowSpec
 
+# what KFP opens (backend/src/v2/objectstore/config.go, ParseBucketPathToConfig)
+ROOTS = ("s3://", "gs://", "minio://")
 SCHEME = "minio://"
 S3_SCHEME = "s3://"
 ENDPOINT = "FSSPEC_MINIO_ENDPOINT_URL"
@@ -54,6 +56,6 @@ def _uses(place: KubeflowSpec, scheme: str) -> bool:
     config's the cluster decides, and mostly for `minio://`."""
     root = place.pipeline_root
     if not root:
-        # an endpoint that somebody named is there for something
+        # an endpoint in the config says that the cluster's choice is such a store
         return scheme == SCHEME or bool(place.s3_endpoint)
     return root.startswith(scheme) or place.artifact_root.startswith(scheme)

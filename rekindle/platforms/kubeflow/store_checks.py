@@ -25,8 +25,6 @@ _PATH = "platforms.kubeflow"
 _DEFAULT_ROOT = "minio://mlpipeline/v2/artifacts"
 # the Service of that store in KFP's manifests before 2.15, and beside the new one since
 _MINIO = "minio-service"
-# what KFP opens (objectstore/config.go, ParseBucketPathToConfig)
-_ROOTS = ("s3://", "gs://", "minio://")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +66,7 @@ def _configured(place: KubeflowSpec, cluster: ApiServer) -> tuple[str, dict[str,
         raise NotChecked(error.problems[0].what) from None
     data = config.get("data") or {}
     root = str(place.pipeline_root or data.get("defaultPipelineRoot") or _DEFAULT_ROOT)
-    if not root.startswith(_ROOTS):
+    if not root.startswith(store.ROOTS):
         raise _unusable(f"its defaultPipelineRoot is {root!r}, which KFP cannot open")
     try:
         providers = yaml.safe_load(str(data.get("providers") or ""))
